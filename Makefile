@@ -1,0 +1,85 @@
+# Needs python3 (3.11 or later) and make; everything else goes into .venv.
+# Another Python:       make PYTHON=python3.12 test
+# More test processes:  make WORKERS=8 test
+# Options go through:   make ARGS="tests/test_layering.py -x" test
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+# pip shows its progress to a person and keeps quiet in a log.
+PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
+  $(shell test -t 2 || echo --quiet) --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types wheel bench clean moved
+
+help:
+	@echo "make demo    watch a language model write through a draft tree"
+	@echo "make test    run the tests"
+	@echo "make lint    check style, formatting and layering"
+	@echo "make types   check types over the installed wheel"
+	@echo "make wheel   build the wheel into dist/"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove the environment and everything that was built"
+	@echo "The first call sets up .venv with locked versions; later calls reuse it."
+
+demo: .venv/.ready-test
+	@.venv/bin/draftwood demo $(ARGS)
+
+test: .venv/.ready-test
+	@echo "Running the tests in $(WORKERS) processes of one thread each."
+	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(ARGS)
+
+lint: .venv/.ready-lint
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m pytest --quiet tests/test_layering.py
+
+types: .venv/.place
+	@PYTHON=$(PYTHON) .ci/types .venv/installed
+
+wheel: .venv/.ready-test
+	@rm -rf build dist
+	@.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@echo "Built $$(ls dist/*.whl)."
+
+bench: .venv/.ready-bench
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+clean:
+	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that was copied or moved would go on running the code of the old place.
+ifneq ($(wildcard .venv/.place),)
+ifneq ($(shell cat .venv/.place),$(CURDIR))
+.venv/.place: moved
+endif
+endif
+
+.venv/.place:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here. \
+	Install Python 3.11 or later, or name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "draftwood needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1). \
+	Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments. \
+	Install its venv module (on Debian and Ubuntu: apt install python3-venv)."; exit 1; }
+	@echo "Making a virtual environment in .venv with $$($(PYTHON) -V 2>&1)."
+	@$(PYTHON) -m venv $(if $(wildcard .venv/.place),--clear) .venv
+	@printf '%s\n' '$(CURDIR)' > $@
+
+.venv/.ready-test: .venv/.place pyproject.toml setup.py constraints.txt
+	@echo "Installing draftwood with the locked versions of torch, transformers and the test tools."
+	@echo "This takes a few minutes the first time, because torch is large."
+	@$(PIP_INSTALL) --editable '.[test]'
+	@touch $@
+	@echo "Everything is set up."
+
+.venv/.ready-%: .venv/.ready-test
+	@echo "Installing the locked versions of the \"$*\" tools."
+	@$(PIP_INSTALL) --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,197 @@
+"""An arrow never points up: which layer may import which, and what must not load on import.
+
+The imports are read from the source, so nothing here is run, and nothing needs to be installed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = {
+    "framework": "draftwood",
+    "backends": "draftwood.backends",
+    "kernels": "draftwood.kernels",
+    "strategies": "draftwood.strategies",
+    "zoo": "draftwood.zoo",
+}
+
+TYPE_CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+# What a part may import of the project, by the longest matching prefix of its name.
+MAY_IMPORT: dict[str, set[str]] = {
+    "draftwood": {"framework"},
+    "draftwood.apps": {"framework", "zoo"},
+    "draftwood.backends": {"framework", "kernels", "backends"},
+    "draftwood.kernels": {"kernels"},
+    "draftwood.strategies": {"framework", "strategies"},
+    "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},
+    "draftwood.zoo": set(LAYERS),
+}
+
+# What a part may not import at all, and what it may import only where it is used.
+NEVER: dict[str, set[str]] = {"draftwood.kernels": {"transformers", "typer", "rich"}}
+NOT_ON_IMPORT: dict[str, set[str]] = {
+    "draftwood": {"transformers", "triton", "typer", "rich", "hypothesis", "pytest", "scipy"},
+    "draftwood.apps": {"triton"},
+    "draftwood.backends": {"triton", "typer", "rich"},
+    "draftwood.kernels": set(),
+    "draftwood.strategies": {"triton", "typer", "rich"},
+    "draftwood.testing": {"transformers", "triton", "typer", "rich"},
+    "draftwood.zoo": {"triton"},
+}
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+    on_import: bool  # runs when the file is imported: not in a function, not for type checkers only
+
+
+def longest(table: dict[str, T], name: str, default: T) -> T:
+    """The entry of `table` whose key is the longest prefix of the dotted `name`."""
+    fitting = [key for key in table if f"{name}.".startswith(f"{key}.")]
+    return table[max(fitting, key=len)] if fitting else default
+
+
+def layer_of(module: str) -> str:
+    """The root folder that holds `module`, a dotted name that starts with `draftwood`."""
+    return longest({package: folder for folder, package in LAYERS.items()}, module, "framework")
+
+
+def imports(source: str, name: str, is_package: bool) -> Iterator[Import]:
+    """Every import in `source`, the text of the module `name`, relative ones resolved."""
+
+    def visit(node: ast.AST, on_import: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, on_import)
+        elif isinstance(node, ast.ImportFrom):
+            parts = name.split(".") if is_package else name.split(".")[:-1]
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join(base + ([node.module] if node.module else []))
+            for alias in node.names:
+                # `from draftwood import strategies` names a module by its last part.
+                yield Import(f"{module}.{alias.name}", node.lineno, on_import)
+        elif isinstance(node, ast.Call):
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
+            if called in ("import_module", "__import__") and node.args:
+                target = node.args[0]
+                if isinstance(target, ast.Constant) and isinstance(target.value, str):
+                    yield Import(target.value, node.lineno, on_import)
+        if isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING:
+            for child in node.body:
+                yield from visit(child, False)
+            for child in node.orelse:
+                yield from visit(child, on_import)
+            return
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, on_import and not inside)
+
+    yield from visit(ast.parse(source), True)
+
+
+def violations(source: str, name: str, is_package: bool = False) -> list[str]:
+    """One sentence for every import in the module `name` that the layers do not allow."""
+    found = []
+    for module, line, on_import in imports(source, name, is_package):
+        top = module.split(".")[0]
+        where = f"{name}, line {line}: imports {module}"
+        if top in LAYERS:
+            found.append(f"{where}; its name is {LAYERS[top]}")
+        elif top == "draftwood" and layer_of(module) not in longest(MAY_IMPORT, name, set()):
+            found.append(f"{where}; only {sorted(longest(MAY_IMPORT, name, set()))} may be")
+        elif top in longest(NEVER, name, set()):
+            found.append(f"{where}, which this layer may not")
+        elif on_import and top in longest(NOT_ON_IMPORT, name, set()):
+            found.append(f"{where}; import it where it is used")
+    return found
+
+
+def modules() -> Iterator[tuple[Path, str, bool]]:
+    for folder, package in LAYERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join((package, *(parts[:-1] if is_package else parts)))
+            yield path, name, is_package
+
+
+def test_layers_keep_to_themselves() -> None:
+    found, count = [], 0
+    for path, name, is_package in modules():
+        found += violations(path.read_text(encoding="utf-8"), name, is_package)
+        count += 1
+    assert count > 10
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("draftwood.loop", "import draftwood.strategies.policies.chain"),
+        ("draftwood.loop", "from draftwood import backends"),
+        ("draftwood.loop", "from .strategies import recipes"),
+        ("draftwood.loop", "def f():\n    from draftwood.backends.transformer import load"),
+        ("draftwood.loop", "importlib.import_module('draftwood.strategies')"),
+        ("draftwood.loop", "from draftwood.kernels import x"),
+        ("draftwood.loop", "import transformers"),
+        ("draftwood.loop", "class A:\n    from transformers.cache_utils import Cache"),
+        ("draftwood.loop", "try:\n    import triton\nexcept ImportError:\n    pass"),
+        ("draftwood.loop", "if not TYPE_CHECKING:\n    import rich"),
+        ("draftwood.loop", "if TYPE_CHECKING:\n    pass\nelse:\n    import rich"),
+        ("draftwood.loop", "import typer as t"),
+        ("draftwood.apps.demo", "from draftwood.strategies.policies.chain import Chain"),
+        ("draftwood.testing.toy", "from ..backends import transformer"),
+        ("draftwood.strategies.policies.chain", "from draftwood.backends import kv"),
+        ("draftwood.strategies.policies.chain", "from draftwood.kernels import tree_attention"),
+        ("draftwood.strategies.policies.chain", "from strategies import laws"),
+        ("draftwood.backends.kv", "from draftwood.strategies import laws"),
+        ("draftwood.backends.kv", "from kernels.tree_attention import reference"),
+        ("draftwood.kernels.op.dispatch", "from draftwood.errors import DraftwoodError"),
+        ("draftwood.kernels.op.dispatch", "import draftwood"),
+        ("draftwood.kernels.op.dispatch", "import transformers"),
+    ],
+)
+def test_a_violation_is_seen(name: str, source: str) -> None:
+    assert violations(source, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("draftwood.loop", "from draftwood.tree import TokenTree\nimport torch, attrs"),
+        ("draftwood.loop", "from .tree import TokenTree"),
+        ("draftwood.loop", "def f():\n    import transformers"),
+        ("draftwood.loop", "if TYPE_CHECKING:\n    from transformers import Cache"),
+        ("draftwood.apps.demo", "import rich\nfrom draftwood.zoo import widen"),
+        ("draftwood.strategies.verifiers.block", "from draftwood.kernels.verify import dispatch"),
+        ("draftwood.backends.kv", "import transformers\nfrom draftwood.kernels import op"),
+        ("draftwood.kernels.op.dispatch", "import triton\nfrom .reference import op"),
+    ],
+)
+def test_what_is_allowed_passes(name: str, source: str) -> None:
+    assert not violations(source, name)
+
+
+def test_relative_imports_of_a_package_resolve() -> None:
+    assert not violations("from .verifiers import greedy", "draftwood.strategies", True)
+    assert violations("from ..backends import kv", "draftwood.strategies", True)
+
+
+def test_nothing_shadows_the_package_kernels() -> None:
+    # Hugging Face's `kernels` must win over these folders; see kernels/README.md.
+    assert (ROOT / "kernels").is_dir()
+    for folder in (ROOT / "kernels", ROOT / "tests" / "kernels"):
+        assert not (folder / "__init__.py").exists()
+    assert not (ROOT / "kernels.py").exists()
