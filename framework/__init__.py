@@ -1,0 +1,86 @@
+"""draftwood: lossless speculative decoding with draft trees, for any model.
+
+The four protocols are `Drafter`, `TreePolicy`, `Verifier` and `StateBackend`; `SpeculativeDecoder` is
+the loop that drives them.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# In a source checkout the other layers lie beside this folder, in an installed wheel below it. Python
+# then finds `draftwood.kernels` by path: that folder must stay without an `__init__.py`, or it would be
+# taken for Hugging Face's package of the same name when the checkout is on `sys.path`.
+_here = Path(__file__).resolve().parent
+if _here.name == "framework":
+    __path__.append(str(_here.parent))
+
+from draftwood.decoder import SpeculativeDecoder, custom_generate
+from draftwood.drawing import Drawn, draw_children
+from draftwood.errors import (
+    DraftwoodError,
+    IncompatibleModels,
+    IncompatibleStrategy,
+    InvalidDistribution,
+    InvalidInput,
+    InvalidTree,
+    OutOfMemory,
+    UnknownStrategy,
+    UnsupportedModel,
+)
+from draftwood.proposals import (
+    Deterministic,
+    PerChild,
+    Proposal,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
+from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
+from draftwood.records import Round, RowRecord, Statistics
+from draftwood.registry import create, load
+from draftwood.sampling import SamplingParams
+from draftwood.tree import TokenTree, TreeBuilder
+
+try:
+    __version__ = version("draftwood")
+except PackageNotFoundError:  # a source tree that was put on the path without being installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Deterministic",
+    "Drafter",
+    "DraftwoodError",
+    "Drawn",
+    "IncompatibleModels",
+    "IncompatibleStrategy",
+    "InvalidDistribution",
+    "InvalidInput",
+    "InvalidTree",
+    "OutOfMemory",
+    "Outcome",
+    "PerChild",
+    "Proposal",
+    "Randomness",
+    "Request",
+    "Round",
+    "RowRecord",
+    "SamplingParams",
+    "SpeculativeDecoder",
+    "StateBackend",
+    "Statistics",
+    "Streams",
+    "TapeRandomness",
+    "TokenTree",
+    "TorchRandomness",
+    "TreeBuilder",
+    "TreePolicy",
+    "UnknownStrategy",
+    "UnsupportedModel",
+    "Verifier",
+    "WithReplacement",
+    "WithoutReplacement",
+    "create",
+    "custom_generate",
+    "draw_children",
+    "load",
+]

@@ -1,0 +1,1 @@
+"""The command line: `draftwood demo`, `generate`, `strategies`. It uses only what is public."""

@@ -1,0 +1,69 @@
+"""What a user can cause ends in one sentence and an exit code, never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import typer
+
+from draftwood.errors import DraftwoodError
+
+FAILED, INTERRUPTED = 1, 130  # 130 is what a shell reports after Ctrl-C
+_DEBUG = "DRAFTWOOD_DEBUG"
+
+Arguments = ParamSpec("Arguments")
+
+
+def debug(on: bool) -> None:
+    """Whether errors are shown with their traceback; the environment's wish counts too."""
+    if on:
+        os.environ[_DEBUG] = "1"
+
+
+def plainly(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Wrap a command so that every error is one sentence on stderr and a non-zero exit code."""
+
+    @wraps(command)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except BaseException as error:
+            if isinstance(error, SystemExit) or os.environ.get(_DEBUG, "0") not in ("", "0"):
+                raise
+            raise typer.Exit(_report(error)) from None
+
+    return run
+
+
+def _report(error: BaseException) -> int:
+    """Say what happened on stderr and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        # Python flushes stdout once more when it ends; that must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say("The reader of the output closed it; stopped.")
+        return FAILED
+    if isinstance(error, KeyboardInterrupt):
+        say("Stopped.")
+        return INTERRUPTED
+    if isinstance(error, DraftwoodError):
+        say(f"Error: {error}")
+    else:
+        say(f"Unexpected {type(error).__name__}: {one_line(error)} ({_DEBUG}=1 shows where)")
+    return FAILED
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def say(message: str) -> None:
+    """Write a line to stderr, where it does not mix with what a program reads."""
+    typer.echo(message, err=True)

@@ -1,0 +1,82 @@
+"""`-o name=value`: from words to what a strategy's constructor takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftwood import registry
+from draftwood.errors import InvalidInput, UnknownStrategy, nearest
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def parse(given: Sequence[str]) -> dict[str, str]:
+    """`["budget=32"]` as `{"budget": "32"}`."""
+    options = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise InvalidInput(f"The option {one!r} is not of the form name=value, such as budget=32.")
+        options[name.strip().replace("-", "_")] = value.strip()
+    return options
+
+
+def assign(
+    given: Mapping[str, str], strategies: Sequence[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """The options of each strategy, converted to the types that its parameters declare.
+
+    Args:
+        given: option names and words.
+        strategies: kind and name, such as `("policies", "dyspec")`; an option goes to the first one
+            that has it.
+
+    Raises:
+        UnknownStrategy: a strategy or option that does not exist; the message names the nearest.
+        InvalidInput: a word that is no value of the option's type.
+    """
+    known = [registry.options(kind, name) for kind, name in strategies]
+    assigned: list[dict[str, Any]] = [{} for _ in strategies]
+    for option, word in given.items():
+        place = next((i for i, parameters in enumerate(known) if option in parameters), None)
+        if place is None:
+            everything = sorted({name for parameters in known for name in parameters})
+            names = ", ".join(name for _, name in strategies)
+            raise UnknownStrategy(
+                f"There is no option {option!r} of {names}{nearest(option, everything)}."
+            )
+        assigned[place][option] = convert(option, word, known[place][option])
+    return assigned
+
+
+def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:
+    """`word` as a value of the parameter's declared type; as it stands where that is not a plain one."""
+    types = _type_names(parameter)
+    if word.lower() == "none" and "None" in types:
+        return None
+    if "bool" in types and word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    for name, convert_to in (("int", int), ("float", float)):
+        if name in types:
+            try:
+                return convert_to(word)
+            except ValueError:
+                continue
+    plain = types & {"int", "float", "bool", "None"}
+    if plain == types and plain:
+        wanted = {"int": "an integer", "float": "a number", "bool": "true or false", "None": "none"}
+        choices = " or ".join(wanted[name] for name in wanted if name in plain)
+        raise InvalidInput(f"{option} is {word!r}; give {choices}.")
+    return word
+
+
+def _type_names(parameter: inspect.Parameter) -> set[str]:
+    """The names in a parameter's annotation, such as {"int", "None"}."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return {type(parameter.default).__name__} if parameter.default is not parameter.empty else set()
+    if isinstance(annotation, type):
+        return {annotation.__name__}
+    return {name.strip(" '\"") for name in str(annotation).split("|")}

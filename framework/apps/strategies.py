@@ -1,0 +1,139 @@
+"""`draftwood strategies`: everything that is registered, one row each."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import Deterministic, PerChild, Proposal, WithoutReplacement, WithReplacement, registry
+from draftwood.apps.failures import one_line
+
+_LAWS: tuple[type[Proposal], ...] = (Deterministic, WithReplacement, WithoutReplacement, PerChild)
+
+
+@attrs.frozen
+class Entry:
+    """One registered strategy.
+
+    Attributes:
+        laws: names of the proposal laws it proposes or verifies; with its defaults first.
+        lossless: whether a verifier keeps the target's law; None where the question does not arise.
+        options: option names and their defaults as text; None where one must be given.
+        problem: why it cannot be loaded, or None.
+    """
+
+    kind: str
+    name: str
+    laws: tuple[str, ...] = ()
+    lossless: bool | None = None
+    source: str = ""
+    options: dict[str, str | None] = attrs.field(factory=dict)
+    problem: str | None = None
+
+
+def entries() -> list[Entry]:
+    """Every registered drafter, policy, verifier and recipe; what fails to import says why."""
+    return [_entry(kind, name) for kind in registry.KINDS for name in registry.names(kind)]
+
+
+def _entry(kind: str, name: str) -> Entry:
+    try:
+        strategy = registry.get(kind, name)
+        parameters = registry.options(kind, name)
+    except Exception as error:  # a third party's module may fail in any way
+        return Entry(kind, name, problem=f"{type(error).__name__}: {one_line(error)}")
+    lossless = getattr(strategy, "lossless", None)
+    return Entry(
+        kind,
+        name,
+        laws=_laws(strategy, parameters),
+        lossless=lossless if isinstance(lossless, bool) else None,
+        source=_source(strategy),
+        options={option: _default(parameter) for option, parameter in parameters.items()},
+    )
+
+
+def _laws(strategy: Any, parameters: dict[str, inspect.Parameter]) -> tuple[str, ...]:
+    """Laws may depend on the options: those with the defaults, then those that `law=` can choose."""
+    found = dict.fromkeys(_laws_with(strategy))
+    if "law" in parameters:
+        for law in _LAWS:
+            found |= dict.fromkeys(_laws_with(strategy, law=law))
+    return tuple(found)
+
+
+def _laws_with(strategy: Any, **options: Any) -> list[str]:
+    laws = getattr(strategy, "laws", frozenset())
+    if not isinstance(laws, frozenset):  # a property: only an instance knows
+        try:
+            laws = strategy(**options).laws
+        except Exception:  # needs other options, or refuses this law
+            return []
+    return sorted(law.__name__ for law in laws)
+
+
+def _source(strategy: Any) -> str:
+    source = getattr(strategy, "source", "")
+    if isinstance(source, str) and source:
+        return source
+    # A recipe is a function: the line of its docstring that names the source stands for it.
+    lines = (inspect.getdoc(strategy) or "").splitlines()
+    return next((line.removeprefix("Source: ") for line in lines if line.startswith("Source: ")), "")
+
+
+def _default(parameter: inspect.Parameter) -> str | None:
+    if parameter.default is parameter.empty:
+        return None
+    default = parameter.default
+    return default.__name__ if isinstance(default, type) else str(default)
+
+
+def strategies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List every drafter, policy, verifier and recipe that is installed.
+
+    \b
+    Examples:
+      draftwood strategies
+      draftwood strategies --json
+    """
+    found = entries()
+    if as_json:
+        typer.echo(json.dumps([attrs.asdict(entry) for entry in found], indent=1))
+    else:
+        _show(found)
+
+
+def _show(found: list[Entry]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_lines=False, pad_edge=False)
+    for heading in ("kind", "name", "laws", "lossless", "options", "source"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("kind", "name", "lossless"))
+    for place, entry in enumerate(found):
+        last = place + 1 == len(found) or found[place + 1].kind != entry.kind
+        kind = {"policies": "policy"}.get(entry.kind, entry.kind.removesuffix("s"))
+        if entry.problem:
+            cells = ["", "", "", f"cannot be loaded: {entry.problem}"]
+        else:
+            lossless = {None: "", True: "yes", False: "no"}[entry.lossless]
+            cells = ["\n".join(entry.laws), lossless, _option_lines(entry), entry.source]
+        style = "red" if entry.problem else None
+        table.add_row(*map(Text, (kind, entry.name, *cells)), end_section=last, style=style)
+    console = Console()
+    # In a pipe rich assumes 80 columns, which would break every cell.
+    console.print(table, width=None if console.is_terminal else 140)
+
+
+def _option_lines(entry: Entry) -> str:
+    return "\n".join(
+        option if default is None else f"{option}={default}"
+        for option, default in entry.options.items()
+    )

@@ -1,0 +1,126 @@
+"""`--trace FILE`: every round's tree and outcome as JSON.
+
+The layout has a version number; a change that a reader would notice raises it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from draftwood import Round, RowRecord
+from draftwood.apps.text import decode
+from draftwood.decoder import Generation
+from draftwood.errors import InvalidInput
+
+FORMAT, VERSION = "draftwood-trace", 1
+
+
+def versions() -> dict[str, str]:
+    """What ran: Python and the packages that decide the result."""
+    packages = {name: version(name) for name in ("draftwood", "torch", "transformers")}
+    return {"python": platform.python_version(), **packages}
+
+
+def document(
+    generation: Generation,
+    *,
+    tokenizer: Any,
+    prompts: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The trace of one call.
+
+    Args:
+        generation: made with `trace=True`.
+        tokenizer: gives the tokens' texts.
+        prompts: `text` and `tokens` of every row.
+        settings: models, strategies and sampling, as they were asked for.
+    """
+    outputs = [
+        {"text": decode(tokenizer, tokens), "tokens": tokens, "finish_reason": reason}
+        for tokens, reason in zip(generation.tokens, generation.finish_reasons, strict=True)
+    ]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "settings": dict(settings),
+        "prompts": [dict(prompt) for prompt in prompts],
+        "outputs": outputs,
+        "statistics": generation.statistics.summary(),
+        "rounds": [_round(one, tokenizer) for one in generation.statistics.rounds],
+    }
+
+
+def _round(one: Round, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "seconds": one.seconds,
+        "draft_seconds": one.draft_seconds,
+        "target_seconds": one.target_seconds,
+        "verify_seconds": one.verify_seconds,
+        "draft_calls": one.draft_calls,
+        "rows": [_row(record, tokenizer) for record in one.rows],
+    }
+
+
+def _row(record: RowRecord, tokenizer: Any) -> dict[str, Any]:
+    tree, outcome = record.tree, record.outcome
+    return {
+        "row": record.row,
+        "tokens": list(record.tokens),
+        "finished": record.finished,
+        "tree": tree
+        and {
+            "tokens": tree.tokens,
+            "texts": [tokenizer.decode([token]) for token in tree.tokens],
+            "parents": tree.parents,
+            "draft_probs": tree.draft_probs,
+            "target_probs": tree.target_probs,
+        },
+        "outcome": {
+            "path": list(outcome.path),
+            "extra": outcome.extra,
+            "extra_text": tokenizer.decode([outcome.extra]),
+            "bonus": outcome.bonus,
+        },
+    }
+
+
+def check_writable(file: Path) -> None:
+    """Raise `InvalidInput` where `file` cannot be written, before any work is done for it."""
+    folder = file.resolve().parent
+    if file.is_dir():
+        raise InvalidInput(f"{str(file)!r} is a folder; name a file to write.")
+    if not folder.is_dir():
+        raise InvalidInput(f"The folder {str(folder)!r} does not exist; make it first.")
+    if not os.access(folder, os.W_OK):
+        raise InvalidInput(f"The folder {str(folder)!r} cannot be written to; choose another.")
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` to `file` whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=file.resolve().parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(content, out, allow_nan=False, indent=1)
+            out.write("\n")
+        # mkstemp keeps its file to the owner; a trace is as readable as any file the user makes.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, file)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise InvalidInput(f"{str(file)!r} cannot be written: {reason}.") from error
+        raise

@@ -1,0 +1,126 @@
+"""The four laws by which the children of a node are drawn.
+
+All of them are one idea: `conditional(k, earlier)` is the distribution of the k-th child given the
+tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it without loss).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidDistribution
+
+
+class Proposal(ABC):
+    """How the children of one node were drawn. `vocab_size` is the length of every distribution."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
+        """The law of child `k` (counted from 0) given the tokens of children `0 .. k-1`.
+
+        Returns probabilities `[vocab]`, a fresh tensor or a view that must not be written to; all
+        zero when no token is left to draw.
+        """
+
+    def marginal(self, k: int) -> Tensor:
+        """The law of child `k` before any sibling is seen, `[vocab]`: what a trace shows."""
+        return self.conditional(0, ())
+
+
+@attrs.frozen(eq=False)
+class Deterministic(Proposal):
+    """A fixed function of the context (top-k, beam, retrieved text): every child is a point mass."""
+
+    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    vocab_size: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
+        p = torch.zeros(self.vocab_size, dtype=self.dtype, device=self.device)
+        p[self.tokens[k]] = 1
+        return p
+
+    def marginal(self, k: int) -> Tensor:
+        return self.conditional(k, ())
+
+
+@attrs.frozen(eq=False)
+class WithReplacement(Proposal):
+    """Independent draws from `p` `[vocab]`; duplicates keep their multiplicity."""
+
+    p: Tensor
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return int(self.p.shape[-1])
+
+    def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
+        return self.p
+
+
+@attrs.frozen(eq=False)
+class WithoutReplacement(Proposal):
+    """`p` `[vocab]` with the earlier siblings removed and the rest renormalised.
+
+    This is the law of sequential draws, Gumbel top-k and stochastic beam search alike.
+    """
+
+    p: Tensor
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return int(self.p.shape[-1])
+
+    def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
+        if not earlier:
+            return self.p
+        rest = self.p.clone()
+        rest[list(earlier)] = 0
+        # Summing the survivors instead of taking 1 - p(earlier) keeps precision when p is nearly one-hot.
+        total = rest.sum()
+        return rest / total if total > 0 else rest
+
+
+@attrs.frozen(eq=False)
+class PerChild(Proposal):
+    """Child `k` from its own distribution `ps[k]` `[vocab]`: several drafters, or any dependence."""
+
+    ps: tuple[Tensor, ...] = attrs.field(converter=tuple)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return int(self.ps[0].shape[-1])
+
+    def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
+        return self.ps[k]
+
+    def marginal(self, k: int) -> Tensor:
+        return self.ps[k]
+
+
+ALL_LAWS: frozenset[type[Proposal]] = frozenset(
+    {Deterministic, WithReplacement, WithoutReplacement, PerChild}
+)
+
+
+def check_distribution(p: Tensor, what: str) -> None:
+    """Raise `InvalidDistribution` unless `p` `[..., vocab]` is non-negative and sums to 1.
+
+    For data that enters from outside; the round loop does not call it.
+    """
+    if not bool(torch.isfinite(p).all()):
+        raise InvalidDistribution(f"{what} holds NaN or infinity; check the model's logits and dtype.")
+    if bool((p < 0).any()):
+        raise InvalidDistribution(f"{what} holds {float(p.min()):.3g}; probabilities must be >= 0.")
+    total = p.sum(-1, dtype=torch.float64)
+    worst = float(total.flatten()[(total - 1).abs().flatten().argmax()])
+    if abs(worst - 1) > 1e-3:
+        raise InvalidDistribution(f"{what} sums to {worst:.6g}; normalise it to 1.")

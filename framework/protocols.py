@@ -1,0 +1,223 @@
+"""The four protocols. Subclass one to add a strategy; its laws are in its docstring.
+
+Rows are independent sequences. Every backend and drafter holds them in one order: `prefill` appends
+rows, `release` removes some (the later ones move up), and every other call has one entry a row.
+The root of every tree is the last committed token; it is not yet in any state, so a prompt of n
+tokens prefills n - 1 and its last token is the first root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from draftwood.proposals import Proposal
+    from draftwood.randomness import Randomness
+    from draftwood.tree import TokenTree
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """Nodes of one row whose draft distributions a policy needs.
+
+    The nodes of a round are numbered in the order in which they are asked for, over all its requests;
+    the root comes first, as number 0 with parent -1.
+
+    Attributes:
+        tokens: `[k]` int64.
+        parents: `[k]` int64, the numbers of the nodes' parents.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@attrs.frozen
+class Outcome:
+    """What one round gave one row.
+
+    Attributes:
+        path: accepted nodes of the tree, root first.
+        tokens: their tokens, root first.
+        extra: the token after the path, the next root.
+        bonus: True where `extra` was drawn from the target at a leaf, False where it is a residual.
+        drafted: draft tokens in the tree, the root not counted.
+    """
+
+    path: tuple[int, ...] = attrs.field(converter=tuple)
+    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    extra: int
+    bonus: bool
+    drafted: int
+
+    @classmethod
+    def of(cls, tree: TokenTree, path: Sequence[int], *, extra: int, bonus: bool) -> Outcome:
+        """The outcome of accepting `path` (root first) in `tree`."""
+        tokens = tree.tokens[list(path)].tolist()
+        return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens."""
+        return len(self.path) - 1
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Tokens this round adds to the text: the accepted ones and the extra one."""
+        return (*self.tokens[1:], self.extra)
+
+
+class TreePolicy(Protocol):
+    """Decides which tree to grow. Single-row code with no model in sight; a table can drive it.
+
+    Law P: children follow their declared proposal, given everything drawn before them. Whether a node
+    is kept may depend on anything except that node's own token and what came of it.
+
+    Attributes:
+        laws: the proposal laws its trees may carry.
+        adaptive: whether a later sibling's existence may depend on an earlier one's token.
+        learns: whether `observe` changes later trees; a policy that learns is copied for every row.
+        source: paper and algorithm.
+    """
+
+    laws: frozenset[type[Proposal]]
+    adaptive: bool = False
+    learns: bool = False
+    source: str = ""
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        """Grow a tree under the token `root`.
+
+        Yields requests and receives, for each, the draft distributions after the draft's own sampling
+        transform: `[k, vocab]`, or `[k, drafters, vocab]` where several drafters propose. A row of
+        zeros means that the drafter has nothing to propose there.
+        """
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a round; may change later trees only."""
+        return
+
+
+class Drafter(Protocol):
+    """Supplies next-token logits for the nodes a policy asks for.
+
+    Attributes:
+        vocab_size: width of its logits.
+        drafters: how many distributions it gives a node; above 1 the logits are `[..., drafters, vocab]`.
+        weight_bytes: bytes of its weights, which a memory-bound pass must read; 0 for a table.
+        source: paper and algorithm.
+    """
+
+    vocab_size: int
+    drafters: int = 1
+    weight_bytes: int = 0
+    source: str = ""
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
+        ...
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
+        ...
+
+    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
+        """Logits `[rows, nodes, vocab]` for one request a row, padded to the longest.
+
+        `None` where a row asks for nothing. A node where nothing is proposed gets -inf throughout.
+        """
+        ...
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest."""
+        ...
+
+
+class StateBackend(Protocol):
+    """The state of a model during decoding.
+
+    Law S: for every tree and every sequence of calls, `extend` returns what sequential decoding of each
+    node's path would return, and after `commit(paths)` the state is what sequential decoding of the
+    paths leaves. Accepted paths are not contiguous in the tree. A call that raises leaves the
+    committed state as it was.
+
+    Attributes:
+        vocab_size: width of the logits.
+        max_length: longest sequence the model can hold, or None.
+        weight_bytes: bytes of the weights that a pass reads.
+        eos_token_ids: tokens that end a text unless the caller says otherwise.
+        pad_token_id: what pads finished rows, or None.
+    """
+
+    vocab_size: int
+    max_length: int | None
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of every row."""
+        ...
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none)."""
+        ...
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
+        ...
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """Append nodes to the uncommitted region of every row and return their logits.
+
+        Args:
+            tokens: `[rows, nodes]` int64.
+            parents: `[rows, nodes]` int64, places in the row's uncommitted region, which counts on over
+                calls until the next commit; -1 is the committed state. A parent stands before its child.
+            counts: valid nodes of every row, the rest being padding; None means all.
+
+        Returns:
+            Logits `[rows, nodes, vocab]`; rows beyond `counts` are undefined.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep these uncommitted nodes of every row, in order, and drop the others.
+
+        Every path starts at a node with parent -1 and follows parent to child; it may be empty.
+        """
+        ...
+
+
+class Verifier(Protocol):
+    """Decides which path of a tree is accepted and which token follows.
+
+    Law V: for a lossless verifier, a tree that obeys law P and any target, the joint law of the emitted
+    tokens is the target's.
+
+    Attributes:
+        laws: the proposal laws it verifies without loss.
+        lossless: whether law V holds.
+        adaptive: whether it holds on adaptive trees too.
+        greedy: whether it serves temperature 0 alone.
+        source: paper and algorithm.
+    """
+
+    laws: frozenset[type[Proposal]]
+    lossless: bool = True
+    adaptive: bool = True
+    greedy: bool = False
+    source: str = ""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        """Judge `tree` against `target_probs` `[nodes, vocab]`, the target's distribution after each node."""
+        ...

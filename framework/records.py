@@ -1,0 +1,197 @@
+"""What happened in every round, and the totals people compare.
+
+Records are information for people; nothing in them is read by a later round.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.protocols import Outcome
+from draftwood.tree import TokenTree
+
+
+@attrs.frozen
+class TracedTree:
+    """The tree of one row as plain lists, for a trace.
+
+    `draft_probs[i]` and `target_probs[i]` are the probabilities of node i's token after its parent,
+    under the law of a first draw from the draft, and under the target; 1 for the root.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    draft_probs: list[float]
+    target_probs: list[float]
+
+    @classmethod
+    def of(cls, tree: TokenTree, target_probs: Tensor) -> TracedTree:
+        tokens, parents = tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist()
+        draft, target = [1.0], [1.0]
+        for node in range(1, tree.size):
+            parent, token = parents[node], tokens[node]
+            rank = tree.children(parent).index(node)
+            draft.append(float(tree.proposals[parent].marginal(rank)[token]))
+            target.append(float(target_probs[parent, token]))
+        return cls(tokens, parents, draft, target)
+
+
+@attrs.frozen
+class RowRecord:
+    """One row in one round.
+
+    Attributes:
+        row: place of the row in the call's input.
+        tokens: tokens added to the text, cut at a stop condition.
+        outcome: accepted path and extra token, before the cut.
+        depth: depth of the tree.
+        finished: why the row ended in this round (`"eos"`, `"length"`, `"context"`, `"criteria"`), or None.
+        tree: the tree with its probabilities, when a trace was asked for.
+    """
+
+    row: int
+    tokens: tuple[int, ...]
+    outcome: Outcome
+    depth: int
+    finished: str | None = None
+    tree: TracedTree | None = None
+
+
+@attrs.frozen
+class Round:
+    """One round over all rows; times in seconds.
+
+    `draft_seconds` and `target_seconds` are the passes alone; `seconds` is the whole round.
+    """
+
+    rows: tuple[RowRecord, ...]
+    draft_calls: int
+    seconds: float
+    draft_seconds: float
+    target_seconds: float
+    verify_seconds: float
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+@attrs.define
+class Statistics:
+    """Totals of one `generate` call, computed from its rounds.
+
+    Attributes:
+        draft_cost: bytes a draft pass reads over bytes a target pass reads.
+        prefill_seconds: time of the prompts' passes.
+        peak_memory: bytes; of the accelerator where there is one, else of the process.
+    """
+
+    draft_cost: float = 0.0
+    rounds: list[Round] = attrs.field(factory=list, repr=False)
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+    peak_memory: int = 0
+
+    @property
+    def _row_records(self) -> list[RowRecord]:
+        return [record for r in self.rounds for record in r.rows]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens added to all rows."""
+        return sum(len(r.tokens) for r in self._row_records)
+
+    @property
+    def target_calls(self) -> int:
+        """Target passes after the prefill: one a round."""
+        return len(self.rounds)
+
+    @property
+    def draft_calls(self) -> int:
+        return sum(r.draft_calls for r in self.rounds)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Block efficiency: tokens a row gains in a round, the extra token included."""
+        return _ratio(self.new_tokens, len(self._row_records))
+
+    @property
+    def drafted(self) -> int:
+        return sum(r.outcome.drafted for r in self._row_records)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over drafted tokens."""
+        return _ratio(sum(r.outcome.accepted for r in self._row_records), self.drafted)
+
+    @property
+    def accepted_length(self) -> float:
+        """Mean length of the accepted path, root and extra token not counted."""
+        return _ratio(sum(r.outcome.accepted for r in self._row_records), len(self._row_records))
+
+    @property
+    def depth_share(self) -> float:
+        """Accepted path length as a share of the tree's depth, over all rounds."""
+        return _ratio(
+            sum(r.outcome.accepted for r in self._row_records), sum(r.depth for r in self._row_records)
+        )
+
+    @property
+    def tree_size(self) -> float:
+        """Mean number of drafted tokens in a tree."""
+        return _ratio(self.drafted, len(self._row_records))
+
+    @property
+    def tree_depth(self) -> float:
+        """Mean depth of a tree."""
+        return _ratio(sum(r.depth for r in self._row_records), len(self._row_records))
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Time per output token after the first round, a row."""
+        rows = len({r.row for r in self._row_records})
+        later = self.new_tokens - (sum(len(r.tokens) for r in self.rounds[0].rows) if self.rounds else 0)
+        return _ratio((self.seconds - self.first_token_seconds) * rows, later)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows over the whole time, prefill included."""
+        return _ratio(self.new_tokens, self.seconds)
+
+    @property
+    def memory_bound_speedup(self) -> float:
+        """Speed-up if a pass cost the bytes of its weights: tokens per round / (1 + r * draft calls a round).
+
+        RSD's MBSU with r the draft's size over the target's.
+        """
+        calls = _ratio(self.draft_calls, len(self.rounds))
+        return _ratio(self.tokens_per_round, 1 + self.draft_cost * calls)
+
+    @property
+    def overhead(self) -> float:
+        """The part of the rounds' time that is neither draft pass nor target pass."""
+        total = sum(r.seconds for r in self.rounds)
+        return _ratio(total - sum(r.draft_seconds + r.target_seconds for r in self.rounds), total)
+
+    def summary(self) -> dict[str, float]:
+        """All totals by name."""
+        names = (
+            "new_tokens target_calls draft_calls tokens_per_round acceptance_rate accepted_length "
+            "depth_share tree_size tree_depth prefill_seconds first_token_seconds seconds_per_token "
+            "tokens_per_second memory_bound_speedup overhead seconds peak_memory"
+        )
+        return {name: getattr(self, name) for name in names.split()}
+
+
+def peak_memory() -> int:
+    """Peak bytes: allocated on the accelerator if one is in use, else resident in this process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

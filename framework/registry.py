@@ -1,0 +1,80 @@
+"""Strategies by name. Installed packages add theirs through entry points.
+
+The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
+`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend. This is how the
+framework reaches the layers above it without importing them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
+from draftwood.protocols import StateBackend
+
+KINDS = ("drafters", "policies", "verifiers", "recipes")
+
+
+@cache
+def _entries(kind: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=f"draftwood.{kind}")}
+
+
+def names(kind: str) -> list[str]:
+    """Registered names of a kind: `"drafters"`, `"policies"`, `"verifiers"` or `"recipes"`."""
+    return sorted(_entries(kind))
+
+
+def get(kind: str, name: str) -> Any:
+    """The class or function registered as `name`.
+
+    Raises:
+        UnknownStrategy: nothing is registered under that name; the message names the nearest.
+    """
+    try:
+        entry = _entries(kind)[name]
+    except KeyError:
+        singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+        raise UnknownStrategy(f"There is no {singular} {name!r}{nearest(name, names(kind))}.") from None
+    return entry.load()
+
+
+def options(kind: str, name: str) -> dict[str, inspect.Parameter]:
+    """What `create` takes for `name`, by option name."""
+    return dict(inspect.signature(get(kind, name)).parameters)
+
+
+def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Build the strategy `name` with the options `given`.
+
+    Raises:
+        UnknownStrategy: an unknown name or option; the message names the nearest.
+        InvalidInput: an option is missing or cannot be used.
+    """
+    given = dict(given or {})
+    known = options(kind, name)
+    for option in given:
+        if option not in known:
+            raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}.")
+    missing = [o for o, p in known.items() if p.default is p.empty and o not in given]
+    if missing:
+        raise InvalidInput(f"{name!r} needs the option {missing[0]!r}; give it.")
+    try:
+        return get(kind, name)(**given)
+    except DraftwoodError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name!r} cannot be built from {given}: {error}.") from error
+
+
+def load(model: Any, *, trust_remote_code: bool = False) -> StateBackend:
+    """The backend that can decode `model`: an object, a folder or a hub name.
+
+    Raises:
+        UnsupportedModel: no backend serves it; the message says why.
+    """
+    return get("loaders", "auto")(model, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]

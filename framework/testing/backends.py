@@ -1,0 +1,347 @@
+"""Law S as a test suite: a `StateBackend` beside a naive model that keeps lists of tokens.
+
+Subclass `StateBackendTests`, say how to make the backend and what the next-token logits after a list of
+tokens are, and every test runs under pytest or by hand:
+
+    class TestMyBackend(StateBackendTests):
+        vocab_size = 97
+
+        def make_backend(self):
+            return MyBackend(model)
+
+        def logits_after(self, tokens):
+            return model(torch.tensor([tokens])).logits[0, -1]
+
+`logits_after` is the oracle: it must share nothing with the backend, so no cache and no mask.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor
+
+from draftwood.errors import DraftwoodError
+from draftwood.protocols import StateBackend
+
+Node = tuple[int, int]
+"""A node's token and its parent's place in the row's uncommitted region (-1: the committed state)."""
+
+
+@attrs.define
+class Mirror:
+    """A backend and the lists of tokens that it should stand for; every call is made on both and compared.
+
+    Attributes:
+        backend: what is tested, without rows at first.
+        logits_after: next-token logits `[vocab]` after a list of tokens.
+        tolerance: largest absolute difference allowed in a logit.
+        texts: committed tokens of every row.
+        nodes: uncommitted nodes of every row.
+        worst: largest difference seen.
+    """
+
+    backend: StateBackend
+    logits_after: Callable[[list[int]], Tensor]
+    tolerance: float = 1e-4
+    texts: list[list[int]] = attrs.field(factory=list)
+    nodes: list[list[Node]] = attrs.field(factory=list)
+    worst: float = 0.0
+
+    def prefill(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append rows."""
+        self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
+        self.texts += [list(row) for row in rows]
+        self.nodes += [[] for _ in rows]
+        self.check_lengths()
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        self.backend.release(rows)
+        self.texts = [text for row, text in enumerate(self.texts) if row not in rows]
+        self.nodes = [nodes for row, nodes in enumerate(self.nodes) if row not in rows]
+        self.check_lengths()
+
+    def extend(self, new: Sequence[Sequence[Node]]) -> None:
+        """Append nodes to every row and compare all their logits; padding is filled with what must not matter."""
+        counts = [len(nodes) for nodes in new]
+        width = max(counts, default=0)
+        tokens = torch.full((len(new), width), -100)
+        parents = torch.full((len(new), width), 10**6)
+        for row, nodes in enumerate(new):
+            for place, (token, parent) in enumerate(nodes):
+                tokens[row, place], parents[row, place] = token, parent
+        full = all(count == width for count in counts)
+        logits = self.backend.extend(tokens, parents, None if full else counts)
+        assert logits.shape == (len(new), width, self.backend.vocab_size), logits.shape
+        for row, nodes in enumerate(new):
+            start = len(self.nodes[row])
+            self.nodes[row] += nodes
+            for place in range(len(nodes)):
+                self._compare(logits[row, place], row, start + place)
+        self.check_lengths()
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep one path a row."""
+        self.backend.commit(paths)
+        for row, path in enumerate(paths):
+            self.texts[row] += [self.nodes[row][node][0] for node in path]
+            self.nodes[row] = []
+        self.check_lengths()
+
+    def path(self, row: int, node: int) -> list[int]:
+        """Places from a root of `row` down to `node`."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.nodes[row][node][1]
+        return path[::-1]
+
+    def check_lengths(self) -> None:
+        """The backend counts committed tokens as the lists do."""
+        expected = [len(text) for text in self.texts]
+        assert self.backend.lengths == expected, f"lengths {self.backend.lengths}, expected {expected}"
+
+    def check_state(self) -> None:
+        """Drop all nodes and compare one step from the committed state of every row."""
+        self.commit([[] for _ in self.texts])
+        self.extend([[(1, -1), (2, -1)] for _ in self.texts])
+        self.commit([[] for _ in self.texts])
+
+    def _compare(self, logits: Tensor, row: int, node: int) -> None:
+        tokens = self.texts[row] + [self.nodes[row][place][0] for place in self.path(row, node)]
+        expected = self.logits_after(tokens).to(logits.device)
+        off = float((logits.double() - expected.double()).abs().max())
+        self.worst = max(self.worst, off)
+        assert off <= self.tolerance, (
+            f"node {node} of row {row} (after {tokens}) is off by {off:.2e}, more than {self.tolerance:.0e}"
+        )
+
+
+def backend_machine(
+    make_backend: Callable[[], StateBackend],
+    logits_after: Callable[[list[int]], Tensor],
+    *,
+    vocab_size: int,
+    tolerance: float = 1e-4,
+    max_rows: int = 3,
+    max_prompt: int = 12,
+    max_nodes: int = 4,
+) -> type[RuleBasedStateMachine]:
+    """A Hypothesis state machine of random prefills, trees, commits and releases against lists of tokens.
+
+    Args:
+        make_backend: a backend without rows; called once an example.
+        logits_after: the oracle, next-token logits `[vocab]` after a list of tokens.
+        vocab_size: tokens are drawn below it.
+        tolerance: largest absolute difference allowed in a logit.
+        max_rows: rows held at a time.
+        max_prompt: tokens of a new row.
+        max_nodes: nodes a row may get in one call.
+    """
+    token = st.integers(0, vocab_size - 1)
+    prompt = st.lists(token, max_size=max_prompt)
+
+    class BackendMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mirror = Mirror(make_backend(), logits_after, tolerance)
+
+        @precondition(lambda self: len(self.mirror.texts) < max_rows and not any(self.mirror.nodes))
+        @rule(data=st.data())
+        def prefill(self, data: st.DataObject) -> None:
+            room = max_rows - len(self.mirror.texts)
+            self.mirror.prefill(data.draw(st.lists(prompt, min_size=1, max_size=room)))
+
+        @precondition(lambda self: self.mirror.texts)
+        @rule(data=st.data())
+        def extend(self, data: st.DataObject) -> None:
+            new = []
+            for held in self.mirror.nodes:
+                count = data.draw(st.integers(0, max_nodes))
+                places = range(len(held), len(held) + count)
+                new.append([(data.draw(token), data.draw(st.integers(-1, place - 1))) for place in places])
+            self.mirror.extend(new)
+
+        @precondition(lambda self: any(self.mirror.nodes))
+        @rule(data=st.data())
+        def commit(self, data: st.DataObject) -> None:
+            leaves = [data.draw(st.integers(-1, len(held) - 1)) for held in self.mirror.nodes]
+            self.mirror.commit([self.mirror.path(row, leaf) for row, leaf in enumerate(leaves)])
+
+        @precondition(lambda self: len(self.mirror.texts) > 1)
+        @rule(data=st.data())
+        def release(self, data: st.DataObject) -> None:
+            rows = st.integers(0, len(self.mirror.texts) - 1)
+            self.mirror.release(sorted(data.draw(st.sets(rows, min_size=1, max_size=2))))
+
+        @invariant()
+        def lengths_agree(self) -> None:
+            self.mirror.check_lengths()
+
+    return BackendMachine
+
+
+class StateBackendTests:
+    """Law S, test by test. A subclass gives `vocab_size`, `make_backend` and `logits_after`.
+
+    Attributes:
+        vocab_size: tokens below it are used.
+        tolerance: largest absolute difference allowed in a logit.
+        context: tokens of the long prompts; set it beyond the model's attention window.
+        examples: Hypothesis examples of the state machine.
+        steps: calls in each.
+    """
+
+    vocab_size: int
+    tolerance: float = 1e-4
+    context: int = 21
+    examples: int = 6
+    steps: int = 10
+
+    def make_backend(self) -> StateBackend:
+        """A backend without rows."""
+        raise NotImplementedError
+
+    def logits_after(self, tokens: list[int]) -> Tensor:
+        """Next-token logits `[vocab]` after `tokens`, computed without any help of the backend's."""
+        raise NotImplementedError
+
+    def mirror(self) -> Mirror:
+        """A fresh backend beside empty lists."""
+        return Mirror(self.make_backend(), self.logits_after, self.tolerance)
+
+    def text(self, length: int, seed: int = 0) -> list[int]:
+        """Random tokens."""
+        rng = random.Random(seed)
+        return [rng.randrange(self.vocab_size) for _ in range(length)]
+
+    def test_random_calls(self) -> None:
+        """Any sequence of calls agrees with lists of tokens."""
+        machine = backend_machine(
+            self.make_backend, self.logits_after, vocab_size=self.vocab_size, tolerance=self.tolerance
+        )
+        budget = settings(
+            max_examples=self.examples,
+            stateful_step_count=self.steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        run_state_machine_as_test(machine, settings=budget)  # type: ignore[no-untyped-call]
+
+    def test_rounds_of_trees(self) -> None:
+        """Several rounds over rows of differing length; trees come in one call or layer by layer."""
+        mirror, rng = self.mirror(), random.Random(1)
+        mirror.prefill([self.text(self.context), self.text(3, 1), self.text(self.context // 2, 2)])
+        for round_ in range(4):
+            for _ in range(1 + round_ % 3):
+                new = []
+                for held in mirror.nodes:
+                    places = range(len(held), len(held) + rng.randint(0, 5))
+                    new.append([(rng.randrange(self.vocab_size), rng.randint(-1, p - 1)) for p in places])
+                mirror.extend(new)
+            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+            mirror.commit([mirror.path(row, end) for row, end in enumerate(ends)])
+
+    def test_children_far_behind_their_parents(self) -> None:
+        """A node's index in the tree says nothing about its position."""
+        mirror, tokens = self.mirror(), self.text(26)
+        mirror.prefill([self.text(self.context)])
+        fillers = [(token, 0) for token in tokens[1:19]]
+        chain = [(tokens[19], 0), (tokens[20], 19), (tokens[21], 20), (tokens[22], 21)]
+        mirror.extend([[(tokens[0], -1), *fillers, *chain]])
+        mirror.commit([[0, 19, 20, 21]])
+        mirror.extend([[(tokens[23], -1), (tokens[24], 0), (tokens[25], -1)]])
+        mirror.commit([[2]])
+        mirror.check_state()
+
+    def test_ragged_counts(self) -> None:
+        """A row's places count its own nodes, whatever padding stood between them."""
+        mirror = self.mirror()
+        mirror.prefill([self.text(2), self.text(5, 1), self.text(1, 2)])
+        mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1)], []])
+        mirror.extend([[(5, 2)], [(6, 0), (7, 0)], [(8, -1), (9, 0)]])
+        mirror.extend([[(1, 3), (2, 1)], [(3, 2)], [(4, 0)]])
+        mirror.commit([[0, 2, 3, 4], [0, 2, 3], [0, 2]])
+        mirror.check_state()
+
+    def test_empty_rows(self) -> None:
+        """A row without committed tokens, an empty call and an empty path."""
+        mirror = self.mirror()
+        mirror.prefill([])
+        mirror.prefill([[]])
+        mirror.extend([[(3, -1), (1, 0), (2, 0)]])
+        mirror.commit([[]])
+        mirror.extend([[(3, -1), (1, 0), (2, 0)]])
+        mirror.commit([[0, 2]])
+        mirror.prefill([[], self.text(4)])
+        mirror.extend([[], [], []])
+        mirror.check_state()
+
+    def test_rows_come_and_go(self) -> None:
+        """Rows join behind the others; those behind a released row move up, uncommitted nodes and all."""
+        mirror = self.mirror()
+        mirror.prefill([self.text(4), self.text(self.context, 1), self.text(6, 2)])
+        mirror.extend([[(1, -1), (2, 0)], [(3, -1)], [(4, -1), (5, -1), (6, 1)]])
+        mirror.release([1])
+        mirror.extend([[(1, 1)], [(2, 2)]])
+        mirror.commit([[0, 1, 2], [1, 2, 3]])
+        mirror.prefill([self.text(9, 3)])
+        mirror.release([0])
+        mirror.check_state()
+        mirror.release([0, 1])
+        mirror.prefill([self.text(3, 4)])
+        mirror.check_state()
+
+    def test_bad_calls_leave_the_state(self) -> None:
+        """Malformed trees, paths and prompts raise on purpose, and the state is as it was."""
+        mirror = self.mirror()
+        mirror.prefill([self.text(5), self.text(2, 1)])
+        mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1), (5, 0), (6, 1)]])
+        backend, fine = mirror.backend, torch.zeros(2, 1, dtype=torch.int64)
+        calls: list[Callable[[], object]] = [
+            lambda: backend.extend(fine + backend.vocab_size, fine),
+            lambda: backend.extend(fine - 1, fine),
+            lambda: backend.extend(fine, fine + 3),
+            lambda: backend.extend(fine, fine - 2),
+            lambda: backend.extend(fine[:1], fine[:1]),
+            lambda: backend.extend(fine, torch.zeros(2, 2, dtype=torch.int64)),
+            lambda: backend.extend(fine, fine, [1]),
+            lambda: backend.extend(fine, fine, [2, 1]),
+            lambda: backend.commit([[0]]),
+            lambda: backend.commit([[1], []]),
+            lambda: backend.commit([[0], [0, 2]]),
+            lambda: backend.commit([[0, 3], []]),
+            lambda: backend.commit([[0, -1], []]),
+            lambda: backend.release([2]),
+            lambda: backend.release([-1]),
+        ]
+        for call in calls:
+            raises_on_purpose(call)
+        mirror.extend([[(7, 2)], [(8, 2)]])
+        mirror.commit([[0, 2, 3], [0, 1]])
+        raises_on_purpose(lambda: backend.prefill([torch.tensor([1, backend.vocab_size])]))
+        raises_on_purpose(lambda: backend.prefill([torch.tensor([[1, 2]])]))
+        mirror.check_state()
+
+
+def raises_on_purpose(call: Callable[[], object]) -> None:
+    """Fail unless `call` raises one of draftwood's errors with one sentence."""
+    try:
+        call()
+    except DraftwoodError as error:
+        assert str(error).endswith("."), f"not a sentence: {error}"
+    else:
+        raise AssertionError("a malformed call went through")

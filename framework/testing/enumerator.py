@@ -1,0 +1,96 @@
+"""`Enumerator`: a `Randomness` that visits every random outcome with its exact weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import attrs
+from torch import Tensor
+
+from draftwood.errors import DraftwoodError
+from draftwood.randomness import Randomness
+
+T = TypeVar("T")
+
+
+class BudgetExceeded(DraftwoodError):
+    """A case has more random outcomes than the enumeration was allowed to visit."""
+
+
+@attrs.define(eq=False)
+class Enumerator(Randomness):
+    """Replays a script of choices and takes the first possible outcome wherever the script ends.
+
+    Attributes:
+        script: for every choice, which of its possible outcomes to take.
+        weight: probability of the outcomes taken so far.
+    """
+
+    script: list[int]
+    weight: float = 1.0
+    _taken: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
+
+    def _branch(self, weights: Sequence[float]) -> int:
+        """Take one of the outcomes and multiply its weight in."""
+        place = len(self._taken)
+        outcome = self.script[place] if place < len(self.script) else 0
+        self._taken.append((outcome, len(weights)))
+        self.weight *= weights[outcome]
+        return outcome
+
+    def accept(self, p: float) -> bool:
+        if p <= 0 or p >= 1:
+            return p >= 1
+        return self._branch([p, 1 - p]) == 0
+
+    def choose(self, p: Tensor) -> int:
+        support = p.nonzero().flatten().tolist()
+        total = float(p.double().sum())
+        weights = [float(p[token]) / total for token in support]
+        return int(support[self._branch(weights)])
+
+    def without_replacement(self, p: Tensor, k: int) -> list[int]:
+        rest, drawn = p.double().clone(), []
+        while len(drawn) < k and bool(rest.any()):
+            drawn.append(self.choose(rest))
+            rest[drawn[-1]] = 0
+        return drawn
+
+    def gumbel(self, shape: Sequence[int]) -> Tensor:
+        raise NotImplementedError(
+            f"Gumbel noise of shape {tuple(shape)} has no finite list of outcomes; use ordered draws "
+            "(`without_replacement`), which have the law of Gumbel top-k."
+        )
+
+    def next_script(self) -> list[int] | None:
+        """The script of the next outcome in depth-first order, or None after the last."""
+        taken = list(self._taken)
+        while taken:
+            outcome, possible = taken.pop()
+            if outcome + 1 < possible:
+                return [earlier for earlier, _ in taken] + [outcome + 1]
+        return None
+
+
+def enumerate_outcomes(run: Callable[[Enumerator], T], *, budget: int = 100_000) -> Iterator[tuple[float, T]]:
+    """Call `run` once for every random outcome; yields its exact weight and result.
+
+    Raises:
+        BudgetExceeded: more than `budget` outcomes; the weight still unvisited is named.
+    """
+    script: list[int] | None = []
+    seen = 0.0
+    for _ in range(budget):
+        assert script is not None
+        rng = Enumerator(script)
+        result = run(rng)
+        seen += rng.weight
+        yield rng.weight, result
+        script = rng.next_script()
+        if script is None:
+            return
+    raise BudgetExceeded(
+        f"{budget} outcomes were visited and a weight of {1 - seen:.3g} is left; use fewer tokens, a "
+        "smaller vocabulary or tree, or raise the budget."
+    )

@@ -1,0 +1,101 @@
+"""Toy models: distributions by context, small enough to enumerate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.protocols import StateBackend
+
+
+@attrs.frozen(eq=False)
+class ToyModel:
+    """A next-token distribution for every context: `logits(text)` is random but fixed by text and seed.
+
+    Attributes:
+        vocab_size: number of tokens.
+        seed: two models with different seeds have nothing in common.
+        sharpness: standard deviation of the logits; large values give nearly one-hot distributions.
+        order: how many last tokens the distribution depends on.
+    """
+
+    vocab_size: int
+    seed: int = 0
+    sharpness: float = 1.5
+    order: int = 8
+    _known: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        """float64 `[vocab]`."""
+        context = (len(text), *text[-self.order :])
+        if context not in self._known:
+            key = self.seed
+            for token in context:
+                key = (key * 1_000_003 + token + 1) % (2**61 - 1)
+            generator = torch.Generator().manual_seed(key)
+            noise = torch.randn(self.vocab_size, dtype=torch.float64, generator=generator)
+            self._known[context] = self.sharpness * noise
+        return self._known[context]
+
+    def probs(self, text: Sequence[int], temperature: float = 1.0) -> Tensor:
+        """float64 `[vocab]`, summing to 1."""
+        return (self.logits(text) / temperature).softmax(-1)
+
+
+@attrs.define(eq=False)
+class ToyBackend(StateBackend):
+    """A `ToyModel` behind the backend protocol; the state is the list of tokens itself."""
+
+    model: ToyModel
+    max_length: int | None = None
+    weight_bytes: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    _committed: list[list[int]] = attrs.field(factory=list, init=False)
+    _nodes: list[list[tuple[int, int]]] = attrs.field(factory=list, init=False)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return self.model.vocab_size
+
+    @property
+    def committed(self) -> list[list[int]]:
+        """The committed tokens of every row."""
+        return self._committed
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(text) for text in self._committed]
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        self._committed += [row.tolist() for row in rows]
+        self._nodes += [[] for _ in rows]
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        gone = set(range(len(self._committed)) if rows is None else rows)
+        self._committed = [text for place, text in enumerate(self._committed) if place not in gone]
+        self._nodes = [nodes for place, nodes in enumerate(self._nodes) if place not in gone]
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        counts = [tokens.shape[1]] * len(tokens) if counts is None else counts
+        logits = torch.zeros(*tokens.shape, self.vocab_size, dtype=torch.float64)
+        for row, count in enumerate(counts):
+            for node in range(count):
+                self._nodes[row].append((int(tokens[row, node]), int(parents[row, node])))
+                logits[row, node] = self.model.logits(self._text(row, len(self._nodes[row]) - 1))
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            self._committed[row] += [self._nodes[row][node][0] for node in path]
+            self._nodes[row] = []
+
+    def _text(self, row: int, node: int) -> list[int]:
+        tokens: list[int] = []
+        while node >= 0:
+            token, node = self._nodes[row][node]
+            tokens.append(token)
+        return self._committed[row] + tokens[::-1]

@@ -1,0 +1,246 @@
+"""`TokenTree`: the draft tree of one row, and `TreeBuilder`, which grows one node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidTree
+from draftwood.proposals import Proposal
+from draftwood.protocols import Request
+
+
+def depths_of(parents: Tensor) -> Tensor:
+    """Depth of every node `[n]` from its `parents` `[n]` (-1 at the root), in depth-many steps."""
+    depths = torch.zeros_like(parents)
+    above = parents.clone()
+    while bool((above >= 0).any()):
+        depths += above >= 0
+        above = torch.where(above >= 0, parents[above.clamp(min=0)], above)
+    return depths
+
+
+def ancestor_mask(parents: Tensor) -> Tensor:
+    """`mask[i, j]` is True where node j is node i or one of its ancestors; bool `[..., n, n]`.
+
+    `parents` `[..., n]` with -1 (or any negative number) where the parent is not among the nodes.
+    Pointer doubling: the number of steps is the logarithm of n, none of them looks at the data.
+    """
+    n = parents.shape[-1]
+    mask = torch.eye(n, dtype=torch.bool, device=parents.device).expand(*parents.shape, n).clone()
+    # Slot n is a sink that stands for "above the root"; its row of the mask is empty.
+    jump = torch.where(parents < 0, n, parents)
+    sink = parents.new_full((*parents.shape[:-1], 1), n)
+    for _ in range(max(n - 1, 0).bit_length()):
+        padded = torch.cat([mask, mask.new_zeros(*mask.shape[:-2], 1, n)], dim=-2)
+        mask = mask | padded.gather(-2, jump.unsqueeze(-1).expand(*jump.shape, n))
+        jump = torch.cat([jump, sink], dim=-1).gather(-1, jump)
+    return mask
+
+
+@attrs.frozen(eq=False)
+class TokenTree:
+    """A draft tree under the last committed token, for one row.
+
+    Attributes:
+        tokens: `[capacity]` int64; `tokens[0]` is the root, the last committed token.
+        parents: `[capacity]` int64; `parents[0] = -1` and `parents[i] < i`. Siblings stand in the order
+            in which they were drawn, which matters to verifiers.
+        proposals: for every node that has children, the law and distribution they were drawn from.
+        size: number of valid nodes; what lies behind it is padding, so that a captured pass can run
+            any tree up to the capacity. Default: all.
+        depths: `[capacity]` int64, the root at 0; derived from `parents` unless given.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    proposals: Mapping[int, Proposal] = attrs.field(factory=dict)
+    size: int = attrs.field(default=attrs.Factory(lambda self: len(self.tokens), takes_self=True))
+    depths: Tensor = attrs.field(
+        default=attrs.Factory(lambda self: depths_of(self.parents), takes_self=True), repr=False
+    )
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for a bare root."""
+        return int(self.depths[: self.size].max())
+
+    @cached_property
+    def _children(self) -> list[list[int]]:
+        children: list[list[int]] = [[] for _ in range(self.size)]
+        for node, parent in enumerate(self.parents[: self.size].tolist()):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node` in the order in which they were drawn."""
+        return self._children[node]
+
+    @property
+    def leaves(self) -> list[int]:
+        """Nodes without children."""
+        return [node for node, children in enumerate(self._children) if not children]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        parents = self.parents.tolist()
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        return path[::-1]
+
+    @property
+    def ancestor_mask(self) -> Tensor:
+        """bool `[size, size]`: row i sees itself and its ancestors."""
+        return ancestor_mask(self.parents[: self.size])
+
+    @property
+    def bitmask(self) -> Tensor:
+        """The ancestor mask packed 64 nodes a word: int64 `[size, ceil(size / 64)]`, node j in bit j % 64."""
+        mask = self.ancestor_mask
+        words = -(-self.size // 64)
+        padded = torch.nn.functional.pad(mask, (0, words * 64 - self.size))
+        bits = torch.ones(64, dtype=torch.int64, device=mask.device) << torch.arange(64, device=mask.device)
+        # The bits of a word are distinct, so the sum is their union; the top bit wraps to the sign bit.
+        return (padded.view(self.size, words, 64) * bits).sum(-1)
+
+    def positions(self, committed: int) -> Tensor:
+        """Position of every node `[size]` in its sequence when `committed` tokens precede the root."""
+        return self.depths[: self.size] + committed
+
+    def reorder(self, order: Sequence[int]) -> TokenTree:
+        """The same tree with node `order[i]` at place i.
+
+        `order` is a permutation of the nodes with parents before children; siblings must keep their
+        drawn order, because laws and verifiers depend on it.
+        """
+        index = torch.as_tensor(order, dtype=torch.int64, device=self.tokens.device)
+        if sorted(index.tolist()) != list(range(self.size)):
+            raise InvalidTree(f"An order of {self.size} nodes must be a permutation of them, not {order}.")
+        place = torch.empty_like(index)
+        place[index] = torch.arange(self.size, device=index.device)
+        old = self.parents[index]
+        tree = TokenTree(
+            tokens=self.tokens[index],
+            parents=torch.where(old < 0, old, place[old.clamp(min=0)]),
+            proposals={int(place[node]): law for node, law in self.proposals.items()},
+            depths=self.depths[index],
+        )
+        return tree.validated(None)
+
+    def truncated(self, depth: int) -> TokenTree:
+        """The tree without nodes deeper than `depth`: whether a node stays depends on no token."""
+        if self.depth <= depth:
+            return self
+        keep = (self.depths[: self.size] <= depth).nonzero().flatten()
+        place = torch.full((self.size + 1,), -1, dtype=torch.int64, device=keep.device)
+        place[keep] = torch.arange(len(keep), device=keep.device)
+        deepest = self.depths.tolist()
+        return TokenTree(
+            tokens=self.tokens[keep],
+            parents=place[self.parents[keep]],
+            proposals={int(place[v]): p for v, p in self.proposals.items() if deepest[v] < depth},
+            depths=self.depths[keep],
+        )
+
+    def validated(self, vocab_size: int | None) -> TokenTree:
+        """This tree, or `InvalidTree` naming the first node that breaks its shape.
+
+        Call it where a tree enters from outside; trees that draftwood's own builder made are sound.
+        """
+        n = self.size
+        if not 1 <= n <= len(self.tokens) or self.tokens.shape != self.parents.shape:
+            raise InvalidTree(
+                f"A tree of size {n} needs tokens and parents of one length >= size, "
+                f"not {tuple(self.tokens.shape)} and {tuple(self.parents.shape)}."
+            )
+        sound = (self.parents[1:n] >= 0) & (self.parents[1:n] < torch.arange(1, n, device=self.parents.device))
+        known = (self.tokens[:n] >= 0) & (self.tokens[:n] < (vocab_size or torch.iinfo(torch.int64).max))
+        if bool((self.parents[0] == -1) & sound.all() & known.all()):
+            return self
+        parents, tokens = self.parents[:n].tolist(), self.tokens[:n].tolist()
+        if parents[0] != -1:
+            raise InvalidTree(f"The root's parent is {parents[0]}; node 0 must have parent -1.")
+        for node, parent in enumerate(parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise InvalidTree(
+                    f"Node {node} has parent {parent}; a parent must stand before its child and only "
+                    "node 0 is a root."
+                )
+        for node, token in enumerate(tokens):
+            if token < 0 or (vocab_size is not None and token >= vocab_size):
+                raise InvalidTree(f"Node {node} holds token {token}, outside the vocabulary of {vocab_size}.")
+        return self
+
+
+def breadth_first(tree: TokenTree) -> list[int]:
+    """Nodes level by level, siblings in drawn order."""
+    order = [0]
+    for node in order:
+        order.extend(tree.children(node))
+    return order
+
+
+def depth_first(tree: TokenTree) -> list[int]:
+    """Nodes in preorder, siblings in drawn order."""
+    order, stack = [], [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(reversed(tree.children(node)))
+    return order
+
+
+class TreeBuilder:
+    """Grows a `TokenTree` node by node and numbers its requests. Nodes are plain integers, the root is 0."""
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [int(root)]
+        self.parents = [-1]
+        self.depths = [0]
+        self.proposals: dict[int, Proposal] = {}
+        self._numbers: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def request(self, nodes: Sequence[int]) -> Request:
+        """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent."""
+        for node in nodes:
+            self._numbers[node] = len(self._numbers)
+        return Request(
+            tokens=torch.tensor([self.tokens[v] for v in nodes], dtype=torch.int64),
+            parents=torch.tensor([self._numbers.get(self.parents[v], -1) for v in nodes], dtype=torch.int64),
+        )
+
+    def add(self, parent: int, token: int) -> int:
+        """A new last child of `parent`; returns its number."""
+        self.tokens.append(int(token))
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+    def add_children(self, parent: int, tokens: Sequence[int], proposal: Proposal) -> list[int]:
+        """Children of `parent` in drawn order together with the law they were drawn from."""
+        if not tokens:
+            return []
+        self.proposals[parent] = proposal
+        return [self.add(parent, token) for token in tokens]
+
+    def finish(self) -> TokenTree:
+        """The tree grown so far."""
+        return TokenTree(
+            tokens=torch.tensor(self.tokens, dtype=torch.int64),
+            parents=torch.tensor(self.parents, dtype=torch.int64),
+            proposals=self.proposals,
+            depths=torch.tensor(self.depths, dtype=torch.int64),
+        )

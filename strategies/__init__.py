@@ -1,0 +1,1 @@
+"""Strategies: drafters, policies, verifiers, and the named methods assembled from them."""

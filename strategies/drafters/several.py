@@ -1,0 +1,61 @@
+"""Several drafters together: every node gets a distribution from each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request
+
+
+@attrs.define(eq=False)
+class Several(Drafter):
+    """Stacks the logits of `members`: `[rows, nodes, drafters, vocab]`. For policies of the PerChild law.
+
+    Source: SpecInfer, merge-based expansion (arXiv 2305.09781); several-drafter rejection in RSD's sense.
+    """
+
+    members: tuple[Drafter, ...] = attrs.field(converter=tuple)
+    source = "SpecInfer, section 3"
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.members) < 2:
+            raise InvalidInput(f"{len(self.members)} drafter(s) were given; several means at least 2.")
+        sizes = {member.vocab_size for member in self.members}
+        if len(sizes) > 1:
+            raise IncompatibleModels(
+                f"The drafters have {sorted(sizes)} tokens; they must share one vocabulary."
+            )
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return self.members[0].vocab_size
+
+    @property
+    def drafters(self) -> int:  # type: ignore[override]
+        return len(self.members)
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return sum(member.weight_bytes for member in self.members)
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        for member in self.members:
+            member.prefill(rows)
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        for member in self.members:
+            member.release(rows)
+
+    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
+        logits = [member.distributions(requests) for member in self.members]
+        dtype = reduce(torch.promote_types, (one.dtype for one in logits))
+        return torch.stack([one.to(logits[0].device, dtype) for one in logits], dim=2)
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        for member in self.members:
+            member.commit(outcomes)

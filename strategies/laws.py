@@ -1,0 +1,22 @@
+"""The proposal laws by the names that options and the command line use."""
+
+from __future__ import annotations
+
+from draftwood import Deterministic, InvalidInput, PerChild, Proposal, WithoutReplacement, WithReplacement
+from draftwood.errors import nearest
+
+LAWS: dict[str, type[Proposal]] = {
+    "top-k": Deterministic,
+    "with-replacement": WithReplacement,
+    "without-replacement": WithoutReplacement,
+    "per-drafter": PerChild,
+}
+
+
+def as_law(law: str | type[Proposal]) -> type[Proposal]:
+    """The law named `law`, or `law` itself."""
+    if isinstance(law, type):
+        return law
+    if law not in LAWS:
+        raise InvalidInput(f"There is no proposal law {law!r}{nearest(law, LAWS)}.")
+    return LAWS[law]

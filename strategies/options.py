@@ -1,0 +1,26 @@
+"""Validators for strategy options: the message names the option, its value and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from draftwood import InvalidInput
+
+
+def at_least(low: int) -> Callable[..., None]:
+    """An integer >= `low`."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise InvalidInput(f"{field.name} is {value!r}; give an integer >= {low}.")
+
+    return check
+
+
+def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """A number in [0, 1]."""
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidInput(f"{field.name} is {value!r}; give a number in [0, 1].")

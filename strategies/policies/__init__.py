@@ -1,0 +1,1 @@
+"""One tree policy a file."""

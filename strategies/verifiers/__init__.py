@@ -1,0 +1,1 @@
+"""One verifier a file."""
