@@ -1,0 +1,134 @@
+"""Preallocated KV rows: a transformers cache that writes every pass into slots of its own buffers.
+
+A slot is a place along the sequence axis. All rows write a pass into the same slots, so that a write is
+one slice copy whatever the rows' lengths; a shorter row has a gap that its attention mask hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@attrs.define
+class Plan:
+    """Where the current pass writes: rows `[first, last)`, slots `[start, stop)`; and the buffers' size."""
+
+    first: int = 0
+    last: int = 0
+    start: int = 0
+    stop: int = 0
+    rows: int = 0
+    slots: int = 0
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[misc]
+    """KV buffers of one layer, `[rows, kv_heads, slots, head_dim]`; head_dim may differ between the two."""
+
+    is_sliding = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate both buffers in the shape, dtype and device of the first states seen."""
+        keys, values = (
+            states.new_zeros(self.plan.rows, states.shape[1], self.plan.slots, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the pass's states `[last - first, kv_heads, stop - start, head_dim]`; views up to `stop`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        plan, keys, values = self.plan, self.keys, self.values
+        if plan.last - plan.first != plan.rows:
+            keys = keys.narrow(0, plan.first, plan.last - plan.first)
+            values = values.narrow(0, plan.first, plan.last - plan.first)
+        count = plan.stop - plan.start
+        keys.narrow(2, plan.start, count).copy_(key_states)
+        values.narrow(2, plan.start, count).copy_(value_states)
+        return keys.narrow(2, 0, plan.stop), values.narrow(2, 0, plan.stop)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that attention sees, and the index of the first."""
+        return self.plan.start + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Slots before this pass."""
+        return self.plan.start
+
+    def get_max_length(self) -> int:
+        """No maximum: the buffers grow."""
+        return -1
+
+
+class RowCache(Cache):  # type: ignore[misc]
+    """The KV rows of a whole model.
+
+    Buffers of one shape, dtype and device lie together in one arena `[buffers, rows, kv_heads, slots,
+    head_dim]`, so that a commit costs a few operations, not a few for every layer.
+    """
+
+    def __init__(self) -> None:
+        self.plan = Plan()
+        self._arenas: list[Tensor] = []
+        self._settled = 0
+        super().__init__(layer_class_to_replicate=lambda: RowLayer(self.plan))
+
+    def reserve(self, *, rows: int, slots: int) -> None:
+        """Make room, at least doubling the slots that there are; on failure nothing has changed."""
+        plan = self.plan
+        if rows > plan.rows or slots > plan.slots:
+            if slots > plan.slots:
+                slots = max(slots, 2 * plan.slots, 64)
+            self._build(rows=max(rows, plan.rows), slots=max(slots, plan.slots))
+
+    def settle(self) -> None:
+        """Gather layers that allocated buffers of their own, on their first pass, into the arenas."""
+        if len(self.layers) != self._settled:
+            self._build(rows=self.plan.rows, slots=self.plan.slots)
+
+    def _build(self, *, rows: int, slots: int) -> None:
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        groups: dict[tuple[Any, ...], list[tuple[RowLayer, str]]] = {}
+        for layer in layers:
+            for name in ("keys", "values"):
+                old = getattr(layer, name)
+                groups.setdefault((old.shape[1], old.shape[3], old.dtype, old.device), []).append((layer, name))
+        arenas, views = [], []
+        for (heads, dim, dtype, device), members in groups.items():
+            arena = torch.zeros(len(members), rows, heads, slots, dim, dtype=dtype, device=device)
+            for new, (layer, name) in zip(arena, members, strict=True):
+                old = getattr(layer, name)
+                new[: old.shape[0], :, : old.shape[2]] = old
+                views.append((layer, name, new))
+            arenas.append(arena)
+        for layer, name, new in views:
+            setattr(layer, name, new)
+        self._arenas, self._settled = arenas, len(self.layers)
+        self.plan.rows, self.plan.slots = rows, slots
+
+    def move(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`; all are read before any is written."""
+        for arena in self._arenas:
+            row, source, target = torch.tensor([rows, sources, targets], device=arena.device)
+            arena[:, row, :, target] = arena[:, row, :, source]
+
+    def keep(self, rows: Sequence[int], *, slots: int) -> None:
+        """Keep these rows, given in ascending order, in the first places; `slots` of each are in use."""
+        for arena in self._arenas:
+            for new, old in enumerate(rows):
+                if new != old:
+                    arena[:, new, :, :slots] = arena[:, old, :, :slots]

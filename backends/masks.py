@@ -1,0 +1,109 @@
+"""Attention masks over committed slots and tree nodes, in the form in which a model's layers want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from draftwood.errors import UnsupportedModel
+
+
+@attrs.frozen
+class Reach:
+    """How far back a kind of layer looks; everything when both are None.
+
+    Attributes:
+        window: a query sees keys less than this many positions before it.
+        chunk: a query sees keys in its own block of this many positions.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def limits(self, length: int) -> bool:
+        """Whether any query of a sequence of `length` tokens fails to see its first token."""
+        return length > (self.window or self.chunk or length)
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """bool `[rows, queries, keys]` from positions `[rows, queries]` and `[rows, keys]`."""
+        queries, keys = queries.unsqueeze(2), keys.unsqueeze(1)
+        if self.window is not None:
+            return queries - keys < self.window
+        assert self.chunk is not None
+        return queries // self.chunk == keys // self.chunk
+
+
+def reaches(config: Any) -> dict[str, Reach]:
+    """The reach of every kind of attention layer in a model, by the name transformers gives the kind.
+
+    Raises:
+        UnsupportedModel: for layers that are not attention with a KV cache, or windows of several sizes.
+    """
+    text = config.get_text_config(decoder=True)
+    layers = DynamicCache(config=config).layers
+    kinds = getattr(text, "layer_types", None)
+    found: dict[str, Reach] = {}
+    for place, layer in enumerate(layers):
+        # Reads another layer's keys, or has no attention. By name: transformers 5.17 has no such class.
+        if type(layer).__name__ == "DummyLayer":
+            continue
+        if type(layer) is DynamicLayer:
+            kind, reach = "full_attention", Reach()
+        elif type(layer) is DynamicSlidingWindowLayer:
+            chunked = getattr(text, "attention_chunk_size", None) is not None
+            kind = kinds[place] if kinds else ("chunked_attention" if chunked else "sliding_attention")
+            size = layer.sliding_window
+            reach = Reach(chunk=size) if kind == "chunked_attention" else Reach(window=size)
+        else:
+            raise UnsupportedModel(
+                f"Layer {place} of {text.model_type} keeps a {type(layer).__name__}, which is not a plain KV cache."
+            )
+        if found.setdefault(kind, reach) != reach:
+            raise UnsupportedModel(
+                f"The {kind} layers of {text.model_type} differ in size ({found[kind]}, {reach}); one mask "
+                "cannot serve them."
+            )
+    return found or {"full_attention": Reach()}
+
+
+class Masks:
+    """Builds what `attention_mask=` takes: additive masks `[rows, 1, queries, keys]` in the model's dtype.
+
+    Additive because eager attention adds whatever it is given, so that a bool mask is silently wrong there,
+    and because SDPA on a CPU converts a bool mask anew in every layer.
+    """
+
+    def __init__(self, kinds: dict[str, Reach], *, dtype: torch.dtype, device: torch.device) -> None:
+        self.kinds = kinds
+        self._open = torch.zeros((), dtype=dtype, device=device)
+        # Not -inf: a row of padding that sees nothing must not turn into NaN.
+        self._shut = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+
+    def build(
+        self, visible: Tensor, *, queries: Tensor, keys: Tensor | None, longest: int
+    ) -> Tensor | dict[str, Tensor]:
+        """The mask, or one for every kind of layer where a model mixes them.
+
+        Args:
+            visible: bool `[rows, queries, keys]`, by ancestry alone.
+            queries: positions `[rows, queries]`.
+            keys: positions `[rows, keys]`; needed where `limited(longest)`.
+            longest: no position reaches this.
+        """
+        masks = {}
+        for kind, reach in self.kinds.items():
+            seen = visible
+            if reach.limits(longest):
+                assert keys is not None
+                seen = visible & reach.sees(queries, keys)
+            masks[kind] = torch.where(seen, self._open, self._shut).unsqueeze(1)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def limited(self, longest: int) -> bool:
+        """Whether key positions matter for sequences of up to `longest` tokens."""
+        return any(reach.limits(longest) for reach in self.kinds.values())

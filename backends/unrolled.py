@@ -1,0 +1,233 @@
+"""`UnrolledBackend`: for models whose attention takes no mask, one root-to-leaf path per batch row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from draftwood.backends import checks
+from draftwood.errors import InvalidInput
+from draftwood.protocols import StateBackend
+
+
+@attrs.frozen(eq=False)
+class Trial:
+    """The cache that the last pass of a row left, so that a commit need not run its path again.
+
+    Attributes:
+        cache: one batch row for each path.
+        paths: the nodes of every path.
+        width: tokens that the pass fed to every batch row, padding included.
+    """
+
+    cache: Cache
+    paths: list[list[int]]
+    width: int
+
+
+@attrs.frozen(eq=False)
+class Row:
+    """One sequence. Frozen, so that a pass that raises leaves it as it was.
+
+    Attributes:
+        cache: state after the committed tokens, one batch row; None before the first.
+        length: committed tokens.
+        tokens: tokens of the uncommitted nodes.
+        parents: their parents; -1 is the committed state.
+        trial: what the last pass left.
+    """
+
+    cache: Cache | None = None
+    length: int = 0
+    tokens: list[int] = attrs.field(factory=list)
+    parents: list[int] = attrs.field(factory=list)
+    trial: Trial | None = None
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+
+class UnrolledBackend(StateBackend):
+    """Runs every root-to-leaf path as a batch row of its own, with the model's own cache and masks.
+
+    Exact for any causal model that can go on from a cache by several tokens. It recomputes what paths share, so
+    it costs more than one pass with a tree mask. Padding stands behind a path, where nothing sees it.
+
+    Attributes:
+        model: the transformers model, in evaluation mode.
+        vocab_size: width of the logits.
+        max_length: positions the model was made for, or None.
+        weight_bytes: bytes of its parameters, tied ones counted once.
+        device: where token ids go.
+    """
+
+    def __init__(self, model: Any, *, chunk: int = 512) -> None:
+        """Serve `model`, a decoder-only transformers model.
+
+        Args:
+            model: with its weights, dtype and devices as they are.
+            chunk: tokens a prefill pass takes at once; fewer need less memory.
+
+        Raises:
+            InvalidInput: a model in training mode, or `chunk` below 1.
+        """
+        checks.require_eval(model)
+        if chunk < 1:
+            raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
+        self.model, self.chunk = model, chunk
+        self.vocab_size = checks.vocab_size(model)
+        self.max_length = checks.max_length(model)
+        self.weight_bytes = checks.weight_bytes(model)
+        self.device = checks.input_device(model)
+        self._takes_positions = checks.accepts(model, "position_ids")
+        self._skips_logits = checks.accepts(model, "logits_to_keep")
+        self._rows: list[Row] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of every row."""
+        return [row.length for row in self._rows]
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
+
+        Raises:
+            InvalidInput: a token outside the vocabulary, or a row beyond `max_length`.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+        """
+        texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        with checks.guarded_pass(len(self._rows) + len(texts)):
+            self._rows += [self._advance(Row(), text) for text in texts]
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Forget the rows at these places; later rows move up."""
+        self._rows = [self._rows[row] for row in checks.check_kept(rows, have=len(self._rows))]
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """Append nodes to the uncommitted region of every row and return their logits.
+
+        Args:
+            tokens: `[rows, nodes]` int64.
+            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the committed state.
+            counts: valid nodes of every row, the rest being padding; None means all.
+
+        Returns:
+            Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
+
+        Raises:
+            InvalidTree: a token outside the vocabulary or a parent not before its child.
+            InvalidInput: a node beyond `max_length`.
+            OutOfMemory: the pass does not fit. After any error the state is as it was.
+        """
+        tokens, parents, valid = checks.as_nodes(
+            tokens.cpu(), parents.cpu(), counts, have=[len(row.tokens) for row in self._rows], vocab=self.vocab_size
+        )
+        n = tokens.shape[1]
+        with checks.guarded_pass(len(self._rows)):
+            logits = torch.zeros(len(valid), n, self.vocab_size, dtype=self.model.dtype, device=self.device)
+            rows = []
+            for place, (row, count) in enumerate(zip(self._rows, valid, strict=True)):
+                if count:
+                    new_tokens, new_parents = tokens[place, :count].tolist(), parents[place, :count].tolist()
+                    row, found = self._try(place, row, new_tokens, new_parents)
+                    logits[place, :count] = found
+                rows.append(row)
+        self._rows = rows
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep these uncommitted nodes of every row, in order, and drop the others.
+
+        Raises:
+            InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
+                has changed then.
+        """
+        checks.check_paths(paths, rows=len(self._rows))
+        for place, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
+            checks.check_path(path, row.parents, row=place)
+        with checks.guarded_pass(len(self._rows)):
+            self._rows = [self._settle(row, list(path)) for row, path in zip(self._rows, paths, strict=True)]
+
+    def _try(self, place: int, row: Row, tokens: list[int], parents: list[int]) -> tuple[Row, Tensor]:
+        """`row` with these nodes added, and their logits `[nodes, vocab]`."""
+        start = len(row.tokens)
+        row = attrs.evolve(row, tokens=row.tokens + tokens, parents=row.parents + parents, trial=None)
+        inner = set(parents)
+        paths = [row.path(node) for node in range(start, start + len(tokens)) if node not in inner]
+        width = max(map(len, paths))
+        if self.max_length is not None and row.length + width > self.max_length:
+            raise InvalidInput(
+                f"A node of row {place} stands at position {row.length + width - 1}, but the model's context "
+                f"holds {self.max_length} tokens; stop the row or grow a shallower tree."
+            )
+        fed = torch.zeros(len(paths), width, dtype=torch.int64)
+        where: dict[int, tuple[int, int]] = {}
+        for line, path in enumerate(paths):
+            fed[line, : len(path)] = torch.tensor([row.tokens[node] for node in path])
+            where.update({node: (line, depth) for depth, node in enumerate(path)})
+        cache = self._copied(row.cache, copies=len(paths))
+        cache.activate_past_recording()
+        logits = self._run(cache, fed, start=row.length)
+        lines, depths = zip(*(where[node] for node in range(start, start + len(tokens))), strict=True)
+        return attrs.evolve(row, trial=Trial(cache, paths, width)), logits[list(lines), list(depths)]
+
+    def _settle(self, row: Row, path: list[int]) -> Row:
+        """`row` after committing `path`, from the last pass where that ran the path and can be cut back to it."""
+        if not path:
+            return Row(row.cache, row.length)
+        trial = row.trial
+        if trial is not None and trial.cache.is_croppable:
+            line = next((i for i, tried in enumerate(trial.paths) if tried[: len(path)] == path), None)
+            if line is not None:
+                cache = self._copied(trial.cache, copies=1, line=line)
+                cache.crop(len(path) - trial.width)
+                return Row(cache, row.length + len(path))
+        return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
+
+    def _advance(self, row: Row, tokens: Tensor) -> Row:
+        """`row` after `tokens` `[length]` more, without uncommitted nodes."""
+        if not len(tokens):
+            return Row(row.cache, row.length)
+        cache, length = self._copied(row.cache, copies=1), row.length
+        for chunk in tokens.split(self.chunk):
+            self._run(cache, chunk.unsqueeze(0), start=length, keep_logits=False)
+            length += len(chunk)
+        return Row(cache, length)
+
+    def _copied(self, cache: Cache | None, *, copies: int, line: int = 0) -> Cache:
+        """Batch row `line` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
+        if cache is None:
+            return DynamicCache(config=self.model.config)
+        copied = copy.copy(cache)
+        copied.layers = [copy.copy(layer) for layer in cache.layers]
+        for layer in copied.layers:
+            # Recurrent layers keep their states in dicts, which reordering would change under the original.
+            vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
+        copied.reorder_cache(torch.full((copies,), line, device=self.device))
+        return copied
+
+    def _run(self, cache: Cache, tokens: Tensor, *, start: int, keep_logits: bool = True) -> Tensor:
+        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n or 1, vocab]`."""
+        extra: dict[str, Any] = {}
+        if self._takes_positions:
+            positions = torch.arange(start, start + tokens.shape[1], device=self.device)
+            extra["position_ids"] = positions.expand(len(tokens), -1)
+        if self._skips_logits and not keep_logits:
+            extra["logits_to_keep"] = 1
+        output = self.model(
+            input_ids=tokens.to(self.device), past_key_values=cache, use_cache=True, return_dict=True, **extra
+        )
+        logits: Tensor = output.logits
+        return logits
