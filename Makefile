@@ -30,7 +30,7 @@ demo: .venv/.ready-test
 
 test: .venv/.ready-test
 	@echo "Running the tests in $(WORKERS) processes of one thread each."
-	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
 
 lint: .venv/.ready-lint
 	@.venv/bin/python -m ruff check .

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,64 +11,20 @@ from torch import Tensor
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory
 
 
-def vocab_size(model: Any) -> int:
-    """Width of the logits, which may be wider than the tokenizer's vocabulary."""
-    head = model.get_output_embeddings()
-    width = getattr(head, "out_features", None)
-    return int(width if width is not None else model.config.get_text_config(decoder=True).vocab_size)
-
-
-def max_length(model: Any) -> int | None:
-    """Positions the model was made for, or None where it names no limit."""
-    text = model.config.get_text_config(decoder=True)
-    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
-    return int(limit) if limit else None
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of the parameters; tied ones are counted once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def input_device(model: Any) -> torch.device:
-    """Where token ids go: the embedding's device, also where its weights are offloaded."""
-    embedding = model.get_input_embeddings()
-    hook = getattr(embedding, "_hf_hook", None)
-    placed = getattr(hook, "execution_device", None)
-    if placed is not None:
-        return torch.device(placed)
-    weight = next(embedding.parameters(), None)
-    if weight is None or weight.device.type == "meta":
-        return torch.device(model.device)
-    return weight.device
-
-
-def accepts(model: Any, name: str) -> bool:
-    """Whether the model's forward names this argument."""
-    return name in inspect.signature(model.forward).parameters
-
-
-def require_eval(model: Any) -> None:
-    """Refuse a model whose dropout is on."""
-    if model.training:
-        raise InvalidInput(
-            f"{type(model).__name__} is in training mode, where dropout makes its output random; call model.eval()."
-        )
-
-
 def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[Tensor]:
     """Prompts as int64 vectors, or `InvalidInput` naming the first that cannot be used."""
     texts = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
     for place, text in enumerate(texts):
         if text.dim() != 1:
-            raise InvalidInput(f"Row {place} has shape {tuple(text.shape)}; a row is one vector of token ids.")
+            raise InvalidInput(f"Row {place} has shape {tuple(text.shape)}; a row is a vector of token ids.")
         if longest is not None and len(text) > longest:
             raise InvalidInput(
-                f"Row {place} has {len(text)} tokens, but the model's context holds {longest}; shorten the prompt."
+                f"Row {place} has {len(text)} tokens, but the model's context holds {longest}; "
+                "shorten the prompt."
             )
         if len(text) and not 0 <= int(text.min()) <= int(text.max()) < vocab:
             bad = text[(text < 0) | (text >= vocab)][0].item()
-            raise InvalidInput(f"Row {place} holds token {bad}; token ids of this model are 0 to {vocab - 1}.")
+            raise InvalidInput(f"Row {place} holds token {bad}; this model's are 0 to {vocab - 1}.")
     return texts
 
 
@@ -118,8 +72,8 @@ def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
         if given and not 0 <= min(given) <= max(given) < vocab:
             place, token = next((i, t) for i, t in enumerate(given) if not 0 <= t < vocab)
             raise InvalidTree(
-                f"Node {have[row] + place} of row {row} holds token {token}; token ids of this model are 0 "
-                f"to {vocab - 1}."
+                f"Node {have[row] + place} of row {row} holds token {token}; this model's "
+                f"are 0 to {vocab - 1}."
             )
 
 
@@ -128,15 +82,13 @@ def _check_parents(parents: Tensor, have: Sequence[int]) -> None:
         for place, parent in enumerate(given, start=start):
             if not -1 <= parent < place:
                 raise InvalidTree(
-                    f"Node {place} of row {row} has parent {parent}; a parent is -1 or a node before its child."
+                    f"Node {place} of row {row} has parent {parent}; it must be -1 or stand before its child."
                 )
 
 
-def check_kept(rows: Sequence[int], *, have: int) -> list[int]:
-    """The places that stay when `rows` are released, or `InvalidInput`."""
-    gone = set(rows)
-    if not all(0 <= row < have for row in gone):
-        raise InvalidInput(f"Rows {sorted(gone)} cannot be released; the backend holds rows 0 to {have - 1}.")
+def kept(rows: Sequence[int] | None, *, have: int) -> list[int]:
+    """The places that stay when `rows`, or all, are released."""
+    gone = range(have) if rows is None else set(rows)
     return [row for row in range(have) if row not in gone]
 
 
@@ -152,8 +104,8 @@ def check_path(path: Sequence[int], parents: Sequence[int], *, row: int) -> None
     for node in path:
         if not 0 <= node < len(parents):
             raise InvalidTree(
-                f"The path {list(path)} of row {row} names node {node}; the row has {len(parents)} uncommitted "
-                "nodes, numbered from 0."
+                f"The path {list(path)} of row {row} names node {node}; the row has {len(parents)} "
+                "uncommitted nodes, numbered from 0."
             )
         if parents[node] != last:
             raise InvalidTree(
@@ -188,11 +140,3 @@ def _out_of_memory(rows: int, error: BaseException) -> OutOfMemory:
         f"The device ran out of memory in a pass over {rows} rows ({reason}); use fewer rows, a smaller tree "
         "budget, a shorter prompt or a half-precision dtype."
     )
-
-
-def special_tokens(model: Any) -> tuple[tuple[int, ...], int | None]:
-    """End-of-text tokens and padding token as the model's generation config has them."""
-    config = model.generation_config
-    eos = config.eos_token_id
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    return ids, config.pad_token_id

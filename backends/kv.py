@@ -7,6 +7,7 @@ one slice copy whatever the rows' lengths; a shorter row has a gap that its atte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -27,13 +28,13 @@ class Plan:
     slots: int = 0
 
 
-class RowLayer(CacheLayerMixin):  # type: ignore[misc]
+class RowLayer(CacheLayerMixin):
     """KV buffers of one layer, `[rows, kv_heads, slots, head_dim]`; head_dim may differ between the two."""
 
     is_sliding = False
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -53,6 +54,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         plan, keys, values = self.plan, self.keys, self.values
+        assert keys is not None
+        assert values is not None
         if plan.last - plan.first != plan.rows:
             keys = keys.narrow(0, plan.first, plan.last - plan.first)
             values = values.narrow(0, plan.first, plan.last - plan.first)
@@ -74,7 +77,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class RowCache(Cache):  # type: ignore[misc]
+class RowCache(Cache):
     """The KV rows of a whole model.
 
     Buffers of one shape, dtype and device lie together in one arena `[buffers, rows, kv_heads, slots,
@@ -85,7 +88,7 @@ class RowCache(Cache):  # type: ignore[misc]
         self.plan = Plan()
         self._arenas: list[Tensor] = []
         self._settled = 0
-        super().__init__(layer_class_to_replicate=lambda: RowLayer(self.plan))
+        super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
 
     def reserve(self, *, rows: int, slots: int) -> None:
         """Make room, at least doubling the slots that there are; on failure nothing has changed."""
@@ -101,12 +104,14 @@ class RowCache(Cache):  # type: ignore[misc]
             self._build(rows=self.plan.rows, slots=self.plan.slots)
 
     def _build(self, *, rows: int, slots: int) -> None:
-        layers = [layer for layer in self.layers if layer.is_initialized]
+        layers = [layer for layer in self.layers if isinstance(layer, RowLayer) and layer.is_initialized]
         groups: dict[tuple[Any, ...], list[tuple[RowLayer, str]]] = {}
         for layer in layers:
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                groups.setdefault((old.shape[1], old.shape[3], old.dtype, old.device), []).append((layer, name))
+                groups.setdefault((old.shape[1], old.shape[3], old.dtype, old.device), []).append(
+                    (layer, name)
+                )
         arenas, views = [], []
         for (heads, dim, dtype, device), members in groups.items():
             arena = torch.zeros(len(members), rows, heads, slots, dim, dtype=dtype, device=device)
@@ -121,7 +126,7 @@ class RowCache(Cache):  # type: ignore[misc]
         self.plan.rows, self.plan.slots = rows, slots
 
     def move(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`; all are read before any is written."""
+        """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`, reading all before writing any."""
         for arena in self._arenas:
             row, source, target = torch.tensor([rows, sources, targets], device=arena.device)
             arena[:, row, :, target] = arena[:, row, :, source]

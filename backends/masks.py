@@ -61,7 +61,8 @@ def reaches(config: Any) -> dict[str, Reach]:
             reach = Reach(chunk=size) if kind == "chunked_attention" else Reach(window=size)
         else:
             raise UnsupportedModel(
-                f"Layer {place} of {text.model_type} keeps a {type(layer).__name__}, which is not a plain KV cache."
+                f"Layer {place} of {text.model_type} keeps a {type(layer).__name__}, which is no "
+                "plain KV cache."
             )
         if found.setdefault(kind, reach) != reach:
             raise UnsupportedModel(

@@ -97,7 +97,7 @@ class Region:
             self._column_of = self._column_of[index]
 
     def columns_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Columns of the nodes of every row's path, or `InvalidTree` where one is not a path from the root."""
+        """Columns of the nodes of every row's path, or `InvalidTree` where one is no path from a root."""
         calls = [call.tolist() for call in self._parents] if any(paths) else []
         columns = []
         for row, path in enumerate(paths):

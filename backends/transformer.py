@@ -13,52 +13,32 @@ from torch.nn.utils.rnn import pad_sequence
 from draftwood.backends import checks
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, reaches
+from draftwood.backends.model import ModelBackend
 from draftwood.backends.region import Region
 from draftwood.errors import InvalidInput, UnsupportedModel
-from draftwood.protocols import StateBackend
 
 log = logging.getLogger(__name__)
 
 
-class TransformerBackend(StateBackend):
+class TransformerBackend(ModelBackend):
     """Runs a draft tree in one pass: every node attends to the committed text and to its own ancestors.
 
     Uncommitted nodes lie behind the committed slots; a commit moves the accepted ones down and forgets
     the rest, without a second pass.
-
-    Attributes:
-        model: the transformers model, in evaluation mode.
-        vocab_size: width of the logits.
-        max_length: positions the model was made for, or None.
-        weight_bytes: bytes of its parameters, tied ones counted once.
-        device: where token ids go.
     """
 
     def __init__(self, model: Any, *, chunk: int = 512) -> None:
-        """Serve `model`, a decoder-only transformers model.
-
-        Args:
-            model: with its weights, dtype and devices as they are.
-            chunk: tokens a prefill pass takes at once; fewer need less memory.
+        """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
             UnsupportedModel: layers that are not attention with a KV cache, or no way to give positions.
         """
-        checks.require_eval(model)
-        if chunk < 1:
-            raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
-        if not checks.accepts(model, "position_ids"):
+        super().__init__(model, chunk=chunk)
+        if not self._takes_positions:
             raise UnsupportedModel(
-                f"{type(model).__name__} takes no position_ids, so nodes of one depth cannot share a position."
+                f"{type(model).__name__} takes no position_ids, so nodes cannot share a position."
             )
-        self.model, self.chunk = model, chunk
-        self.vocab_size = checks.vocab_size(model)
-        self.max_length = checks.max_length(model)
-        self.weight_bytes = checks.weight_bytes(model)
-        self.device = checks.input_device(model)
-        self.eos_token_ids, self.pad_token_id = checks.special_tokens(model)
-        self._skips_logits = checks.accepts(model, "logits_to_keep")
         kinds = reaches(model.config)
         use_masked_attention(model)
         self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
@@ -81,7 +61,9 @@ class TransformerBackend(StateBackend):
         """
         texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         if self._region.columns:
-            raise InvalidInput("Rows cannot join while others hold uncommitted nodes; commit or drop those first.")
+            raise InvalidInput(
+                "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
+            )
         if not texts:
             return
         have, more = len(self._lengths), len(texts)
@@ -96,13 +78,13 @@ class TransformerBackend(StateBackend):
         self._refresh()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all of them; later rows move up."""
-        rows = range(len(self._lengths)) if rows is None else rows
-        keep = checks.check_kept(rows, have=len(self._lengths))
-        with checks.guarded_pass(len(self._lengths)):
+        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
+        keep = checks.kept(rows, have=len(self._lengths))
+        with checks.guarded_pass(len(keep)):
             self._cache.keep(keep, slots=self._base + self._region.columns)
             self._region.keep(keep)
         self._lengths = [self._lengths[row] for row in keep]
+        # Uncommitted nodes stay in the slots that they have.
         self._refresh(base=self._base if self._region.columns else None)
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
@@ -110,7 +92,8 @@ class TransformerBackend(StateBackend):
 
         Args:
             tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the committed state.
+            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
+                committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:
@@ -175,20 +158,11 @@ class TransformerBackend(StateBackend):
         visible = queries.unsqueeze(2) >= keys.unsqueeze(1)
         mask = self._masks.build(visible, queries=queries, keys=keys, longest=start + n)
         self._plan(have, have + rows, start=start, stop=start + n)
-        self._forward(tokens, mask, queries, **({"logits_to_keep": 1} if self._skips_logits else {}))
+        self._forward(tokens, mask, queries, **self._prefill_options)
 
-    def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **extra: Any) -> Tensor:
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            return_dict=True,
-            **extra,
-        )
+    def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
+        logits = self._logits(tokens, self._cache, attention_mask=mask, position_ids=positions, **options)
         self._cache.settle()
-        logits: Tensor = output.logits
         return logits
 
     def _plan(self, first: int, last: int, *, start: int, stop: int) -> None:
@@ -196,7 +170,7 @@ class TransformerBackend(StateBackend):
         plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
 
     def _refresh(self, base: int | None = None) -> None:
-        """What passes need to know of the committed text; `base` is the slot where uncommitted nodes begin."""
+        """What passes need to know of the committed text; uncommitted nodes begin at slot `base`."""
         self._base = max(self._lengths, default=0) if base is None else base
         self._slots = torch.arange(self._base, device=self.device).unsqueeze(0)
         self._offsets = torch.tensor(self._lengths, dtype=torch.int64, device=self.device).unsqueeze(1)
@@ -229,5 +203,6 @@ def use_masked_attention(model: Any) -> None:
             log.info("%s takes no tree mask; %s now uses %s attention.", before, type(model).__name__, name)
             return
     raise UnsupportedModel(
-        f"{type(model).__name__} uses {before} attention, which takes no tree mask, and has neither SDPA nor eager."
+        f"{type(model).__name__} uses {before} attention, which takes no tree mask, and has neither SDPA "
+        "nor eager attention to switch to."
     )

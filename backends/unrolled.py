@@ -13,8 +13,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from draftwood.backends import checks
+from draftwood.backends.model import ModelBackend
 from draftwood.errors import InvalidInput
-from draftwood.protocols import StateBackend
 
 
 @attrs.frozen(eq=False)
@@ -59,40 +59,21 @@ class Row:
         return path[::-1]
 
 
-class UnrolledBackend(StateBackend):
+class UnrolledBackend(ModelBackend):
     """Runs every root-to-leaf path as a batch row of its own, with the model's own cache and masks.
 
-    Exact for any causal model that can go on from a cache by several tokens. It recomputes what paths share, so
-    it costs more than one pass with a tree mask. Padding stands behind a path, where nothing sees it.
-
-    Attributes:
-        model: the transformers model, in evaluation mode.
-        vocab_size: width of the logits.
-        max_length: positions the model was made for, or None.
-        weight_bytes: bytes of its parameters, tied ones counted once.
-        device: where token ids go.
+    Exact for any causal model that can go on from a cache by several tokens. It recomputes what paths
+    share, so it costs more than one pass with a tree mask. Padding stands behind a path, where nothing
+    sees it.
     """
 
     def __init__(self, model: Any, *, chunk: int = 512) -> None:
-        """Serve `model`, a decoder-only transformers model.
-
-        Args:
-            model: with its weights, dtype and devices as they are.
-            chunk: tokens a prefill pass takes at once; fewer need less memory.
+        """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
-        checks.require_eval(model)
-        if chunk < 1:
-            raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
-        self.model, self.chunk = model, chunk
-        self.vocab_size = checks.vocab_size(model)
-        self.max_length = checks.max_length(model)
-        self.weight_bytes = checks.weight_bytes(model)
-        self.device = checks.input_device(model)
-        self._takes_positions = checks.accepts(model, "position_ids")
-        self._skips_logits = checks.accepts(model, "logits_to_keep")
+        super().__init__(model, chunk=chunk)
         self._rows: list[Row] = []
 
     @property
@@ -111,16 +92,17 @@ class UnrolledBackend(StateBackend):
         with checks.guarded_pass(len(self._rows) + len(texts)):
             self._rows += [self._advance(Row(), text) for text in texts]
 
-    def release(self, rows: Sequence[int]) -> None:
-        """Forget the rows at these places; later rows move up."""
-        self._rows = [self._rows[row] for row in checks.check_kept(rows, have=len(self._rows))]
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget the rows at these places, or all; later rows move up."""
+        self._rows = [self._rows[row] for row in checks.kept(rows, have=len(self._rows))]
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Append nodes to the uncommitted region of every row and return their logits.
 
         Args:
             tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the committed state.
+            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
+                committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:
@@ -131,8 +113,9 @@ class UnrolledBackend(StateBackend):
             InvalidInput: a node beyond `max_length`.
             OutOfMemory: the pass does not fit. After any error the state is as it was.
         """
+        have = [len(row.tokens) for row in self._rows]
         tokens, parents, valid = checks.as_nodes(
-            tokens.cpu(), parents.cpu(), counts, have=[len(row.tokens) for row in self._rows], vocab=self.vocab_size
+            tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
         )
         n = tokens.shape[1]
         with checks.guarded_pass(len(self._rows)):
@@ -184,7 +167,7 @@ class UnrolledBackend(StateBackend):
         return attrs.evolve(row, trial=Trial(cache, paths, width)), logits[list(lines), list(depths)]
 
     def _settle(self, row: Row, path: list[int]) -> Row:
-        """`row` after committing `path`, from the last pass where that ran the path and can be cut back to it."""
+        """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
         if not path:
             return Row(row.cache, row.length)
         trial = row.trial
@@ -202,7 +185,7 @@ class UnrolledBackend(StateBackend):
             return Row(row.cache, row.length)
         cache, length = self._copied(row.cache, copies=1), row.length
         for chunk in tokens.split(self.chunk):
-            self._run(cache, chunk.unsqueeze(0), start=length, keep_logits=False)
+            self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
         return Row(cache, length)
 
@@ -215,19 +198,12 @@ class UnrolledBackend(StateBackend):
         for layer in copied.layers:
             # Recurrent layers keep their states in dicts, which reordering would change under the original.
             vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
-        copied.reorder_cache(torch.full((copies,), line, device=self.device))
+        copied.reorder_cache(torch.full((copies,), line, device=self.device))  # type: ignore[arg-type]
         return copied
 
-    def _run(self, cache: Cache, tokens: Tensor, *, start: int, keep_logits: bool = True) -> Tensor:
-        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n or 1, vocab]`."""
-        extra: dict[str, Any] = {}
+    def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
+        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n, vocab]`."""
         if self._takes_positions:
             positions = torch.arange(start, start + tokens.shape[1], device=self.device)
-            extra["position_ids"] = positions.expand(len(tokens), -1)
-        if self._skips_logits and not keep_logits:
-            extra["logits_to_keep"] = 1
-        output = self.model(
-            input_ids=tokens.to(self.device), past_key_values=cache, use_cache=True, return_dict=True, **extra
-        )
-        logits: Tensor = output.logits
-        return logits
+            options["position_ids"] = positions.expand(len(tokens), -1)
+        return self._logits(tokens.to(self.device), cache, **options)

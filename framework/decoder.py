@@ -30,7 +30,7 @@ def _as_backend(target: Any) -> StateBackend:
 
 def _as_drafter(drafter: Any) -> Drafter:
     is_model = isinstance(drafter, (str, PathLike, torch.nn.Module))
-    return registry.get("drafters", "model")(drafter) if is_model else drafter
+    return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model else drafter)
 
 
 @attrs.frozen
@@ -203,7 +203,12 @@ class SpeculativeDecoder:
             draft_sampling=draft_sampling,
             stops=_stops(prompts, max_new_tokens, eos_token_id, criteria, self.target),
             rows=[
-                Row(i, list(prompt), copy.deepcopy(self.policy) if self.policy.learns else self.policy, streams)
+                Row(
+                    i,
+                    list(prompt),
+                    copy.deepcopy(self.policy) if self.policy.learns else self.policy,
+                    streams,
+                )
                 for i, (prompt, streams) in enumerate(zip(prompts, _streams(seed, len(prompts)), strict=True))
             ],
             trace=trace,
@@ -211,8 +216,8 @@ class SpeculativeDecoder:
         statistics = statistics if statistics is not None else Statistics()
         if self.target.lengths:
             raise InvalidInput(
-                f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let that "
-                "one end, or load the model into a second backend."
+                f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let it "
+                "end, or load the model into a second backend."
             )
         started = perf_counter()
         try:
@@ -240,7 +245,8 @@ def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
         fitting = [
             name
             for name in registry.names("verifiers")
-            if policy.laws <= (v := registry.get("verifiers", name)).laws and (v.adaptive or not policy.adaptive)
+            if policy.laws <= (v := registry.get("verifiers", name)).laws
+            and (v.adaptive or not policy.adaptive)
         ]
         problem = (
             f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
@@ -310,7 +316,7 @@ def _stops(
     wanted = [len(prompt) + max_new_tokens for prompt in prompts]
     limit = [min(w, target.max_length or w) for w in wanted]
     return StopConditions(
-        eos_token_ids=[eos_token_id] if isinstance(eos_token_id, int) else eos_token_id,
+        eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
         limit=limit,
         context_limited=[have < want for have, want in zip(limit, wanted, strict=True)],
         criteria=criteria,
@@ -336,9 +342,7 @@ def _sequences(prompts: list[list[int]], tokens: list[list[int]], pad: int) -> T
     )
 
 
-def custom_generate(
-    *, drafter: Any, policy: TreePolicy, verifier: Verifier
-) -> Callable[..., Any]:
+def custom_generate(*, drafter: Any, policy: TreePolicy, verifier: Verifier) -> Callable[..., Any]:
     """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
 
     Sampling settings, logits processors, stopping criteria, streamer and token ids are those that
@@ -380,7 +384,7 @@ def custom_generate(
             return generation.sequences
         from transformers.generation import GenerateDecoderOnlyOutput
 
-        output = GenerateDecoderOnlyOutput(sequences=generation.sequences)
+        output = GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, generation.sequences))
         output.statistics = generation.statistics
         return output
 

@@ -62,7 +62,10 @@ class RoundLoop:
         target_seconds = perf_counter() - scoring
 
         verifying = perf_counter()
-        probs = [self._target_probs(row, t, logits[r]) for r, (row, t) in enumerate(zip(self.rows, trees))]
+        probs = [
+            self._target_probs(row, t, logits[r])
+            for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
+        ]
         outcomes = [
             self.verifier.verify(tree, p, row.streams.verify)
             for row, tree, p in zip(self.rows, trees, probs, strict=True)
@@ -104,10 +107,16 @@ class RoundLoop:
                 if one.request is not None:
                     one.advance(self._draft_probs(one, row_logits[: len(one.request)]))
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
-        return [
-            one.finished_tree(self.target.vocab_size).truncated(self.stops.limit[row.index] - len(row.text) - 1)
-            for one, row in zip(growing, self.rows, strict=True)
-        ], calls, seconds
+        return (
+            [
+                one.finished_tree(self.target.vocab_size).truncated(
+                    self.stops.limit[row.index] - len(row.text) - 1
+                )
+                for one, row in zip(growing, self.rows, strict=True)
+            ],
+            calls,
+            seconds,
+        )
 
     def _draft_probs(self, one: _Growing, logits: Tensor) -> Tensor:
         contexts = one.contexts() if self.draft_sampling.reads_prefix else None
@@ -115,7 +124,8 @@ class RoundLoop:
             return self.draft_sampling.distribution(logits, contexts, may_be_empty=True)
         drafters = logits.unbind(1)
         return torch.stack(
-            [self.draft_sampling.distribution(one, contexts, may_be_empty=True) for one in drafters], 1
+            [self.draft_sampling.distribution(one, contexts, may_be_empty=True) for one in drafters],
+            1,
         )
 
     def _target_probs(self, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:

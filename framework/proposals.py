@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution
+from draftwood.fields import as_ints
 
 
 class Proposal(ABC):
@@ -38,7 +39,7 @@ class Proposal(ABC):
 class Deterministic(Proposal):
     """A fixed function of the context (top-k, beam, retrieved text): every child is a point mass."""
 
-    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
     vocab_size: int
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 from torch import Tensor
 
+from draftwood.fields import as_ints
+
 if TYPE_CHECKING:
     from draftwood.proposals import Proposal
     from draftwood.randomness import Randomness
@@ -51,8 +53,8 @@ class Outcome:
         drafted: draft tokens in the tree, the root not counted.
     """
 
-    path: tuple[int, ...] = attrs.field(converter=tuple)
-    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    path: tuple[int, ...] = attrs.field(converter=as_ints)
+    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
     extra: int
     bonus: bool
     drafted: int

@@ -134,5 +134,7 @@ class Streams:
         """Independent draft and verification streams spawned from one `seed` >= 0."""
         if seed < 0:
             raise InvalidInput(f"The seed is {seed}; give an integer >= 0.")
-        draft, verify = (int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(2))
+        draft, verify = (
+            int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(2)
+        )
         return cls(TorchRandomness.seeded(draft), TorchRandomness.seeded(verify))

@@ -139,7 +139,8 @@ class Statistics:
     def depth_share(self) -> float:
         """Accepted path length as a share of the tree's depth, over all rounds."""
         return _ratio(
-            sum(r.outcome.accepted for r in self._row_records), sum(r.depth for r in self._row_records)
+            sum(r.outcome.accepted for r in self._row_records),
+            sum(r.depth for r in self._row_records),
         )
 
     @property

@@ -71,10 +71,15 @@ def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
         raise InvalidInput(f"{name!r} cannot be built from {given}: {error}.") from error
 
 
-def load(model: Any, *, trust_remote_code: bool = False) -> StateBackend:
+def load(
+    model: Any, *, dtype: Any = None, device: Any = None, trust_remote_code: bool = False
+) -> StateBackend:
     """The backend that can decode `model`: an object, a folder or a hub name.
+
+    `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded.
 
     Raises:
         UnsupportedModel: no backend serves it; the message says why.
     """
-    return get("loaders", "auto")(model, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]
+    loader = get("loaders", "auto")
+    return loader(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]

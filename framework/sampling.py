@@ -59,9 +59,7 @@ class SamplingParams:
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
-    top_k: int | None = attrs.field(
-        default=None, validator=_within(0, float("inf"), "keep at least 1 token")
-    )
+    top_k: int | None = attrs.field(default=None, validator=_within(0, float("inf"), "keep at least 1 token"))
     top_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
     min_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
     processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=tuple)
@@ -91,7 +89,11 @@ class SamplingParams:
         return any(type(p).__name__ not in _PREFIX_FREE for p in self.processors)
 
     def distribution(
-        self, logits: Tensor, contexts: Sequence[Tensor] | None = None, *, may_be_empty: bool = False
+        self,
+        logits: Tensor,
+        contexts: Sequence[Tensor] | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> Tensor:
         """Probabilities `[n, vocab]` (float32, or float64 for float64 logits) from logits `[n, vocab]`.
 

@@ -20,10 +20,10 @@ class StopConditions:
         criteria: `transformers.StoppingCriteria`, asked after every token as `generate` does.
     """
 
-    eos_token_ids: frozenset[int] = attrs.field(converter=frozenset)
-    limit: tuple[int, ...] = attrs.field(converter=tuple)
-    context_limited: tuple[bool, ...] = attrs.field(converter=tuple)
-    criteria: tuple[Any, ...] = attrs.field(factory=tuple, converter=tuple)
+    eos_token_ids: frozenset[int]
+    limit: Sequence[int]
+    context_limited: Sequence[bool]
+    criteria: Sequence[Any] = ()
 
     def cut(self, row: int, text: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
         """The part of `new` that row `row` with committed `text` keeps, and why it ends there.
@@ -51,4 +51,6 @@ def stop_string_criteria(strings: str | Sequence[str], tokenizer: Any) -> Any:
     """Transformers' own criterion for `strings`, which needs the tokenizer that makes the text."""
     from transformers import StopStringCriteria
 
-    return StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+    return StopStringCriteria(
+        tokenizer=tokenizer, stop_strings=[strings] if isinstance(strings, str) else list(strings)
+    )

@@ -141,14 +141,22 @@ class TokenTree:
         """The tree without nodes deeper than `depth`: whether a node stays depends on no token."""
         if self.depth <= depth:
             return self
-        keep = (self.depths[: self.size] <= depth).nonzero().flatten()
+        return self.subtree((self.depths[: self.size] <= depth).nonzero().flatten())
+
+    def subtree(self, keep: Tensor) -> TokenTree:
+        """The tree of the nodes `keep` (ascending, ancestors included, the root first).
+
+        A law keeps describing the siblings that stay as long as the dropped ones were drawn last.
+        """
         place = torch.full((self.size + 1,), -1, dtype=torch.int64, device=keep.device)
         place[keep] = torch.arange(len(keep), device=keep.device)
-        deepest = self.depths.tolist()
+        parents = place[self.parents[keep]]  # the root's -1 reads the last place, which stays -1
+        with_children = set(parents.tolist())
+        renamed = {int(place[node]): law for node, law in self.proposals.items()}
         return TokenTree(
             tokens=self.tokens[keep],
-            parents=place[self.parents[keep]],
-            proposals={int(place[v]): p for v, p in self.proposals.items() if deepest[v] < depth},
+            parents=parents,
+            proposals={node: law for node, law in renamed.items() if node in with_children and node >= 0},
             depths=self.depths[keep],
         )
 
@@ -163,7 +171,9 @@ class TokenTree:
                 f"A tree of size {n} needs tokens and parents of one length >= size, "
                 f"not {tuple(self.tokens.shape)} and {tuple(self.parents.shape)}."
             )
-        sound = (self.parents[1:n] >= 0) & (self.parents[1:n] < torch.arange(1, n, device=self.parents.device))
+        sound = (self.parents[1:n] >= 0) & (
+            self.parents[1:n] < torch.arange(1, n, device=self.parents.device)
+        )
         known = (self.tokens[:n] >= 0) & (self.tokens[:n] < (vocab_size or torch.iinfo(torch.int64).max))
         if bool((self.parents[0] == -1) & sound.all() & known.all()):
             return self

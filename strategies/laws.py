@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from draftwood import Deterministic, InvalidInput, PerChild, Proposal, WithoutReplacement, WithReplacement
+from draftwood import (
+    Deterministic,
+    InvalidInput,
+    PerChild,
+    Proposal,
+    WithoutReplacement,
+    WithReplacement,
+)
 from draftwood.errors import nearest
 
 LAWS: dict[str, type[Proposal]] = {

@@ -79,11 +79,7 @@ def imports(source: str, name: str, is_package: bool) -> Iterator[Import]:
                 # `from draftwood import strategies` names a module by its last part.
                 yield Import(f"{module}.{alias.name}", node.lineno, on_import)
         elif isinstance(node, ast.Call):
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("import_module", "__import__") and node.args:
                 target = node.args[0]
                 if isinstance(target, ast.Constant) and isinstance(target.value, str):

@@ -57,9 +57,7 @@ def load(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or torch.float32
-    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
     model.train(False)
     return model
 

@@ -92,9 +92,9 @@ def write_rows(
             continue
         generator = Generator().manual_seed(recipe.seed * 1_000_003 + index)
         prompt = PROMPT_LENGTHS[index % len(PROMPT_LENGTHS)]
-        choice = torch.multinomial(
-            torch.tensor(shares), 128, replacement=True, generator=generator
-        ).bincount(minlength=len(streams))
+        choice = torch.multinomial(torch.tensor(shares), 128, replacement=True, generator=generator).bincount(
+            minlength=len(streams)
+        )
         prompts = torch.cat(
             [
                 windows(stream, rows=int(count), length=prompt, generator=generator)
@@ -110,9 +110,7 @@ def write_rows(
             generator=generator,
         )
         part = file.with_suffix(".part")
-        torch.save(
-            {"tokens": tokens.int().cpu(), "prompt": prompt, "temperature": temperature}, part
-        )
+        torch.save({"tokens": tokens.int().cpu(), "prompt": prompt, "temperature": temperature}, part)
         part.rename(file)
         print(f"shard {index}: 128 rows of {tokens.shape[1]} tokens", flush=True)
 
@@ -131,9 +129,7 @@ def position_weights(tokens: Tensor, *, prompt: int, end: int, real: float) -> T
     return weights.masked_fill(past_end, 0.0)
 
 
-def distillation_loss(
-    draft_logits: Tensor, target_logits: Tensor, weights: Tensor, *, hard: float
-) -> Tensor:
+def distillation_loss(draft_logits: Tensor, target_logits: Tensor, weights: Tensor, *, hard: float) -> Tensor:
     """Weighted mean over positions of `(1 - hard) KL(target || draft) + hard CE(argmax target)`.
 
     Logits are `[rows, positions, vocab]`, `weights` is `[rows, positions]`.
@@ -197,9 +193,7 @@ class Agreement:
 
 
 @torch.inference_mode()
-def agreement(
-    target: Any, draft: Any, prompts: list[Tensor], *, new_tokens: int = 128
-) -> Agreement:
+def agreement(target: Any, draft: Any, prompts: list[Tensor], *, new_tokens: int = 128) -> Agreement:
     """Compare along the target's greedy continuations of int64 `prompts` (`[length]` each)."""
     first, fourth, rounds, total = 0, 0, 0, 0
     for prompt in prompts:

@@ -73,9 +73,7 @@ def distil(
     from .widen import widen
 
     shared = tokenizer()
-    recipe = Recipe(
-        rows=rows, new_tokens=new_tokens, steps=steps, learning_rate=learning_rate, seed=seed
-    )
+    recipe = Recipe(rows=rows, new_tokens=new_tokens, steps=steps, learning_rate=learning_rate, seed=seed)
     device = _device()
     teacher = _model(target, dtype=torch.bfloat16).to(device)
     folder = rows_in or out / "rows"

@@ -66,9 +66,7 @@ def widen(
     for name, size in sizes.items():
         smallest = getattr(model.config, name)
         if size < smallest:
-            raise InvalidInput(
-                f"{name}={size} is smaller than the model's; give {smallest} or more"
-            )
+            raise InvalidInput(f"{name}={size} is smaller than the model's; give {smallest} or more")
     return adapter(model, sizes, dtype or model.dtype, seed)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, TreePolicy, create, registry
+from draftwood import SamplingParams, SpeculativeDecoder, create, registry
 from draftwood.decoder import Generation
 
 ORDINARY, ASSISTED = "generate()", "assisted generation"
@@ -209,15 +209,14 @@ def result(heats: Sequence[Heat], contender: str, domain: str | None = None) -> 
     plain = [heat for heat in relevant if heat.contender == ORDINARY]
     wanted = {heat.prompt: heat.sample.tokens for heat in plain}
     seconds, baseline = _seconds(own), _seconds(plain)
-    new = sum(len(heat.sample.tokens) for heat in own)
-    new_a_repetition = sum(len({h.prompt: h for h in own}[p].sample.tokens) for p in wanted)
+    written = sum(len(heat.sample.tokens) for heat in own)
     agreeing = sum(_common(heat.sample.tokens, wanted[heat.prompt]) for heat in own)
     return Result(
         contender=contender,
-        tokens_per_second=new_a_repetition / seconds,
+        tokens_per_second=sum(map(len, wanted.values())) / seconds,
         ratio=baseline / seconds,
-        tokens_per_round=new / sum(heat.sample.rounds for heat in own),
-        agreement=agreeing / sum(len(wanted[heat.prompt]) for heat in own),
+        tokens_per_round=written / sum(heat.sample.rounds for heat in own),
+        agreement=agreeing / written,
         acceptance=_mean([heat.sample.acceptance for heat in own]),
         overhead=_mean([heat.sample.overhead for heat in own]),
     )

@@ -31,9 +31,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debugging: Annotated[
-        bool, typer.Option("--debug", help="Show errors with their traceback.")
-    ] = False,
+    debugging: Annotated[bool, typer.Option("--debug", help="Show errors with their traceback.")] = False,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),

@@ -23,9 +23,7 @@ def parse(given: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def assign(
-    given: Mapping[str, str], strategies: Sequence[tuple[str, str]]
-) -> list[dict[str, Any]]:
+def assign(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """The options of each strategy, converted to the types that its parameters declare.
 
     Args:
@@ -44,9 +42,7 @@ def assign(
         if place is None:
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
-            raise UnknownStrategy(
-                f"There is no option {option!r} of {names}{nearest(option, everything)}."
-            )
+            raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}.")
         assigned[place][option] = convert(option, word, known[place][option])
     return assigned
 

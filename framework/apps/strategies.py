@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood import Deterministic, PerChild, Proposal, WithoutReplacement, WithReplacement, registry
+from draftwood import (
+    Deterministic,
+    PerChild,
+    Proposal,
+    WithoutReplacement,
+    WithReplacement,
+    registry,
+)
 from draftwood.apps.failures import one_line
 
 _LAWS: tuple[type[Proposal], ...] = (Deterministic, WithReplacement, WithoutReplacement, PerChild)
@@ -134,6 +141,5 @@ def _show(found: list[Entry]) -> None:
 
 def _option_lines(entry: Entry) -> str:
     return "\n".join(
-        option if default is None else f"{option}={default}"
-        for option, default in entry.options.items()
+        option if default is None else f"{option}={default}" for option, default in entry.options.items()
     )

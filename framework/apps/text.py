@@ -56,9 +56,7 @@ class IncrementalText:
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of `tokens` without special ones, spaces as they stand."""
-    text: str = tokenizer.decode(
-        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 

@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from draftwood import Round, RowRecord
+from draftwood.apps.machine import versions
 from draftwood.apps.text import decode
 from draftwood.decoder import Generation
 from draftwood.errors import InvalidInput
 
 FORMAT, VERSION = "draftwood-trace", 1
-
-
-def versions() -> dict[str, str]:
-    """What ran: Python and the packages that decide the result."""
-    packages = {name: version(name) for name in ("draftwood", "torch", "transformers")}
-    return {"python": platform.python_version(), **packages}
 
 
 def document(

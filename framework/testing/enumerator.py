@@ -51,7 +51,8 @@ class Enumerator(Randomness):
         return int(support[self._branch(weights)])
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
-        rest, drawn = p.double().clone(), []
+        rest = p.double().clone()
+        drawn: list[int] = []
         while len(drawn) < k and bool(rest.any()):
             drawn.append(self.choose(rest))
             rest[drawn[-1]] = 0

@@ -93,7 +93,7 @@ def _one_round(
         sampling=sampling,
         draft_sampling=sampling,
         # Beyond what any tree reaches, so that the limit cuts no tree.
-        stops=StopConditions((), [10**9], [False]),
+        stops=StopConditions(frozenset(), [10**9], [False]),
         rows=[row],
     )
     state = torch.tensor(text[:-1], dtype=torch.int64)

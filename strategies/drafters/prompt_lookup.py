@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, InvalidInput, Outcome, Request
-from draftwood.strategies.options import at_least
+from draftwood.fields import at_least
 
 
 @attrs.define(eq=False)

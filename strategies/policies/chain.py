@@ -7,9 +7,18 @@ from collections.abc import Generator
 import attrs
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement, draw_children
+from draftwood import (
+    Proposal,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    WithoutReplacement,
+    draw_children,
+)
+from draftwood.fields import at_least
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.options import at_least
 
 
 @attrs.frozen

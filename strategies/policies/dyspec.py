@@ -9,15 +9,26 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Deterministic, Proposal, Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
+from draftwood import (
+    Deterministic,
+    Proposal,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    WithoutReplacement,
+)
 from draftwood.errors import InvalidInput
+from draftwood.fields import at_least
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.options import at_least
 
 
-def _drawn_or_top(_: object, field: object, law: type[Proposal]) -> None:
+def drawn_or_top(_: object, __: object, law: type[Proposal]) -> None:
     if law not in (WithoutReplacement, Deterministic):
-        raise InvalidInput(f"DySpec cannot draw by {law.__name__}; use 'without-replacement' or 'top-k'.")
+        raise InvalidInput(
+            f"DySpec's trees cannot be drawn by {law.__name__}; use 'without-replacement' or 'top-k'."
+        )
 
 
 @attrs.frozen
@@ -27,8 +38,8 @@ class DySpec(TreePolicy):
     A slot is a place for the next child of a node; its value is the draft's probability that the
     verifier comes to judge it: that of the path, times the chance that the earlier siblings fail. The
     value is known before the token is drawn, so keeping the best slots biases nothing. With law
-    `"top-k"` a slot takes the most likely token left instead of drawing one, which serves
-    temperature 0 best.
+    `"top-k"` a slot takes the most likely token left instead of drawing one, and is worth that token's
+    own probability: the tree then holds the `budget` most likely paths, which serves temperature 0 best.
 
     Source: DySpec, algorithm 1 (arXiv 2410.11744), with its lines 6 and 7 exchanged: a token is drawn
     before it is added. The draft is asked for all waiting nodes whenever one is needed; the tree is the
@@ -36,9 +47,7 @@ class DySpec(TreePolicy):
     """
 
     budget: int = attrs.field(default=32, validator=at_least(1))
-    law: type[Proposal] = attrs.field(
-        default=WithoutReplacement, converter=as_law, validator=_drawn_or_top
-    )
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
     source = "DySpec, algorithm 1"
 
     @property
@@ -51,61 +60,62 @@ class DySpec(TreePolicy):
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
-        children: dict[int, _Children] = {}
+        reach = [1.0]  # the draft's probability of the path to every node
+        children: dict[int, Children] = {}
         waiting = [0]  # nodes whose distribution has not been asked for
-        slots = [(-1.0, 0)]  # (-value, node); nodes are numbered in drawn order, which breaks ties
+        # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
+        # The value may be an upper bound: a slot is worth at most the path to its node.
+        slots = [(-1.0, 0)]
         while slots and len(tree) <= self.budget:
-            value, node = slots[0]
+            bound, node = slots[0]
             if node not in children:
                 probs = yield tree.request(waiting)
-                children.update(self._start(waiting, probs))
+                children.update(start_children(self.law, waiting, probs, self.budget))
                 waiting = []
-            heapq.heappop(slots)
-            drawn = children[node].draw(rng)
-            if drawn is None:
+            value = -reach[node] * children[node].worth
+            if value > bound:
+                heapq.heapreplace(slots, (value, node))
                 continue
-            token, chance = drawn
-            child = tree.add(node, token)
-            waiting.append(child)
-            heapq.heappush(slots, (value * chance, child))
-            heapq.heappush(slots, (value * (1 - chance), node))
-        for node, drawn_here in children.items():
-            if drawn_here.tokens:
-                tree.proposals[node] = drawn_here.proposal()
+            heapq.heappop(slots)
+            if value < 0:
+                token, chance = children[node].draw(rng)
+                reach.append(reach[node] * chance)
+                waiting.append(tree.add(node, token))
+                heapq.heappush(slots, (-reach[-1], waiting[-1]))
+                heapq.heappush(slots, (-reach[node] * children[node].worth, node))
+        for node, drawn in children.items():
+            if drawn.tokens:
+                tree.proposals[node] = drawn.proposal()
         return tree.finish()
 
-    def _start(self, nodes: list[int], probs: Tensor) -> dict[int, _Children]:
-        if self.law is WithoutReplacement:
-            return {node: _Drawn(p) for node, p in zip(nodes, probs, strict=True)}
-        top = probs.topk(min(self.budget, probs.shape[-1]))
-        ranked = zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        return {node: _Top(p, *both) for node, p, both in zip(nodes, probs, ranked, strict=True)}
 
+class Children:
+    """The children of one node as they are drawn.
 
-class _Children:
-    """The children of one node as they are drawn."""
+    `worth` is the value of the next slot relative to the path to the node; 0 when no token is left.
+    """
 
     tokens: list[int]
+    worth: float
 
-    def draw(self, rng: Randomness) -> tuple[int, float] | None:
-        """The next child's token and its probability given the earlier ones; None if none is left."""
+    def draw(self, rng: Randomness) -> tuple[int, float]:
+        """The next child's token and its draft probability."""
         raise NotImplementedError
 
     def proposal(self) -> Proposal:
         raise NotImplementedError
 
 
-class _Drawn(_Children):
+class _Drawn(Children):
     def __init__(self, p: Tensor) -> None:
         self.p, self.rest, self.tokens = p, p.to(torch.float64, copy=True), []
+        self.worth = float(self.rest.sum())
 
-    def draw(self, rng: Randomness) -> tuple[int, float] | None:
-        total = float(self.rest.sum())
-        if not total > 0:
-            return None
+    def draw(self, rng: Randomness) -> tuple[int, float]:
         token = rng.choose(self.rest)
-        chance = float(self.rest[token]) / total
+        chance = float(self.rest[token])
         self.rest[token] = 0
+        self.worth = float(self.rest.sum())
         self.tokens.append(token)
         return token, chance
 
@@ -113,18 +123,26 @@ class _Drawn(_Children):
         return WithoutReplacement(self.p)
 
 
-class _Top(_Children):
+class _Top(Children):
     def __init__(self, p: Tensor, values: list[float], ranked: list[int]) -> None:
-        self.p, self.values, self.ranked, self.tokens, self.left = p, values, ranked, [], 1.0
+        self.p, self.values, self.ranked, self.tokens = p, values, ranked, []
+        self.worth = values[0]
 
-    def draw(self, rng: Randomness) -> tuple[int, float] | None:
+    def draw(self, rng: Randomness) -> tuple[int, float]:
         place = len(self.tokens)
-        if place >= len(self.ranked) or not self.values[place] > 0 or not self.left > 0:
-            return None
-        chance = min(self.values[place] / self.left, 1.0)
-        self.left -= self.values[place]
         self.tokens.append(self.ranked[place])
-        return self.ranked[place], chance
+        self.worth = self.values[place + 1] if place + 1 < len(self.values) else 0.0
+        return self.ranked[place], self.values[place]
 
     def proposal(self) -> Proposal:
         return Deterministic(self.tokens, self.p.shape[-1], self.p.dtype, self.p.device)
+
+
+def start_children(law: type[Proposal], nodes: list[int], probs: Tensor, budget: int) -> dict[int, Children]:
+    """For every node, its children yet to be drawn from its row of `probs` `[nodes, vocab]`."""
+    if law is WithoutReplacement:
+        return {node: _Drawn(p) for node, p in zip(nodes, probs, strict=True)}
+    # One top-k and one transfer for all nodes; a node gets at most `budget` children.
+    top = probs.topk(min(budget, probs.shape[-1]))
+    ranked = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    return {node: _Top(p, *both) for node, p, both in zip(nodes, probs, ranked, strict=True)}

@@ -18,8 +18,8 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
+from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.options import at_least, probability
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Real models of the zoo, loaded once a session."""
+"""Real models of the zoo, loaded once."""
 
 from __future__ import annotations
 

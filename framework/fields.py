@@ -1,13 +1,13 @@
-"""Validators for strategy options: the message names the option, its value and what would be right."""
+"""Validators and converters for `attrs` fields: a message names the field, its value and the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
-from draftwood import InvalidInput
+from draftwood.errors import InvalidInput
 
 
 def at_least(low: int) -> Callable[..., None]:
@@ -22,5 +22,10 @@ def at_least(low: int) -> Callable[..., None]:
 
 def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """A number in [0, 1]."""
-    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidInput(f"{field.name} is {value!r}; give a number in [0, 1].")
+
+
+def as_ints(values: Iterable[int]) -> tuple[int, ...]:
+    """A tuple of integers."""
+    return tuple(values)

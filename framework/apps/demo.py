@@ -1,0 +1,226 @@
+"""`draftwood demo`: a real model writes through draft trees, as `generate` would, and faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftwood import SamplingParams, SpeculativeDecoder
+from draftwood.apps import models
+from draftwood.apps.failures import FAILED
+from draftwood.apps.prompts import interleaved
+from draftwood.apps.text import IncrementalText
+from draftwood.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from draftwood.apps.contenders import Heat, Result
+    from draftwood.apps.machine import PassCost
+
+_NODES = 8  # nodes of the tree pass that is timed; the strategies' trees are about that large
+_RACE_SECONDS = 60.0  # what the race may take, roughly
+_PAYS = 1.05  # a ratio below this is no gain worth the name
+
+Prompts = Sequence[tuple[str, Sequence[int]]]
+
+
+def demo(
+    prompts: Annotated[int, typer.Option(help="Built-in prompts to use.", min=1, max=6)] = 6,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens a text; default: what fits in about a minute.")
+    ] = None,
+    parameters: Annotated[
+        float, typer.Option(help="Size that the target is widened to for the race.")
+    ] = 350e6,
+) -> None:
+    """Show equality with generate() and the speed of draft trees on this machine.
+
+    A small Llama first writes a text through draft trees. Then every strategy's text is compared with
+    that of generate(), in float32. Then the target is widened to a size where passes cost what they
+    cost in practice, and the contenders race.
+
+    \b
+    Examples:
+      draftwood demo
+      draftwood demo --prompts 3 --tokens 32
+    """
+    if tokens is not None and tokens < 1:
+        raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
+    models.quiet()
+    import torch
+    from rich.console import Console
+
+    from draftwood import zoo
+    from draftwood.apps.machine import best_device, device_name, versions
+
+    console = Console(highlight=False)
+    installed = versions()
+    console.print(
+        f"draftwood {installed['draftwood']}, torch {installed['torch']}, "
+        f"transformers {installed['transformers']}; {device_name()}"
+    )
+    device = best_device()
+    target, draft = (zoo.load(name).to(device) for name in (models.TARGET, models.DRAFT))
+    tokenizer = zoo.tokenizer()
+    encoded = [
+        (domain, tokenizer(text)["input_ids"]) for domain, text in interleaved(prompts)
+    ]
+    _stream(console, target, draft, tokenizer, encoded[0][1], tokens or 64)
+    if not _show_equality(console, target, draft, encoded, tokens or 48):
+        raise typer.Exit(FAILED)
+    wide, draft, cost = _widened(console, target, draft, parameters)
+    with torch.device(device):
+        heats = _race(console, wide, draft, encoded, tokens or _fitting(cost, len(encoded)))
+    _show_race(console, heats, cost)
+
+
+def _stream(
+    console: Console, target: Any, draft: Any, tokenizer: Any, prompt: Sequence[int], tokens: int
+) -> None:
+    """One text as it is committed, with the accepted tokens in colour."""
+    from draftwood import create, registry
+    from draftwood.apps.contenders import POLICIES
+
+    decoder = SpeculativeDecoder(
+        registry.load(target),
+        create("drafters", "model", {"backend": draft}),
+        create("policies", *POLICIES["DySpec"]),
+        create("verifiers", "greedy"),
+    )
+    console.print(
+        "\nA Llama of 7 million parameters continues a prompt. "
+        "[green]Green[/] tokens were drafted and accepted, the others are the target's own.\n"
+    )
+    shown = IncrementalText(tokenizer)
+    console.print(shown.add(prompt), style="dim", end="", markup=False)
+    for finished_round in decoder.stream(
+        [list(prompt)], max_new_tokens=tokens, draft_sampling=SamplingParams(temperature=1.0)
+    ):
+        record = finished_round.rows[0]
+        for place, token in enumerate(record.tokens):
+            accepted = place < record.outcome.accepted
+            console.print(
+                shown.add([token]), style="green" if accepted else None, end="", markup=False
+            )
+    console.print(shown.rest(), markup=False)
+
+
+def _show_equality(
+    console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int
+) -> bool:
+    """Compare every strategy's text with that of `generate`, in float32; says so and returns it."""
+    from draftwood.apps.contenders import ORDINARY, contenders, race, result
+
+    entrants = contenders(target, draft)
+    heats = list(_with_progress(console, "comparing", race(entrants, prompts, tokens=tokens),
+                                len(entrants) * len(prompts)))
+    results = [result(heats, one.name) for one in entrants if one.name != ORDINARY]
+    console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
+    for one in results:
+        verdict = (
+            "[green]same text, token for token[/]"
+            if one.equal
+            else f"[red]differs after {one.agreement:.1%} of the tokens[/]"
+        )
+        console.print(
+            f"  {one.contender:<20} {verdict}, {one.tokens_per_round:.2f} tokens per pass of the target"
+        )
+    return all(one.equal for one in results)
+
+
+def _widened(
+    console: Console, target: Any, draft: Any, parameters: float
+) -> tuple[Any, Any, PassCost]:
+    """The widened target and the draft in the precision that suits this machine, and its pass cost."""
+    from draftwood.apps.machine import fastest_precision, pass_cost
+    from draftwood.zoo.widen import parameter_count, widen_to
+
+    with console.status("widening the target and timing its passes"):
+        best, other = fastest_precision(target, parameters=parameters, nodes=_NODES)
+        wide = widen_to(target, parameters=parameters, dtype=best.dtype)
+        cost = pass_cost(wide, nodes=_NODES)
+    console.print(
+        f"\nThe same target widened to {parameter_count(wide) / 1e6:.0f} million parameters, in "
+        f"{best.precision}, where a pass over {_NODES} nodes is the cheapest here "
+        f"(in {other.precision} it takes {other.tree / best.tree:.1f} times as long).\n"
+        f"A pass over one token takes {cost.step * 1e3:.0f} ms, over {_NODES} nodes "
+        f"{cost.tree * 1e3:.0f} ms."
+    )
+    return wide, draft.to(best.dtype), cost
+
+
+def _fitting(cost: PassCost, prompts: int) -> int:
+    """Tokens a text so that the race takes about a minute; the contenders need 3 to 4 texts' time."""
+    fitting = _RACE_SECONDS / (prompts * 3.5 * cost.step)
+    return int(min(max(fitting, 16), 128)) // 8 * 8
+
+
+def _race(console: Console, wide: Any, draft: Any, prompts: Prompts, tokens: int) -> list[Heat]:
+    from draftwood.apps.contenders import contenders, race
+
+    entrants = contenders(wide, draft)
+    for one in entrants:
+        one.write(prompts[0][1], min(tokens, 8))
+    heats = race(entrants, prompts, tokens=tokens)
+    return list(_with_progress(console, "racing", heats, len(entrants) * len(prompts)))
+
+
+def _with_progress(console: Console, what: str, heats: Any, total: int) -> Any:
+    from rich.progress import track
+
+    return track(
+        heats, what, total=total, console=console, transient=True, disable=not console.is_terminal
+    )
+
+
+def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
+    from rich.table import Table
+
+    from draftwood.apps.contenders import result
+
+    results = [result(heats, name) for name in dict.fromkeys(heat.contender for heat in heats)]
+    samples = len({heat.prompt for heat in heats})
+    table = Table(title=f"{samples} prompts, {len(heats[0].sample.tokens)} tokens each")
+    table.add_column("")
+    for heading in ("tokens/s", "ratio", "tokens/pass", "accepted", "same text"):
+        table.add_column(heading, justify="right")
+    for one in results:
+        table.add_row(
+            one.contender,
+            f"{one.tokens_per_second:.1f}",
+            f"{one.ratio:.2f}",
+            f"{one.tokens_per_round:.2f}",
+            "" if one.acceptance is None else f"{one.acceptance:.0%}",
+            "yes" if one.equal else f"{one.agreement:.0%} of it",
+        )
+    console.print()
+    console.print(table)
+    for sentence in verdict(results, cost):
+        console.print(sentence)
+
+
+def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
+    """What the table says, in sentences: whether speculation pays here and, where not, why."""
+    by_name = {one.contender: one for one in results}
+    dyspec = by_name["DySpec"]
+    sentences = []
+    if dyspec.ratio >= _PAYS:
+        sentences.append(f"DySpec writes {dyspec.ratio:.2f} times as fast as generate() here.")
+    else:
+        sentences.append(
+            f"Speculation does not pay on this machine: DySpec reaches {dyspec.ratio:.2f} times the "
+            f"speed of generate(), because a pass over {cost.nodes} nodes takes {cost.ratio:.1f} times as "
+            f"long as one over a single token ({cost.precision}), and a round of a pass and its drafting "
+            f"yields {dyspec.tokens_per_round:.2f} tokens. A GPU, or a CPU with matrix instructions for "
+            "bfloat16, makes the two nearly equal."
+        )
+    if any(not one.equal for one in results):
+        sentences.append(
+            f"Where a text leaves that of generate(), two logits were so close in {cost.precision} that a "
+            "pass over a tree and a pass over one token round them in a different order; in float32 all "
+            "texts were equal above."
+        )
+    return sentences

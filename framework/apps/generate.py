@@ -1,0 +1,227 @@
+"""`draftwood generate`: any models, strategies by name, text as it is committed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import (
+    Drafter,
+    SamplingParams,
+    SpeculativeDecoder,
+    Statistics,
+    TreePolicy,
+    Verifier,
+    create,
+    registry,
+)
+from draftwood.apps import models, options, trace
+from draftwood.apps.failures import INTERRUPTED, say
+from draftwood.apps.text import IncrementalText, Streamer, decode
+from draftwood.decoder import Generation, check_strategy_fits
+from draftwood.errors import InvalidInput
+
+
+@attrs.frozen
+class Strategy:
+    """What the command line chose, before any model is loaded."""
+
+    policy: TreePolicy
+    verifier: Verifier
+    drafter: str | None  # a registered drafter that needs no model, or None where a model drafts
+    drafter_options: dict[str, Any]
+
+
+def choose(policy: str, verifier: str | None, drafter: str, given: list[str], temperature: float) -> Strategy:
+    """Policy and verifier by name with their options, checked against each other."""
+    verifier = verifier or ("greedy" if temperature == 0 else "recursive-rejection")
+    alone = drafter if models.is_drafter(drafter) else None
+    named = [("policies", policy), ("verifiers", verifier)]
+    if alone:
+        named.append(("drafters", alone))
+    words = options.parse(given)
+    policy_options, verifier_options, *rest = options.assign(words, named)
+    # At temperature 0 the draft's most likely tokens are the best guess at the target's.
+    if temperature == 0 and "law" in registry.options("policies", policy):
+        policy_options.setdefault("law", "top-k")
+    strategy = Strategy(
+        create("policies", policy, policy_options),
+        create("verifiers", verifier, verifier_options),
+        alone,
+        rest[0] if rest else {},
+    )
+    check_strategy_fits(strategy.policy, strategy.verifier)
+    return strategy
+
+
+def _prompt(text: str | None, file: Path | None) -> str:
+    """The prompt from the option, the file, or what is piped in."""
+    if text is not None and file is not None:
+        raise InvalidInput("Both --prompt and --prompt-file were given; give one of them.")
+    if text is None and file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
+    if text is None:
+        if sys.stdin.isatty():
+            raise InvalidInput("There is no prompt; give --prompt, --prompt-file or pipe text in.")
+        text = sys.stdin.read()
+    if not text.strip():
+        raise InvalidInput("The prompt is empty; give at least one word.")
+    return text
+
+
+def summary(statistics: Statistics) -> str:
+    """The totals that people compare, in one line."""
+    s = statistics
+    return (
+        f"{s.new_tokens} tokens in {s.seconds:.2f} s, {s.tokens_per_second:.1f} tokens/s, "
+        f"{s.tokens_per_round:.2f} tokens per round, {s.acceptance_rate:.0%} of drafted tokens accepted"
+    )
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A UTF-8 file with the text; default: standard input.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="Model folder, hub name, or a model of the zoo.")
+    ] = models.TARGET,
+    drafter: Annotated[str, typer.Option(help="The same for the draft, or 'prompt-lookup'.")] = models.DRAFT,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="How trees grow; see `draftwood strategies`.")] = "dyspec",
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="Default: greedy at temperature 0, recursive-rejection above."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="name=value for policy, verifier or drafter; repeatable."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from this much probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this share of the most likely one.")
+    ] = None,
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="The draft's own; default: the target's, or 1 at 0.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the text behind this string; repeatable.")
+    ] = None,
+    dtype: Annotated[
+        models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
+    ] = models.Dtype.auto,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option("--trace", help="Write every round's tree and outcome here as JSON.")
+    ] = None,
+) -> None:
+    """Continue a text, drafted as trees by a small model and verified by the target.
+
+    The text goes to standard output, the summary line to standard error. Ctrl-C ends the text and
+    keeps what was written.
+
+    \b
+    Examples:
+      draftwood generate --prompt "Once upon a time" --max-new-tokens 64
+      draftwood generate --prompt-file notes.txt --policy chain -o length=4
+      echo "def add(a, b):" | draftwood generate --drafter prompt-lookup --json
+      draftwood generate --target big/ --drafter small/ --temperature 0.8 -o budget=32 --prompt "Hi"
+    """
+    sampling = SamplingParams(temperature, top_k, top_p, min_p)
+    draft_sampling = (
+        None if draft_temperature is None else attrs.evolve(sampling, temperature=draft_temperature)
+    )
+    strategy = choose(policy, verifier, drafter, option or [], temperature)
+    if trace_file is not None:
+        trace.check_writable(trace_file)
+    text = _prompt(prompt, prompt_file)
+
+    models.quiet()
+    loaded = models.load(
+        target,
+        None if strategy.drafter else drafter,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    drafts: Drafter
+    if strategy.drafter:
+        drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded.target)
+    else:
+        drafts = create("drafters", "model", {"backend": loaded.draft})
+    decoder = SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
+    tokens = loaded.tokenizer(text)["input_ids"]
+
+    generation = decoder.generate(
+        [tokens],
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        draft_sampling=draft_sampling,
+        seed=seed,
+        stop_strings=stop or None,
+        tokenizer=loaded.tokenizer,
+        streamer=None if as_json else Streamer(IncrementalText(loaded.tokenizer), _show),
+        trace=trace_file is not None,
+        return_dict_in_generate=True,
+    )
+    assert isinstance(generation, Generation)
+    reason = generation.finish_reasons[0]
+    if as_json:
+        typer.echo(json.dumps(_as_json(generation, loaded.tokenizer, len(tokens)), allow_nan=False))
+    else:
+        typer.echo()
+    say(summary(generation.statistics) + (" (interrupted)" if reason == "interrupted" else ""))
+    if trace_file is not None:
+        settings = {
+            "target": target,
+            "drafter": drafter,
+            "policy": repr(strategy.policy),
+            "verifier": repr(strategy.verifier),
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "draft_temperature": draft_temperature,
+            "seed": seed,
+        }
+        prompts = [{"text": text, "tokens": tokens}]
+        content = trace.document(generation, tokenizer=loaded.tokenizer, prompts=prompts, settings=settings)
+        trace.write_json(trace_file, content)
+    if reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _as_json(generation: Generation, tokenizer: Any, prompt_tokens: int) -> dict[str, Any]:
+    return {
+        "text": decode(tokenizer, generation.tokens[0]),
+        "tokens": generation.tokens[0],
+        "finish_reason": generation.finish_reasons[0],
+        "prompt_tokens": prompt_tokens,
+        "statistics": generation.statistics.summary(),
+    }

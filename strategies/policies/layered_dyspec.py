@@ -1,0 +1,73 @@
+"""DySpec's greedy tree at the price of a shallow one: as many draft calls as the tree has layers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
+from draftwood.fields import at_least
+from draftwood.strategies.laws import as_law
+from draftwood.strategies.policies.dyspec import drawn_or_top, start_children
+
+
+@attrs.frozen
+class LayeredDySpec(TreePolicy):
+    """The tree of `DySpec`, layer by layer.
+
+    A slot's value is fixed before its token is known and never exceeds its ancestors' values. So it
+    suffices to draw, in every layer, the slots whose value reaches the `budget`-th largest found so
+    far, and to keep the `budget` largest at the end: with the noise tied to the node this is the heap's
+    tree node for node. Dropping by value looks at no token, so it biases nothing.
+
+    Attributes:
+        budget: nodes in the tree.
+        depth: layers at most; None leaves the depth to the values.
+        law: as for `DySpec`.
+
+    Source: draftwood; DySpec's appendix B.1 leaves this open. With law `"top-k"`: OPT-Tree (arXiv
+    2406.17276).
+    """
+
+    budget: int = attrs.field(default=32, validator=at_least(1))
+    depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
+    source = "draftwood (DySpec, appendix B.1); OPT-Tree"
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return frozenset({self.law})
+
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.law is WithoutReplacement
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        tree = TreeBuilder(root)
+        reach = [1.0]  # the draft's probability of the path to every node
+        values = [float("inf")]  # of the slot that every node was drawn in
+        best = [0.0] * self.budget  # the largest values so far; best[0] is the bar for new ones
+        level, depth = [0], 0
+        while level and depth != self.depth:
+            probs = yield tree.request(level)
+            below = []
+            for node, children in start_children(self.law, level, probs, self.budget).items():
+                while (value := reach[node] * children.worth) > best[0]:
+                    token, chance = children.draw(rng)
+                    below.append(tree.add(node, token))
+                    values.append(value)
+                    reach.append(reach[node] * chance)
+                    heapq.heapreplace(best, value)
+                if children.tokens:
+                    tree.proposals[node] = children.proposal()
+            level, depth = [node for node in below if reach[node] > best[0]], depth + 1
+        grown = tree.finish()
+        if len(grown) <= self.budget + 1:
+            return grown
+        # Of equal values the earlier place stays, so that no token decides.
+        ranked = sorted(range(len(values)), key=lambda node: -values[node])
+        return grown.subtree(torch.tensor(sorted(ranked[: self.budget + 1])))

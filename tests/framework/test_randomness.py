@@ -1,0 +1,83 @@
+"""Randomness: the laws of its draws, and that streams keep to themselves."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood import InvalidDistribution, InvalidInput, Streams, TapeRandomness, TorchRandomness
+
+weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
+
+
+@given(weights, st.floats(0, 1, exclude_max=True))
+def test_choose_inverts_the_distribution_and_never_takes_weight_zero(p, u):
+    drawn = TapeRandomness(torch.tensor([u], dtype=torch.float64)).choose(
+        torch.tensor(p, dtype=torch.float64)
+    )
+    assert p[drawn] > 0
+    total = sum(p)
+    assert sum(p[:drawn]) / total <= u + 1e-12
+    assert u <= sum(p[: drawn + 1]) / total + 1e-12
+
+
+@given(weights, st.integers(0, 9), st.integers(0, 2**32))
+def test_draws_without_replacement_are_distinct_and_stop_at_the_support(p, k, seed):
+    drawn = TorchRandomness.seeded(seed).without_replacement(torch.tensor(p), k)
+    assert len(drawn) == len(set(drawn)) == min(k, sum(x > 0 for x in p))
+    assert all(p[token] > 0 for token in drawn)
+
+
+def test_draws_without_replacement_follow_the_law_of_gumbel_top_k():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    n = 20_000
+    rng = TorchRandomness.seeded(3)
+    drawn = torch.tensor([rng.without_replacement(p, 2) for _ in range(n)])
+    noisy = (p.log() + rng.gumbel((n, 4))).topk(2).indices
+    for pair in ((0, 1), (1, 0), (2, 3), (3, 0)):
+        exact = float(p[pair[0]] * p[pair[1]] / (1 - p[pair[0]]))
+        sigma = (exact * (1 - exact) / n) ** 0.5
+        for sample in (drawn, noisy):
+            seen = float((sample == torch.tensor(pair)).all(-1).double().mean())
+            assert abs(seen - exact) < 5 * sigma
+
+
+def test_a_coin_of_zero_does_not_accept_what_has_no_chance():
+    zeros = TapeRandomness(torch.zeros(2))
+    assert not zeros.accept(0.0)
+    assert zeros.accept(1e-300)
+
+
+def test_the_tail_of_a_large_vocabulary_can_be_drawn():
+    # 24-bit uniforms would never reach the last of 2**26 equal steps between them.
+    p = torch.full((1000,), 1e-12, dtype=torch.float64)
+    p[0] = 1
+    u = 1 - 1e-12
+    assert TapeRandomness(torch.tensor([u], dtype=torch.float64)).choose(p) == 999
+
+
+@pytest.mark.parametrize("p", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+def test_weights_without_a_sound_total_are_refused(p):
+    with pytest.raises(InvalidDistribution):
+        TorchRandomness.seeded(0).choose(torch.tensor(p))
+
+
+def test_a_tape_replays_and_says_when_it_is_used_up():
+    tape = TapeRandomness(torch.tensor([0.9, 0.1]))
+    assert [tape.accept(0.5), tape.accept(0.5)] == [False, True]
+    with pytest.raises(InvalidInput, match="tape of 2"):
+        tape.accept(0.5)
+
+
+def test_draft_and_verification_streams_of_a_seed_differ_and_repeat():
+    first, again, other = Streams.seeded(5), Streams.seeded(5), Streams.seeded(6)
+    draft, verify = first.draft.uniforms(50), first.verify.uniforms(50)
+    assert torch.equal(draft, again.draft.uniforms(50))
+    assert torch.equal(verify, again.verify.uniforms(50))
+    assert not set(draft.tolist()) & set(verify.tolist())
+    assert not set(draft.tolist()) & set(other.draft.uniforms(50).tolist())
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(InvalidInput, match="seed is -1"):
+        Streams.seeded(-1)

@@ -1,0 +1,48 @@
+"""Strategies by name, those of other packages among them."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from draftwood import InvalidInput, UnknownStrategy, create
+from draftwood.registry import names
+from draftwood.strategies.policies.dyspec import DySpec
+
+
+def test_own_strategies_are_registered_and_built_with_options():
+    assert {"chain", "dyspec", "fixed-tree"} <= set(names("policies"))
+    assert {"greedy", "recursive-rejection"} <= set(names("verifiers"))
+    assert {"model", "prompt-lookup", "several"} <= set(names("drafters"))
+    assert create("policies", "dyspec", {"budget": 5}) == DySpec(5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "error", "message"),
+    [
+        ("policies", "dyspek", {}, UnknownStrategy, "no policy 'dyspek'; did you mean 'dyspec'"),
+        ("verifiers", "zzz", {}, UnknownStrategy, "no verifier 'zzz'; known are"),
+        ("policies", "dyspec", {"bugdet": 3}, UnknownStrategy, "no option 'bugdet'; did you mean 'budget'"),
+        ("policies", "dyspec", {"budget": 0}, InvalidInput, "budget is 0"),
+        ("drafters", "prompt-lookup", {}, InvalidInput, "needs the option 'vocab_size'"),
+    ],
+)
+def test_unknown_names_and_options_suggest_the_nearest(kind, name, options, error, message):
+    with pytest.raises(error, match=message):
+        create(kind, name, options)
+
+
+def test_an_installed_package_adds_its_strategies_by_name(tmp_path):
+    (tmp_path / "elsewhere.py").write_text("def policy(size: int = 2): return ('theirs', size)\n")
+    info = tmp_path / "elsewhere-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[draftwood.policies]\ntheirs = elsewhere:policy\n")
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from draftwood import create
+        assert create("policies", "theirs", {{"size": 3}}) == ("theirs", 3)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=tmp_path)

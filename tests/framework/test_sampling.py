@@ -1,0 +1,86 @@
+"""SamplingParams against transformers' own processors."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood import InvalidDistribution, InvalidInput, SamplingParams
+
+
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([0.3, 1.0, 1.7]),
+    st.sampled_from([None, 1, 3, 50]),
+    st.sampled_from([None, 0.2, 0.9, 1.0]),
+    st.sampled_from([None, 0.05, 0.5]),
+)
+def test_the_transform_is_that_of_generate(seed, temperature, top_k, top_p, min_p):
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(seed)) * 3
+    scores = transformers.TemperatureLogitsWarper(temperature)(None, logits)
+    for cls, value in (
+        (transformers.TopKLogitsWarper, top_k),
+        (transformers.TopPLogitsWarper, top_p),
+        (transformers.MinPLogitsWarper, min_p),
+    ):
+        if value is not None:
+            scores = cls(value)(None, scores)
+    params = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    torch.testing.assert_close(params.distribution(logits), scores.softmax(-1))
+
+
+def test_temperature_zero_takes_the_first_of_equal_logits():
+    logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 5.0]])
+    assert SamplingParams().distribution(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_float64_stays_and_half_precision_is_lifted():
+    assert SamplingParams(1.0).distribution(torch.zeros(1, 3, dtype=torch.float64)).dtype == torch.float64
+    assert SamplingParams(1.0).distribution(torch.zeros(1, 3, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_a_processor_that_reads_the_prefix_sees_each_nodes_own_context():
+    params = SamplingParams(1.0, processors=[transformers.RepetitionPenaltyLogitsProcessor(2.0)])
+    contexts = [torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([3, 3, 3])]
+    logits = torch.ones(3, 4)
+    got = params.distribution(logits, contexts)
+    for row, context in enumerate(contexts):
+        alone = params.distribution(logits[row : row + 1], [context])
+        torch.testing.assert_close(got[row : row + 1], alone)
+    assert not torch.allclose(got[0], got[1])
+    with pytest.raises(InvalidInput, match="3 nodes came with 0 contexts"):
+        params.distribution(logits)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_unsound_logits_are_refused(bad, temperature):
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = bad
+    with pytest.raises(InvalidDistribution, match="node 1"):
+        SamplingParams(temperature).distribution(logits)
+
+
+def test_a_row_without_any_token_is_no_proposal_or_an_error():
+    logits = torch.stack([torch.full((4,), -torch.inf), torch.zeros(4)])
+    probs = SamplingParams(1.0).distribution(logits, may_be_empty=True)
+    assert probs.tolist() == [[0] * 4, [0.25] * 4]
+    with pytest.raises(InvalidDistribution, match="-inf"):
+        SamplingParams(1.0).distribution(logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"min_p": -1}, "min_p is -1"),
+    ],
+)
+def test_settings_out_of_range_name_the_value(options, message):
+    with pytest.raises(InvalidInput, match=message):
+        SamplingParams(**options)

@@ -1,0 +1,99 @@
+"""Law V by enumeration, and that the proof sees a bias."""
+
+import attrs
+import pytest
+
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.drafters.several import Several
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dyspec import DySpec
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.testing import BudgetExceeded, ToyBackend, ToyModel, assert_lossless, joint_law
+
+
+def toy(vocab=3, seed=7):
+    return ModelDrafter(ToyBackend(ToyModel(vocab, seed=seed)))
+
+
+CASES = {
+    "chain": (Chain(2), toy()),
+    "chain, most likely": (Chain(2, "top-k"), toy()),
+    "tree without replacement": (FixedTree(2, 2, 3), toy()),
+    "tree without replacement, threshold": (FixedTree(2, 2, 4, 0.3), toy()),
+    "tree of top-k, threshold": (FixedTree(2, 2, 4, 0.2, "top-k"), toy()),
+    "tree with replacement": (FixedTree(1, 3, law="with-replacement"), toy()),
+    "one child from each drafter": (FixedTree(1, 2, law="per-drafter"), Several([toy(), toy(seed=8)])),
+    "DySpec": (DySpec(4), toy()),
+    "DySpec of top-k": (DySpec(4, "top-k"), toy()),
+    "layered DySpec": (LayeredDySpec(3), toy()),
+    "layered DySpec of top-k": (LayeredDySpec(4, law="top-k"), toy()),
+    "DySpec over prompt lookup": (DySpec(3), PromptLookup(3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("seed", "sharpness"), [(1, 1.0), (2, 4.0)])
+def test_the_emitted_tokens_have_the_targets_law(case, seed, sharpness):
+    policy, drafter = CASES[case]
+    target = ToyModel(3, seed=seed, sharpness=sharpness)
+    found = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, prompt=(2, 0, 2))
+    assert found.expected_tokens > 1 or isinstance(drafter, PromptLookup)
+
+
+def test_temperature_is_part_of_the_targets_law():
+    assert_lossless(
+        DySpec(3), RecursiveRejection(), target=ToyModel(3, seed=1), drafter=toy(), temperature=0.5
+    )
+
+
+@attrs.frozen
+class SameResidual(RecursiveRejection):
+    """Broken on purpose: a rejected sibling leaves the target as it was."""
+
+    @staticmethod
+    def _judge(tokens, proposal, target, rng):
+        accepted, _ = RecursiveRejection._judge(tokens, proposal, target, rng)
+        return accepted, target
+
+
+@attrs.frozen
+class Prunes(FixedTree):
+    """Broken on purpose: drops a drawn child for its own low probability."""
+
+    def grow(self, root, rng):
+        tree = yield from super().grow(root, rng)
+        likely = [
+            v
+            for v in range(1, len(tree))
+            if tree.proposals[0].p[tree.tokens[v]] > 0.2 and int(tree.parents[v]) == 0
+        ]
+        kept = [0, *likely]
+        return attrs.evolve(
+            tree,
+            tokens=tree.tokens[kept],
+            parents=tree.parents[kept],
+            depths=tree.depths[kept],
+            proposals={0: tree.proposals[0]} if likely else {},
+            size=len(kept),
+        )
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier"),
+    [
+        (FixedTree(1, 2), SameResidual()),
+        (Prunes(1, 2), RecursiveRejection()),
+    ],
+    ids=["residual", "pruning after sampling"],
+)
+def test_the_proof_sees_a_biased_pair_and_names_the_worst_sequence(policy, verifier):
+    with pytest.raises(AssertionError, match=r"is biased: tokens \(.*off by"):
+        assert_lossless(policy, verifier, target=ToyModel(3, seed=1), drafter=toy())
+
+
+def test_a_case_too_large_says_how_much_is_left():
+    with pytest.raises(BudgetExceeded, match="20 outcomes were visited and a weight of"):
+        joint_law(DySpec(6), RecursiveRejection(), target=ToyModel(4), drafter=toy(4), budget=20)
