@@ -14,7 +14,8 @@ _here = Path(__file__).resolve().parent
 if _here.name == "framework":
     __path__.append(str(_here.parent))
 
-from draftwood.decoder import SpeculativeDecoder, custom_generate
+from draftwood.custom_generate import custom_generate
+from draftwood.decoder import Generation, SpeculativeDecoder
 from draftwood.drawing import Drawn, draw_children
 from draftwood.errors import (
     DraftwoodError,
@@ -51,6 +52,7 @@ __all__ = [
     "Drafter",
     "DraftwoodError",
     "Drawn",
+    "Generation",
     "IncompatibleModels",
     "IncompatibleStrategy",
     "InvalidDistribution",

@@ -1,9 +1,9 @@
-"""Two ways in: `SpeculativeDecoder.generate`, and `custom_generate` for transformers' own `generate`."""
+"""`SpeculativeDecoder`: one target, one drafter, one policy, one verifier."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from time import perf_counter
 from typing import Any, cast
@@ -340,58 +340,3 @@ def _sequences(prompts: list[list[int]], tokens: list[list[int]], pad: int) -> T
             for prompt, new in zip(prompts, tokens, strict=True)
         ]
     )
-
-
-def custom_generate(*, drafter: Any, policy: TreePolicy, verifier: Verifier) -> Callable[..., Any]:
-    """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
-
-    Sampling settings, logits processors, stopping criteria, streamer and token ids are those that
-    `generate` prepared. Returns what `generate` returns; with `return_dict_in_generate` the output has
-    an additional attribute `statistics`.
-    """
-    decoders: dict[int, SpeculativeDecoder] = {}
-
-    def decode(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        if id(model) not in decoders:
-            decoders[id(model)] = SpeculativeDecoder(model, drafter, policy, verifier)
-        config = generation_config
-        processors = tuple(logits_processor or ())
-        # `generate` has put temperature, top-k and their kin among the processors already.
-        sampling = SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors)
-        eos = config.eos_token_id
-        generation = decoders[id(model)].generate(
-            input_ids,
-            model_kwargs.get("attention_mask"),
-            max_new_tokens=config.max_length - input_ids.shape[1],
-            sampling=sampling,
-            eos_token_id=[] if eos is None else eos,
-            pad_token_id=config.pad_token_id,
-            stopping_criteria=_own_criteria(stopping_criteria),
-            streamer=streamer,
-            return_dict_in_generate=True,
-        )
-        assert isinstance(generation, Generation)
-        if not config.return_dict_in_generate:
-            return generation.sequences
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        output = GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, generation.sequences))
-        output.statistics = generation.statistics
-        return output
-
-    return decode
-
-
-def _own_criteria(criteria: Any) -> list[Any]:
-    """Without those that the loop applies itself: they assume rows of one length."""
-    ours = {"MaxLengthCriteria", "EosTokenCriteria"}
-    return [c for c in criteria or () if type(c).__name__ not in ours]

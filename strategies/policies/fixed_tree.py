@@ -51,15 +51,22 @@ class FixedTree(TreePolicy):
         for _ in range(self.depth):
             probs = yield tree.request(level)
             below = []
-            for node, drawn in zip(
-                level, draw_children(self.law, probs, count=self.branching, rng=rng), strict=True
-            ):
+            # What is fixed by the context costs one top-k for the level.
+            fixed = self.law is Deterministic
+            drawn = draw_children(self.law, probs, count=self.branching, rng=rng) if fixed else []
+            for place, node in enumerate(level):
                 # The room left depends on nodes drawn before, never on these children's own tokens.
                 room = self.budget + 1 - len(tree)
-                chances = [reach[node] * chance for chance in drawn.chances[:room]]
-                if self.law is Deterministic:
+                if room < 1:
+                    break
+                if not fixed:
+                    count = min(self.branching, room)
+                    drawn += draw_children(self.law, probs[place : place + 1], count=count, rng=rng)
+                chances = [reach[node] * chance for chance in drawn[place].chances[:room]]
+                if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
-                children = tree.add_children(node, drawn.tokens[: len(chances)], drawn.proposal)
+                tokens = drawn[place].tokens[: len(chances)]
+                children = tree.add_children(node, tokens, drawn[place].proposal)
                 reach.update(zip(children, chances, strict=True))
                 below += [child for child in children if reach[child] >= self.threshold]
             if not below or len(tree) > self.budget:
