@@ -124,7 +124,7 @@ class Region:
     def _close(self, visible: Tensor, above: Tensor) -> Tensor:
         """Let every new node see what its new ancestors see; `above` is the parent's new index + 1, or 0.
 
-        The parent relation is squared until it spans all ancestors: the logarithm of the nodes in steps.
+        The parent relation is squared until it spans n - 1 generations.
         """
         # A look at the data costs a CPU nothing and an accelerator a stall.
         if above.device.type == "cpu" and not above.any():
@@ -133,7 +133,7 @@ class Region:
         self_or_parent = above.unsqueeze(-1) == torch.arange(1, n + 1, device=self.device)
         self_or_parent.diagonal(dim1=1, dim2=2).fill_(True)
         reach = self_or_parent.float()
-        for _ in range((n - 1).bit_length()):
+        for _ in range((n - 2).bit_length()):
             reach = (reach @ reach).clamp_(max=1.0)
         return (reach @ visible.float()) > 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import checks
+from draftwood.backends.attention import TreeAttention
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, reaches
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.region import Region
 from draftwood.errors import InvalidInput, UnsupportedModel
-
-log = logging.getLogger(__name__)
 
 
 class TransformerBackend(ModelBackend):
@@ -40,7 +38,7 @@ class TransformerBackend(ModelBackend):
                 f"{type(model).__name__} takes no position_ids, so nodes cannot share a position."
             )
         kinds = reaches(model.config)
-        use_masked_attention(model)
+        self._attention = TreeAttention(model)
         self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
         self._cache = RowCache()
         self._lengths: list[int] = []
@@ -60,7 +58,7 @@ class TransformerBackend(ModelBackend):
             OutOfMemory: the rows do not fit; those that were there are as they were.
         """
         texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
-        if self._region.columns:
+        if any(self._region.counts):
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
@@ -73,8 +71,8 @@ class TransformerBackend(ModelBackend):
             padded = pad_sequence(texts, batch_first=True).to(self.device)
             for start in range(0, max(lengths), self.chunk):
                 self._prefill_chunk(padded, start)
+            self._region = Region(have + more, self.device)
         self._lengths += lengths
-        self._region = Region(have + more, self.device)
         self._refresh()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
@@ -161,7 +159,8 @@ class TransformerBackend(ModelBackend):
         self._forward(tokens, mask, queries, **self._prefill_options)
 
     def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
-        logits = self._logits(tokens, self._cache, attention_mask=mask, position_ids=positions, **options)
+        with self._attention:
+            logits = self._logits(tokens, self._cache, attention_mask=mask, position_ids=positions, **options)
         self._cache.settle()
         return logits
 
@@ -186,23 +185,3 @@ class TransformerBackend(ModelBackend):
                     f"{self.max_length} tokens; stop the row or grow a shallower tree."
                 )
         return positions.clamp(max=self.max_length - 1)
-
-
-def use_masked_attention(model: Any) -> None:
-    """Switch a model whose attention kernel takes no tree mask to SDPA, or to eager where it has no SDPA."""
-    before = model.config._attn_implementation
-    if before in ("sdpa", "eager"):
-        return
-    for name in ("sdpa", "eager"):
-        try:
-            model.set_attn_implementation(name)
-        except (ValueError, ImportError):
-            continue
-        # An implementation that the model lacks only warns.
-        if model.config._attn_implementation == name:
-            log.info("%s takes no tree mask; %s now uses %s attention.", before, type(model).__name__, name)
-            return
-    raise UnsupportedModel(
-        f"{type(model).__name__} uses {before} attention, which takes no tree mask, and has neither SDPA "
-        "nor eager attention to switch to."
-    )

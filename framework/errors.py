@@ -43,7 +43,7 @@ class OutOfMemory(DraftwoodError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest of `known`, or the whole list when none is close."""
+    """The end of a sentence: `"; did you mean 'x'?"`, or the whole of `known` when none is close."""
     known = sorted(known)
     match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else f"; known are: {', '.join(known) or 'none'}"
+    return f"; did you mean {match[0]!r}?" if match else f"; known are: {', '.join(known) or 'none'}."

@@ -39,7 +39,7 @@ def get(kind: str, name: str) -> Any:
         entry = _entries(kind)[name]
     except KeyError:
         singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
-        raise UnknownStrategy(f"There is no {singular} {name!r}{nearest(name, names(kind))}.") from None
+        raise UnknownStrategy(f"There is no {singular} {name!r}{nearest(name, names(kind))}") from None
     return entry.load()
 
 
@@ -59,7 +59,7 @@ def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
     known = options(kind, name)
     for option in given:
         if option not in known:
-            raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}.")
+            raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}")
     missing = [o for o, p in known.items() if p.default is p.empty and o not in given]
     if missing:
         raise InvalidInput(f"{name!r} needs the option {missing[0]!r}; give it.")

@@ -25,5 +25,5 @@ def as_law(law: str | type[Proposal]) -> type[Proposal]:
     if isinstance(law, type):
         return law
     if law not in LAWS:
-        raise InvalidInput(f"There is no proposal law {law!r}{nearest(law, LAWS)}.")
+        raise InvalidInput(f"There is no proposal law {law!r}{nearest(law, LAWS)}")
     return LAWS[law]

@@ -16,7 +16,7 @@ import attrs
 from draftwood import SamplingParams, SpeculativeDecoder, create, registry
 from draftwood.decoder import Generation
 
-ORDINARY, ASSISTED = "generate()", "assisted generation"
+ORDINARY, ASSISTED, DYSPEC = "generate()", "assisted generation", "DySpec"
 
 
 @attrs.frozen
@@ -79,20 +79,29 @@ class Transformers(Contender):
         return Sample(new, perf_counter() - started, passes)
 
 
+@attrs.frozen
+class Plan:
+    """A policy by name with its options, and the temperature at which the draft shapes its trees."""
+
+    policy: str
+    options: dict[str, Any]
+    draft_temperature: float = 1.0
+
+
 @attrs.frozen(eq=False)
 class Speculative(Contender):
-    """A `SpeculativeDecoder` at temperature 0; `draft_temperature` shapes its trees."""
+    """A `SpeculativeDecoder` at temperature 0."""
 
     name: str
     decoder: SpeculativeDecoder
-    draft_temperature: float = 1.0
+    plan: Plan
 
     def write(self, prompt: Sequence[int], tokens: int) -> Sample:
         started = perf_counter()
         generation = self.decoder.generate(
             [list(prompt)],
             max_new_tokens=tokens,
-            draft_sampling=SamplingParams(temperature=self.draft_temperature),
+            draft_sampling=SamplingParams(temperature=self.plan.draft_temperature),
             eos_token_id=(),
             return_dict_in_generate=True,
         )
@@ -108,23 +117,18 @@ class Speculative(Contender):
         )
 
 
-# Children that are the draft's most likely tokens serve temperature 0 best; the sizes are those that
-# were fastest on two CPU cores.
-POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "chain": ("chain", {"length": 4, "law": "top-k"}),
-    "fixed tree": ("fixed-tree", {"depth": 3, "branching": 2, "budget": 8, "law": "top-k"}),
-    "DySpec": ("dyspec", {"budget": 8, "law": "top-k"}),
+# At temperature 0 children that are the draft's most likely tokens serve best; sizes and temperature
+# are those that were fastest on two CPU cores. DySpec's tree is grown layer by layer here, which gives
+# the same tree with fewer passes of the draft.
+PLANS: dict[str, Plan] = {
+    "chain": Plan("chain", {"length": 4, "law": "top-k"}),
+    "fixed tree": Plan("fixed-tree", {"depth": 4, "branching": 2, "budget": 16, "law": "top-k"}),
+    DYSPEC: Plan("layered-dyspec", {"budget": 12, "law": "top-k"}, draft_temperature=0.8),
 }
 
 
-def contenders(
-    model: Any,
-    draft: Any,
-    policies: Mapping[str, tuple[str, dict[str, Any]]] = POLICIES,
-    *,
-    draft_temperature: float = 1.0,
-) -> list[Contender]:
-    """`generate()`, assisted generation and draftwood with each policy, on the same two models.
+def contenders(model: Any, draft: Any, plans: Mapping[str, Plan] = PLANS) -> list[Contender]:
+    """`generate()`, assisted generation and draftwood by each plan, on the same two models.
 
     Both models forget their end-of-text here, for the reason at the top of this module.
     """
@@ -132,20 +136,21 @@ def contenders(
 
     for one in (model, draft):
         one.generation_config = GenerationConfig(pad_token_id=0)
-    target, drafter = registry.load(model), create("drafters", "model", {"backend": draft})
-    verifier = create("verifiers", "greedy")
     return [
         Transformers(ORDINARY, model),
         Transformers(ASSISTED, model, draft),
-        *(
-            Speculative(
-                name,
-                SpeculativeDecoder(target, drafter, create("policies", *policy), verifier),
-                draft_temperature,
-            )
-            for name, policy in policies.items()
-        ),
+        *(Speculative(name, decoder(model, draft, plan), plan) for name, plan in plans.items()),
     ]
+
+
+def decoder(model: Any, draft: Any, plan: Plan) -> SpeculativeDecoder:
+    """The greedy decoder of a plan."""
+    return SpeculativeDecoder(
+        registry.load(model),
+        create("drafters", "model", {"backend": draft}),
+        create("policies", plan.policy, plan.options),
+        create("verifiers", "greedy"),
+    )
 
 
 @attrs.frozen

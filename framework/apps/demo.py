@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood import SamplingParams, SpeculativeDecoder
+from draftwood import SamplingParams
 from draftwood.apps import models
 from draftwood.apps.failures import FAILED
 from draftwood.apps.prompts import interleaved
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from draftwood.apps.contenders import Heat, Result
-    from draftwood.apps.machine import PassCost
+    from draftwood.apps.machine import Pair, PassCost
 
-_NODES = 8  # nodes of the tree pass that is timed; the strategies' trees are about that large
+_NODES = 12  # nodes of the tree pass that is timed; the strategies' trees are about that large
 _RACE_SECONDS = 60.0  # what the race may take, roughly
 _PAYS = 1.05  # a ratio below this is no gain worth the name
 
@@ -50,7 +50,6 @@ def demo(
     if tokens is not None and tokens < 1:
         raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
     models.quiet()
-    import torch
     from rich.console import Console
 
     from draftwood import zoo
@@ -63,93 +62,81 @@ def demo(
         f"transformers {installed['transformers']}; {device_name()}"
     )
     device = best_device()
-    target, draft = (zoo.load(name).to(device) for name in (models.TARGET, models.DRAFT))
+    target: Any = zoo.load(models.TARGET)
+    draft: Any = zoo.load(models.DRAFT)
+    target, draft = target.to(device), draft.to(device)
     tokenizer = zoo.tokenizer()
-    encoded = [
-        (domain, tokenizer(text)["input_ids"]) for domain, text in interleaved(prompts)
-    ]
+    encoded = [(domain, tokenizer(text)["input_ids"]) for domain, text in interleaved(prompts)]
     _stream(console, target, draft, tokenizer, encoded[0][1], tokens or 64)
     if not _show_equality(console, target, draft, encoded, tokens or 48):
         raise typer.Exit(FAILED)
-    wide, draft, cost = _widened(console, target, draft, parameters)
-    with torch.device(device):
-        heats = _race(console, wide, draft, encoded, tokens or _fitting(cost, len(encoded)))
-    _show_race(console, heats, cost)
+    pair = _widened(console, target, draft, parameters)
+    heats = _race(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
+    _show_race(console, heats, pair.cost)
 
 
 def _stream(
     console: Console, target: Any, draft: Any, tokenizer: Any, prompt: Sequence[int], tokens: int
 ) -> None:
     """One text as it is committed, with the accepted tokens in colour."""
-    from draftwood import create, registry
-    from draftwood.apps.contenders import POLICIES
+    from draftwood.apps.contenders import DYSPEC, PLANS, decoder
 
-    decoder = SpeculativeDecoder(
-        registry.load(target),
-        create("drafters", "model", {"backend": draft}),
-        create("policies", *POLICIES["DySpec"]),
-        create("verifiers", "greedy"),
-    )
+    plan = PLANS[DYSPEC]
     console.print(
         "\nA Llama of 7 million parameters continues a prompt. "
         "[green]Green[/] tokens were drafted and accepted, the others are the target's own.\n"
     )
     shown = IncrementalText(tokenizer)
     console.print(shown.add(prompt), style="dim", end="", markup=False)
-    for finished_round in decoder.stream(
-        [list(prompt)], max_new_tokens=tokens, draft_sampling=SamplingParams(temperature=1.0)
+    for finished_round in decoder(target, draft, plan).stream(
+        [list(prompt)],
+        max_new_tokens=tokens,
+        draft_sampling=SamplingParams(temperature=plan.draft_temperature),
     ):
         record = finished_round.rows[0]
         for place, token in enumerate(record.tokens):
             accepted = place < record.outcome.accepted
-            console.print(
-                shown.add([token]), style="green" if accepted else None, end="", markup=False
-            )
+            console.print(shown.add([token]), style="green" if accepted else None, end="", markup=False)
     console.print(shown.rest(), markup=False)
 
 
-def _show_equality(
-    console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int
-) -> bool:
+def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int) -> bool:
     """Compare every strategy's text with that of `generate`, in float32; says so and returns it."""
     from draftwood.apps.contenders import ORDINARY, contenders, race, result
 
     entrants = contenders(target, draft)
-    heats = list(_with_progress(console, "comparing", race(entrants, prompts, tokens=tokens),
-                                len(entrants) * len(prompts)))
+    heats = list(
+        _with_progress(
+            console, "comparing", race(entrants, prompts, tokens=tokens), len(entrants) * len(prompts)
+        )
+    )
     results = [result(heats, one.name) for one in entrants if one.name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
     for one in results:
         verdict = (
-            "[green]same text, token for token[/]"
+            "[green]same text token for token[/]"
             if one.equal
             else f"[red]differs after {one.agreement:.1%} of the tokens[/]"
         )
-        console.print(
-            f"  {one.contender:<20} {verdict}, {one.tokens_per_round:.2f} tokens per pass of the target"
-        )
+        console.print(f"  {one.contender:<20} {verdict}, {one.tokens_per_round:.2f} tokens a pass")
     return all(one.equal for one in results)
 
 
-def _widened(
-    console: Console, target: Any, draft: Any, parameters: float
-) -> tuple[Any, Any, PassCost]:
-    """The widened target and the draft in the precision that suits this machine, and its pass cost."""
-    from draftwood.apps.machine import fastest_precision, pass_cost
-    from draftwood.zoo.widen import parameter_count, widen_to
+def _widened(console: Console, target: Any, draft: Any, parameters: float) -> Pair:
+    from draftwood.apps.machine import widened_pair
+    from draftwood.zoo.widen import parameter_count
 
     with console.status("widening the target and timing its passes"):
-        best, other = fastest_precision(target, parameters=parameters, nodes=_NODES)
-        wide = widen_to(target, parameters=parameters, dtype=best.dtype)
-        cost = pass_cost(wide, nodes=_NODES)
+        pair = widened_pair(target, draft, parameters=parameters, nodes=_NODES)
+    cost, (chosen, other) = pair.cost, pair.tried
     console.print(
-        f"\nThe same target widened to {parameter_count(wide) / 1e6:.0f} million parameters, in "
-        f"{best.precision}, where a pass over {_NODES} nodes is the cheapest here "
-        f"(in {other.precision} it takes {other.tree / best.tree:.1f} times as long).\n"
+        f"\nThe same target widened to {parameter_count(pair.target) / 1e6:.0f} million parameters, in "
+        f"{cost.precision}: in {other.precision} a pass over {_NODES} nodes takes "
+        f"{other.tree / chosen.tree:.1f} times as long on this machine.\n"
         f"A pass over one token takes {cost.step * 1e3:.0f} ms, over {_NODES} nodes "
         f"{cost.tree * 1e3:.0f} ms."
     )
-    return wide, draft.to(best.dtype), cost
+    return pair
 
 
 def _fitting(cost: PassCost, prompts: int) -> int:
@@ -158,10 +145,10 @@ def _fitting(cost: PassCost, prompts: int) -> int:
     return int(min(max(fitting, 16), 128)) // 8 * 8
 
 
-def _race(console: Console, wide: Any, draft: Any, prompts: Prompts, tokens: int) -> list[Heat]:
+def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[Heat]:
     from draftwood.apps.contenders import contenders, race
 
-    entrants = contenders(wide, draft)
+    entrants = contenders(pair.target, pair.draft)
     for one in entrants:
         one.write(prompts[0][1], min(tokens, 8))
     heats = race(entrants, prompts, tokens=tokens)
@@ -171,9 +158,7 @@ def _race(console: Console, wide: Any, draft: Any, prompts: Prompts, tokens: int
 def _with_progress(console: Console, what: str, heats: Any, total: int) -> Any:
     from rich.progress import track
 
-    return track(
-        heats, what, total=total, console=console, transient=True, disable=not console.is_terminal
-    )
+    return track(heats, what, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
@@ -204,8 +189,10 @@ def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
 
 def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
     """What the table says, in sentences: whether speculation pays here and, where not, why."""
+    from draftwood.apps.contenders import DYSPEC
+
     by_name = {one.contender: one for one in results}
-    dyspec = by_name["DySpec"]
+    dyspec = by_name[DYSPEC]
     sentences = []
     if dyspec.ratio >= _PAYS:
         sentences.append(f"DySpec writes {dyspec.ratio:.2f} times as fast as generate() here.")

@@ -63,17 +63,16 @@ def _prompt(text: str | None, file: Path | None) -> str:
     """The prompt from the option, the file, or what is piped in."""
     if text is not None and file is not None:
         raise InvalidInput("Both --prompt and --prompt-file were given; give one of them.")
-    if text is None and file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
+    if text is None and file is None and sys.stdin.isatty():
+        raise InvalidInput("There is no prompt; give --prompt, --prompt-file or pipe text in.")
     if text is None:
-        if sys.stdin.isatty():
-            raise InvalidInput("There is no prompt; give --prompt, --prompt-file or pipe text in.")
-        text = sys.stdin.read()
+        where = repr(str(file)) if file else "Standard input"
+        try:
+            text = (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
+        except OSError as error:
+            raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
     if not text.strip():
         raise InvalidInput("The prompt is empty; give at least one word.")
     return text
@@ -100,7 +99,9 @@ def generate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="How trees grow; see `draftwood strategies`.")] = "dyspec",
+    policy: Annotated[
+        str, typer.Option(help="How trees grow; see `draftwood strategies`.")
+    ] = "layered-dyspec",
     verifier: Annotated[
         str | None,
         typer.Option(help="Default: greedy at temperature 0, recursive-rejection above."),
@@ -152,6 +153,8 @@ def generate(
         None if draft_temperature is None else attrs.evolve(sampling, temperature=draft_temperature)
     )
     strategy = choose(policy, verifier, drafter, option or [], temperature)
+    if stop and not all(stop):
+        raise InvalidInput("A stop string is empty; give at least one character.")
     if trace_file is not None:
         trace.check_writable(trace_file)
     text = _prompt(prompt, prompt_file)

@@ -86,16 +86,38 @@ def _timed_pass(backend: StateBackend, nodes: int) -> float:
     return seconds
 
 
-def fastest_precision(model: Any, *, parameters: float, nodes: int) -> list[PassCost]:
-    """Pass costs in float32 and bfloat16, the one with the cheaper tree pass first.
+@attrs.frozen(eq=False)
+class Pair:
+    """A target of a size where passes cost what they cost in practice, its draft, and those costs.
 
-    Measured on `model` widened to at most 100 million parameters: beyond the caches of a CPU, and
-    quickly made. Where matrix instructions for bfloat16 are missing, float32 is the faster one.
+    Attributes:
+        cost: of the target as it is.
+        tried: of smaller ones in both precisions, the chosen one first; empty where one was asked for.
+    """
+
+    target: Any
+    draft: Any
+    cost: PassCost
+    tried: tuple[PassCost, ...] = ()
+
+
+def widened_pair(
+    target: Any, draft: Any, *, parameters: float, nodes: int, dtype: torch.dtype | None = None
+) -> Pair:
+    """`target` widened to `parameters` and `draft`, both in `dtype` or else in what is fastest here.
+
+    Fastest is the precision whose pass over `nodes` nodes takes less time, measured on the target
+    widened to at most 100 million parameters: larger than the caches of a CPU, and quickly made. Where
+    matrix instructions for bfloat16 are missing, that is float32.
     """
     from draftwood.zoo.widen import widen_to
 
-    costs = [
-        pass_cost(widen_to(model, parameters=min(parameters, 100e6), dtype=dtype), nodes=nodes)
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-    return sorted(costs, key=lambda cost: cost.tree)
+    tried: list[PassCost] = []
+    if dtype is None:
+        for one in (torch.float32, torch.bfloat16):
+            probe = widen_to(target, parameters=min(parameters, 100e6), dtype=one)
+            tried.append(pass_cost(probe, nodes=nodes))
+        tried.sort(key=lambda cost: cost.tree)
+        dtype = tried[0].dtype
+    wide = widen_to(target, parameters=parameters, dtype=dtype)
+    return Pair(wide, draft.to(dtype), pass_cost(wide, nodes=nodes), tuple(tried))

@@ -65,8 +65,11 @@ def load(
     folders = [_locate(name) for name in (target, draft) if name is not None]
     tokenizers = [_tokenizer(folder, trust_remote_code) for folder in folders]
     shared = _tokenizer(_locate(tokenizer), trust_remote_code) if tokenizer else tokenizers[0]
+    if shared is None and tokenizer is None:
+        registry.load(folders[0], trust_remote_code=trust_remote_code)  # the name itself may be wrong
     if shared is None:
-        raise InvalidInput(f"{target!r} comes without a tokenizer; name one with --tokenizer.")
+        lacking = tokenizer or target
+        raise InvalidInput(f"There is no tokenizer in {lacking!r}; name one with --tokenizer.")
     if tokenizers[-1] is not None and tokenizers[0] is not None:
         check_same_tokens(tokenizers[0], tokenizers[-1])
     place = _device(device)
@@ -150,7 +153,9 @@ def _device(name: str | None) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidInput(f"The device {name!r} cannot be used: {one_line(error)}") from error
+        raise InvalidInput(
+            f"The device {name!r} cannot be used here; give 'cpu', or 'cuda' on a machine that has one."
+        ) from error
     return device
 
 

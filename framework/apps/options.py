@@ -42,7 +42,7 @@ def assign(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
         if place is None:
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
-            raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}.")
+            raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}")
         assigned[place][option] = convert(option, word, known[place][option])
     return assigned
 

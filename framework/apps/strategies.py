@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import attrs
@@ -74,7 +75,7 @@ def _laws(strategy: Any, parameters: dict[str, inspect.Parameter]) -> tuple[str,
 
 
 def _laws_with(strategy: Any, **options: Any) -> list[str]:
-    laws = getattr(strategy, "laws", frozenset())
+    laws: Any = getattr(strategy, "laws", frozenset())
     if not isinstance(laws, frozenset):  # a property: only an instance knows
         try:
             laws = strategy(**options).laws
@@ -117,29 +118,31 @@ def strategies(
 
 
 def _show(found: list[Entry]) -> None:
+    """One table a kind; a column that nothing in it fills is left out."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_lines=False, pad_edge=False)
-    for heading in ("kind", "name", "laws", "lossless", "options", "source"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("kind", "name", "lossless"))
-    for place, entry in enumerate(found):
-        last = place + 1 == len(found) or found[place + 1].kind != entry.kind
-        kind = {"policies": "policy"}.get(entry.kind, entry.kind.removesuffix("s"))
-        if entry.problem:
-            cells = ["", "", "", f"cannot be loaded: {entry.problem}"]
-        else:
-            lossless = {None: "", True: "yes", False: "no"}[entry.lossless]
-            cells = ["\n".join(entry.laws), lossless, _option_lines(entry), entry.source]
-        style = "red" if entry.problem else None
-        table.add_row(*map(Text, (kind, entry.name, *cells)), end_section=last, style=style)
     console = Console()
-    # In a pipe rich assumes 80 columns, which would break every cell.
-    console.print(table, width=None if console.is_terminal else 140)
+    for kind in registry.KINDS:
+        rows = [entry for entry in found if entry.kind == kind]
+        columns = {heading: [str(cell(entry)) for entry in rows] for heading, cell in _CELLS.items()}
+        columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+        table = Table(title=kind, title_justify="left", title_style="bold", show_lines=True)
+        for heading in columns:
+            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "laws", "options"))
+        for entry, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
+            table.add_row(*map(Text, cells), style="red" if entry.problem else None)
+        if rows:
+            console.print(table)
 
 
-def _option_lines(entry: Entry) -> str:
-    return "\n".join(
+_CELLS: dict[str, Callable[[Entry], str]] = {
+    "name": lambda entry: entry.name,
+    "laws": lambda entry: "\n".join(entry.laws),
+    "lossless": lambda entry: {None: "", True: "yes", False: "no"}[entry.lossless],
+    "options": lambda entry: "\n".join(
         option if default is None else f"{option}={default}" for option, default in entry.options.items()
-    )
+    ),
+    "source": lambda entry: f"cannot be loaded: {entry.problem}" if entry.problem else entry.source,
+}

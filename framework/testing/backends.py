@@ -209,7 +209,7 @@ class StateBackendTests:
     vocab_size: int
     tolerance: float = 1e-4
     context: int = 21
-    examples: int = 6
+    examples: int = 12
     steps: int = 10
 
     def make_backend(self) -> StateBackend:
@@ -269,6 +269,19 @@ class StateBackendTests:
         mirror.commit([[0, 19, 20, 21]])
         mirror.extend([[(tokens[23], -1), (tokens[24], 0), (tokens[25], -1)]])
         mirror.commit([[2]])
+        mirror.check_state()
+
+    def test_chains_in_one_call_and_in_several(self) -> None:
+        """Depths beyond every small power of two, and beyond a short attention window."""
+        mirror = self.mirror()
+        mirror.prefill([self.text(2)])
+        for depth in (2, 3, 4, 5, 9):
+            mirror.extend([[(token, node - 1) for node, token in enumerate(self.text(depth, depth))]])
+            mirror.commit([[]])
+        tokens = self.text(15, 1)
+        for first, last in ((0, 4), (4, 5), (5, 15)):
+            mirror.extend([[(tokens[node], node - 1) for node in range(first, last)]])
+        mirror.commit([list(range(13))])
         mirror.check_state()
 
     def test_ragged_counts(self) -> None:

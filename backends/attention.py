@@ -1,0 +1,152 @@
+"""The attention that a model uses while a tree runs through it.
+
+A mask keeps transformers' SDPA from reading grouped keys in place: it copies every key and value once
+for each head of its group, in every layer of every pass. `grouped_sdpa` does not, which saves 2 to 8 % of
+a pass of 8 nodes on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging as hf_logging
+
+from draftwood.errors import UnsupportedModel
+
+log = logging.getLogger(__name__)
+
+GROUPED = "draftwood_grouped_sdpa"
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """SDPA under a mask `[batch, 1, queries, keys]` without copying grouped keys and values.
+
+    Args:
+        module: the layer, for what is left to transformers' own function.
+        query: `[batch, heads, queries, head_dim]`.
+        key: `[batch, kv_heads, keys, head_dim]`.
+        value: `[batch, kv_heads, keys, value_dim]`.
+        attention_mask: additive or bool.
+        dropout: 0, as the model is in evaluation mode.
+        scaling: of the scores.
+        options: whatever else the layer passes; a bias by position goes to transformers' own function.
+
+    Returns:
+        `[batch, queries, heads, value_dim]` and None.
+    """
+    heads, queries, kv_heads = query.shape[1], query.shape[2], key.shape[1]
+    # transformers itself copies nothing for a single query.
+    own = heads != kv_heads and queries > 1 and attention_mask is not None and attention_mask.shape[1] == 1
+    if not own or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    if query.device.type == "cpu":
+        found = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
+    return packed_sdpa(query, key, value, attention_mask, scaling), None
+
+
+def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
+    """The same with the heads of a group as more queries of one head.
+
+    For accelerators, where a mask together with `enable_gqa` would leave the fused kernels.
+    """
+    batch, heads, queries, _ = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    found = scaled_dot_product_attention(
+        query.reshape(batch, kv_heads, group * queries, -1),
+        key,
+        value,
+        attn_mask=mask.repeat(1, 1, group, 1),
+        scale=scaling,
+    )
+    return found.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous()
+
+
+AttentionInterface.register(GROUPED, grouped_sdpa)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+class TreeAttention:
+    """Context manager: inside it, `model` uses an attention that takes a tree mask; outside, its own.
+
+    Raises:
+        UnsupportedModel: on construction, for a model whose kernel takes no mask and cannot be exchanged.
+    """
+
+    def __init__(self, model: Any) -> None:
+        own = model.config._attn_implementation
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = [(config, config._attn_implementation) for config in configs.values()]
+        self._name = own if own == "eager" else self._best(model, own)
+        self._switches = self._name != own
+
+    def __enter__(self) -> None:
+        if self._switches:
+            for config, _ in self._configs:
+                _set(config, self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._switches:
+            for config, own in self._configs:
+                _set(config, own)
+
+    def _best(self, model: Any, own: str) -> str:
+        try:
+            usable = [name for name in ("sdpa", GROUPED, "eager") if name == own or _accepts(model, name)]
+        finally:
+            for config, before in self._configs:
+                _set(config, before)
+        if "sdpa" in usable:
+            name = GROUPED if GROUPED in usable else "sdpa"
+        elif "eager" in usable:
+            name = "eager"
+        else:
+            raise UnsupportedModel(
+                f"{type(model).__name__} uses {own} attention, which takes no tree mask, and has neither "
+                "SDPA nor eager attention to switch to."
+            )
+        if own != "sdpa":
+            log.info("%s takes no tree mask; trees of %s use %s attention.", own, type(model).__name__, name)
+        return name
+
+
+def _accepts(model: Any, name: str) -> bool:
+    loud = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError):
+        return False
+    finally:
+        hf_logging.set_verbosity(loud)
+    # A model that cannot exchange its attention only warns.
+    return bool(model.config._attn_implementation == name)
+
+
+def _set(config: Any, name: str) -> None:
+    # What the property `_attn_implementation` sets; through a config's own checks it costs 10 us a time.
+    vars(config)["_attn_implementation_internal"] = name

@@ -1,0 +1,182 @@
+"""`load`: a backend for a model object, a folder or a hub name."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from draftwood.backends.probe import disagreement
+from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
+from draftwood.protocols import StateBackend
+
+log = logging.getLogger(__name__)
+
+Attention = Literal["auto", "mask", "paths"]
+
+# The self-check's verdict for every model seen: None where a mask serves it, else the reason against it.
+_verdicts: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+
+
+def load(
+    model: Any,
+    *,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    attention: Attention = "auto",
+) -> StateBackend:
+    """A backend that serves a decoder-only model.
+
+    Args:
+        model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
+            safetensors only, never from pickles.
+        trust_remote_code: let the folder or hub repository run Python code of its own.
+        dtype: of the weights, `torch.bfloat16` or `"bfloat16"`; None keeps the checkpoint's.
+        device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
+            accelerator where there is one, else the CPU.
+        attention: how trees run. `"mask"`: in one pass under a tree mask; `"paths"`: one batch row for each
+            path; `"auto"`: by mask where a short self-check agrees with the model's own decoding.
+
+    Raises:
+        InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
+        UnsupportedModel: no safetensors, remote code, an encoder-decoder, recurrent state, or a model that
+            fails the self-check both ways.
+        OutOfMemory: the self-check did not fit.
+    """
+    if attention not in ("auto", "mask", "paths"):
+        raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
+    if isinstance(model, str | os.PathLike):
+        model = load_model(model, trust_remote_code=trust_remote_code, dtype=dtype, device=device)
+    elif dtype is not None or device is not None:
+        raise InvalidInput(
+            "dtype and device are for folders and hub names; convert a model object with model.to()."
+        )
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
+    refuse_unserved(model.config, stateful=getattr(model, "_is_stateful", False))
+    if attention == "mask":
+        return TransformerBackend(model)
+    if attention == "paths":
+        return UnrolledBackend(model)
+    return _checked(model)
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+) -> Any:
+    """The model in a folder or on the hub, in evaluation mode; arguments and errors as in `load`."""
+    name = os.fspath(name)
+    a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if a_path and not Path(name).is_dir():
+        raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
+    config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
+    refuse_unserved(config)
+    if device is None:
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    model, info = _read(
+        AutoModelForCausalLM,
+        name,
+        config=config,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        dtype="auto" if dtype is None else dtype,
+        device_map=device,
+        output_loading_info=True,
+    )
+    # transformers fills what is missing with random numbers and only warns.
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info[kind]:
+            raise InvalidInput(
+                f"The weights in {name} do not fit its config.json ({len(info[kind])} "
+                f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
+            )
+    return model.eval()
+
+
+def refuse_unserved(config: Any, *, stateful: bool = False) -> None:
+    """`UnsupportedModel` for the families that no backend serves."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
+        )
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception as error:  # configs of models whose cache is of their own making fail in many ways
+        raise UnsupportedModel(
+            f"{config.model_type} has no cache that transformers' DynamicCache can hold "
+            f"({type(error).__name__}: {error}); use a model whose layers are attention with a KV cache."
+        ) from error
+    if stateful or any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} keeps recurrent states, which are not served yet; use a model whose "
+            "layers are attention with a KV cache."
+        )
+
+
+def _read(auto: Any, name: str, **options: Any) -> Any:
+    """`auto.from_pretrained(name, **options)` with one sentence for what can go wrong."""
+    try:
+        return auto.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise _explained(name, error) from error
+
+
+def _explained(name: str, error: Exception) -> DraftwoodError:
+    text = str(error)
+    reason = text.strip().splitlines()[0].rstrip(".") if text.strip() else type(error).__name__
+    if "trust_remote_code" in text:
+        return UnsupportedModel(
+            f"{name} asks to run Python code of its own; that is refused without trust_remote_code=True."
+        )
+    if "safetensors" in text and "no file named" in text:
+        return UnsupportedModel(
+            f"{name} has no safetensors weights, and pickles are never loaded; convert it with "
+            "save_pretrained()."
+        )
+    if "Unrecognized configuration class" in text:
+        return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")
+    if isinstance(error, OSError) and not Path(name).is_dir():
+        return InvalidInput(
+            f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."
+        )
+    return InvalidInput(f"The model in {name} could not be read ({reason[:200]}); download it again.")
+
+
+def _checked(model: Any) -> StateBackend:
+    """The mask backend where the self-check allows it, else paths; the reason is logged once a model."""
+    if model not in _verdicts:
+        _verdicts[model] = _verdict(model)
+        if (reason := _verdicts[model]) is not None:
+            log.warning(
+                "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
+                type(model).__name__,
+                reason,
+            )
+            if (worse := disagreement(UnrolledBackend(model), model)) is not None:
+                del _verdicts[model]
+                raise UnsupportedModel(
+                    f"{type(model).__name__} cannot go on from its own cache as draftwood needs ({worse}); "
+                    "use a causal language model with a KV cache."
+                )
+    return TransformerBackend(model) if _verdicts[model] is None else UnrolledBackend(model)
+
+
+def _verdict(model: Any) -> str | None:
+    try:
+        return disagreement(TransformerBackend(model), model)
+    except UnsupportedModel as error:
+        return str(error).rstrip(".")

@@ -1,0 +1,90 @@
+"""What every backend of a transformers model knows of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput
+from draftwood.protocols import StateBackend
+
+
+class ModelBackend(StateBackend):
+    """Abstract: a backend that runs a decoder-only transformers model.
+
+    Attributes:
+        model: the transformers model, in evaluation mode.
+        chunk: tokens a prefill pass takes at once; fewer need less memory.
+        vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
+        max_length: positions the model was made for, or None where it names no limit.
+        weight_bytes: bytes of its parameters, tied ones counted once.
+        eos_token_ids: tokens that end a text, by the model's generation config.
+        pad_token_id: what pads finished rows, by the same, or None.
+        device: where token ids go.
+    """
+
+    def __init__(self, model: Any, *, chunk: int = 512) -> None:
+        """Serve `model` with its weights, dtype and devices as they are.
+
+        Raises:
+            InvalidInput: a model in training mode, or `chunk` below 1.
+        """
+        if model.training:
+            raise InvalidInput(
+                f"{type(model).__name__} is in training mode, where dropout makes its output random; call "
+                "model.eval()."
+            )
+        if chunk < 1:
+            raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
+        text = model.config.get_text_config(decoder=True)
+        head = model.get_output_embeddings()
+        limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
+        self.model, self.chunk = model, chunk
+        self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
+        self.max_length: int | None = int(limit) if limit else None
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.eos_token_ids = tuple(_listed(_generation(model, "eos_token_id")))
+        self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)
+        self.device = input_device(model)
+        self._takes_positions = _takes(model, "position_ids")
+        self._prefill_options = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+
+    def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
+        """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds."""
+        output = self.model(
+            input_ids=tokens, past_key_values=cache, use_cache=True, return_dict=True, **options
+        )
+        logits: Tensor = output.logits
+        return logits
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids go: the embedding's device, also where its weights are offloaded."""
+    embedding = model.get_input_embeddings()
+    placed = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    if placed is not None:
+        return torch.device(placed)
+    weight: Tensor | None = next(embedding.parameters(), None)
+    if weight is None or weight.device.type == "meta":
+        return torch.device(model.device)
+    return weight.device
+
+
+def _takes(model: Any, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _generation(model: Any, name: str) -> Any:
+    """A special token by the generation config, which `generate` follows, else by the model's own."""
+    value = getattr(getattr(model, "generation_config", None), name, None)
+    return getattr(model.config.get_text_config(decoder=True), name, None) if value is None else value
+
+
+def _listed(value: int | Sequence[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [int(value)] if isinstance(value, int) else [int(v) for v in value]

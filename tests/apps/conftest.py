@@ -1,0 +1,90 @@
+"""The command line in this process, and tiny models on disk for what only a folder can get wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from draftwood import zoo
+from draftwood.apps.main import app
+
+COMMAND = [sys.executable, "-c", "from draftwood.apps.main import main; main()"]
+
+
+@pytest.fixture
+def draftwood(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the command line with some arguments and, where given, standard input."""
+    monkeypatch.delenv("DRAFTWOOD_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object, stdin: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+
+    return run
+
+
+@pytest.fixture
+def refused(draftwood: Callable[..., Result]) -> Callable[..., str]:
+    """Run the command line, see it fail with one sentence on stderr alone, and return that sentence."""
+
+    def run(*arguments: object, stdin: str | bytes | None = None) -> str:
+        result = draftwood(*arguments, stdin=stdin)
+        assert result.exit_code == 1, result.output
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+        (sentence,) = result.stderr.splitlines()
+        assert sentence.startswith("Error: ")
+        assert sentence[-1] in ".?)"
+        return sentence
+
+    return run
+
+
+@pytest.fixture
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """The command line as a process of its own."""
+
+    def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Save a random Llama with the zoo's tokenizer; keyword arguments go to its config."""
+
+    def save(name: str = "tiny", **config: Any) -> Path:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        sizes = {
+            "vocab_size": 4096,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 64,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+        folder = tmp_path / name
+        LlamaForCausalLM(LlamaConfig(**{**sizes, **config})).save_pretrained(folder)
+        zoo.tokenizer().save_pretrained(folder)
+        return folder
+
+    return save

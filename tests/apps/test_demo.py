@@ -1,0 +1,39 @@
+"""`draftwood demo` with tiny settings."""
+
+import pytest
+
+from draftwood.apps import contenders as ways
+
+TINY = ["demo", "--prompts", 2, "--tokens", 6, "--parameters", 1e6]
+
+
+def test_demo_shows_text_equality_and_speed(draftwood):
+    result = draftwood(*TINY)
+    assert result.exit_code == 0, result.output
+    for name in ("assisted generation", "chain", "fixed tree", "DySpec"):
+        assert f"{name:<20} same text token for token" in result.stdout
+        assert f" {name} " in result.stdout.split("tokens/s")[1]
+    assert "A baker fills 6 trays" in result.stdout
+    assert "A pass over one token takes" in result.stdout
+    assert "DySpec writes" in result.stdout or "does not pay on this machine" in result.stdout
+    assert result.stderr == ""
+
+
+def test_demo_fails_where_a_float32_text_differs(draftwood, monkeypatch: pytest.MonkeyPatch):
+    write = ways.Speculative.write
+
+    def wrong(self, prompt, tokens):
+        sample = write(self, prompt, tokens)
+        if self.name == "chain":
+            sample.tokens[-1] += 1
+        return sample
+
+    monkeypatch.setattr(ways.Speculative, "write", wrong)
+    result = draftwood(*TINY)
+    assert result.exit_code == 1
+    assert "differs after 83.3% of the tokens" in result.stdout
+    assert "tokens/s" not in result.stdout
+
+
+def test_demo_refuses_no_tokens(refused):
+    assert "--tokens is 0" in refused("demo", "--tokens", 0)

@@ -1,0 +1,200 @@
+"""`draftwood generate` on the zoo's Llama pair."""
+
+import json
+import signal
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood import zoo
+
+PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """What `generate` itself writes, 32 tokens."""
+    ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
+    output = zoo.load("llama-7m").generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
+    )
+    return zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_text_and_summary(draftwood, expected):
+    result = draftwood("generate", "--prompt", PROMPT, "--max-new-tokens", 32)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected + "\n"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("32 tokens in ")
+    assert "tokens/s" in line
+    assert "tokens per round" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--drafter", "prompt-lookup", "-o", "longest=2"],
+        ["--policy", "chain", "-o", "length=3", "-o", "law=without-replacement"],
+        ["--policy", "fixed-tree", "-o", "depth=2", "--verifier", "recursive-rejection"],
+        ["--draft-temperature", "0.5", "-o", "budget=6", "-o", "depth=none"],
+        ["--target", str(zoo.path("llama-7m")), "--tokenizer", str(zoo.path("tokenizer"))],
+    ],
+    ids=["prompt lookup", "chain", "fixed tree", "draft temperature", "folders"],
+)
+def test_any_strategy_writes_the_same(draftwood, expected, arguments):
+    result = draftwood("generate", "--prompt", PROMPT, "--max-new-tokens", 32, *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected + "\n"
+
+
+def test_prompt_from_a_file_and_from_standard_input(draftwood, expected, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    from_file = draftwood("generate", "--prompt-file", file, "--max-new-tokens", 32)
+    piped = draftwood("generate", "--max-new-tokens", 32, stdin=PROMPT)
+    assert from_file.stdout == piped.stdout == expected + "\n"
+
+
+def test_json(draftwood, expected):
+    result = draftwood("generate", "--prompt", PROMPT, "--max-new-tokens", 32, "--json")
+    found = json.loads(result.stdout)
+    assert found["text"] == expected
+    assert zoo.tokenizer().decode(found["tokens"]) == expected
+    assert found["finish_reason"] == "length"
+    assert found["prompt_tokens"] == len(zoo.tokenizer()(PROMPT)["input_ids"])
+    assert found["statistics"]["new_tokens"] == len(found["tokens"]) == 32
+
+
+def test_a_seed_repeats_a_sampled_text(draftwood):
+    texts = [
+        draftwood("generate", "--prompt", PROMPT, "--temperature", 0.9, "--seed", seed, *rest).stdout
+        for seed in (1, 1, 2)
+        for rest in [["--max-new-tokens", 24, "--top-k", 50, "--top-p", 0.95, "--min-p", 0.01]]
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_default_law_follows_the_temperature(draftwood, tmp_path):
+    def law(*arguments: object) -> str:
+        file = tmp_path / "trace.json"
+        draftwood("generate", "--prompt", "x", "--max-new-tokens", 2, "--trace", file, *arguments)
+        return json.loads(file.read_text())["settings"]["policy"]
+
+    assert "Deterministic" in law()
+    assert "WithoutReplacement" in law("-o", "law=without-replacement")
+    assert "WithoutReplacement" in law("--temperature", 1, "--seed", 0)
+
+
+def test_stop_string_ends_the_text(draftwood, expected):
+    word = expected.split()[3]
+    result = draftwood("generate", "--prompt", PROMPT, "--max-new-tokens", 32, "--stop", word, "--json")
+    found = json.loads(result.stdout)
+    assert found["finish_reason"] == "criteria"
+    assert word in found["text"]
+    assert expected.startswith(found["text"])
+    assert len(found["tokens"]) < 32
+
+
+def test_trace_tells_every_round(draftwood, tmp_path):
+    file = tmp_path / "trace.json"
+    result = draftwood(
+        "generate", "--prompt", PROMPT, "--max-new-tokens", 20, "-o", "budget=6", "--trace", file, "--json"
+    )
+    written = json.loads(result.stdout)
+    trace = json.loads(file.read_text(encoding="utf-8"))
+    tokenizer = zoo.tokenizer()
+    assert (trace["format"], trace["version"]) == ("draftwood-trace", 1)
+    assert set(trace["versions"]) >= {"draftwood", "torch", "transformers", "python"}
+    assert trace["settings"]["target"] == "llama-7m"
+    assert trace["prompts"] == [{"text": PROMPT, "tokens": tokenizer(PROMPT)["input_ids"]}]
+    (output,) = trace["outputs"]
+    assert output["tokens"] == written["tokens"]
+    assert output["text"] == written["text"]
+
+    rows = [row for one in trace["rounds"] for row in one["rows"]]
+    assert [token for row in rows for token in row["tokens"]] == output["tokens"]
+    assert [row["finished"] for row in rows] == [None] * (len(rows) - 1) + ["length"]
+    root = trace["prompts"][0]["tokens"][-1]
+    for row in rows:
+        tree, outcome = row["tree"], row["outcome"]
+        size = len(tree["tokens"])
+        assert 1 <= size <= 7
+        assert {len(tree[key]) for key in ("texts", "parents", "draft_probs", "target_probs")} == {size}
+        assert tree["tokens"][0] == root
+        assert tree["parents"][0] == -1
+        assert all(0 <= parent < node for node, parent in enumerate(tree["parents"][1:], start=1))
+        assert tree["texts"] == [tokenizer.decode([token]) for token in tree["tokens"]]
+        assert all(0 <= p <= 1 for key in ("draft_probs", "target_probs") for p in tree[key])
+        path = outcome["path"]
+        assert path[0] == 0
+        assert all(tree["parents"][child] == parent for parent, child in pairwise(path))
+        emitted = [*(tree["tokens"][node] for node in path[1:]), outcome["extra"]]
+        assert row["tokens"] == emitted[: len(row["tokens"])]
+        root = emitted[-1]
+    for one in trace["rounds"]:
+        assert 0 < one["draft_seconds"] + one["target_seconds"] <= one["seconds"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_ctrl_c_keeps_what_was_written(start, expected, tmp_path):
+    file = tmp_path / "trace.json"
+    process = start(
+        "generate", "--prompt", PROMPT * 3, "--max-new-tokens", 1500, "-o", "budget=64", "--trace", file
+    )
+    first = process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.stdout.read(), process.stderr.read()
+    assert process.wait(timeout=60) == 130
+    assert errors.rstrip().endswith("(interrupted)")
+    assert "Traceback" not in errors
+    (output,) = json.loads(file.read_text())["outputs"]
+    assert output["finish_reason"] == "interrupted"
+    assert first + rest == output["text"] + "\n"
+
+
+def test_ctrl_c_before_the_first_token_is_no_traceback(draftwood, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftwood.apps.models.load", interrupted)
+    result = draftwood("generate", "--prompt", "x")
+    assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
+
+
+def test_a_reader_that_closes_the_pipe_is_no_traceback(start):
+    process: subprocess.Popen[str] = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 1
+    assert errors == "The reader of the output closed it; stopped.\n"
+
+
+def test_debugging_shows_the_traceback(draftwood, monkeypatch):
+    monkeypatch.setenv("DRAFTWOOD_DEBUG", "1")
+    result = draftwood("generate", "--prompt", "")
+    assert type(result.exception).__name__ == "InvalidInput"
+
+
+def test_an_unexpected_error_is_one_sentence(draftwood, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug\nwith details")
+
+    monkeypatch.setattr("draftwood.apps.models.load", broken)
+    result = draftwood("generate", "--prompt", "x")
+    assert result.exit_code == 1
+    assert result.stderr == "Unexpected RuntimeError: a bug (DRAFTWOOD_DEBUG=1 shows where)\n"
+
+
+def test_a_trace_that_cannot_be_finished_leaves_the_old_one(monkeypatch, tmp_path: Path):
+    from draftwood.apps import trace
+
+    file = tmp_path / "trace.json"
+    trace.write_json(file, {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        trace.write_json(file, {"new": float("nan")})
+    assert json.loads(file.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [file]

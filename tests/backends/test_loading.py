@@ -1,0 +1,260 @@
+"""`load`: what becomes a backend, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+import draftwood
+from draftwood.backends import loading
+from draftwood.backends.loading import load
+from draftwood.backends.probe import disagreement
+from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.errors import InvalidInput, UnsupportedModel
+
+VOCAB = 53
+
+
+def tiny(**options: Any) -> Any:
+    torch.manual_seed(3)
+    small = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**small | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.25)
+    return model
+
+
+def bloom() -> Any:
+    return hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)).eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_an_object_and_the_public_name(folder: Path) -> None:
+    tokens, parents = torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]])
+    logits = []
+    for given in (folder, str(folder), tiny()):
+        backend = draftwood.load(given)
+        assert isinstance(backend, TransformerBackend)
+        assert backend.lengths == []
+        backend.prefill([torch.tensor([4, 5])])
+        logits.append(backend.extend(tokens, parents).cpu())
+    assert torch.equal(logits[0], logits[1])
+    torch.testing.assert_close(logits[0], logits[2])
+
+
+def test_dtype_and_device(folder: Path) -> None:
+    backend = load(folder, dtype="bfloat16", device="cpu")
+    assert isinstance(backend, TransformerBackend)
+    assert backend.model.dtype == torch.bfloat16
+    assert backend.extend(torch.empty(0, 0).long(), torch.empty(0, 0).long()).dtype == torch.bfloat16
+    with pytest.raises(InvalidInput, match=r"model\.to"):
+        load(tiny(), dtype=torch.bfloat16)
+
+
+def test_attention_as_asked() -> None:
+    model = tiny()
+    assert isinstance(load(model, attention="paths"), UnrolledBackend)
+    assert isinstance(load(model, attention="mask"), TransformerBackend)
+    with pytest.raises(InvalidInput, match="'fast'"):
+        load(model, attention="fast")  # type: ignore[arg-type]
+
+
+def test_the_self_check_runs_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        loading, "disagreement", lambda backend, model: (seen.append(model), disagreement(backend, model))[1]
+    )
+    one, other = tiny(), tiny()
+    for model in (one, one, other, one):
+        assert isinstance(load(model), TransformerBackend)
+    assert seen == [one, other]
+
+
+def test_the_reason_against_a_mask_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = bloom()
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(load(model), UnrolledBackend)
+        assert isinstance(load(model), UnrolledBackend)
+    assert [r.message for r in caplog.records if "takes no tree mask" in r.message] == [
+        "BloomForCausalLM takes no tree mask (BloomForCausalLM takes no position_ids, so nodes cannot share "
+        "a position); each path of a tree runs as its own batch row, which is slower."
+    ]
+
+
+def by_index(model: Any) -> None:
+    """Let the model count positions by index, as a model with a position bias does."""
+    forward = model.model.rotary_emb.forward
+
+    def blind(x: Any, position_ids: torch.Tensor) -> Any:
+        start = int(position_ids.min())
+        return forward(x, position_ids=torch.arange(start, start + position_ids.shape[1]).unsqueeze(0))
+
+    model.model.rotary_emb.forward = blind
+
+
+def causal_only(model: Any) -> None:
+    """Let the model ignore the mask it is given."""
+    forward = model.model.forward
+    model.model.forward = lambda *args, **options: forward(*args, **options | {"attention_mask": None})
+
+
+@pytest.mark.parametrize("spoil", [by_index, causal_only])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_self_check_sees_through_a_model(spoil: Any, dtype: torch.dtype) -> None:
+    model = tiny().to(dtype)
+    assert disagreement(TransformerBackend(model), model) is None
+    spoil(model)
+    assert "differ from sequential decoding" in str(disagreement(TransformerBackend(model), model))
+    assert disagreement(UnrolledBackend(model), model) is None
+
+
+def test_a_model_that_fails_both_ways_is_refused() -> None:
+    config = hf.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.3,
+    )
+    encoder = hf.BertLMHeadModel(config).eval()
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="BertLMHeadModel cannot go on from its own cache"):
+            load(encoder)
+
+
+def test_families_that_no_backend_serves() -> None:
+    t5 = hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=VOCAB, d_model=32, num_layers=1, num_heads=4, d_ff=48)
+    )
+    with pytest.raises(UnsupportedModel, match="t5 is an encoder-decoder"):
+        load(t5.eval())
+    mamba = hf.Mamba2Config(hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, vocab_size=VOCAB)
+    with pytest.raises(UnsupportedModel, match="mamba2 keeps recurrent states, which are not served yet"):
+        load(hf.Mamba2ForCausalLM(mamba).eval())
+    rwkv = hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+    with pytest.raises(UnsupportedModel, match="rwkv keeps recurrent states"):
+        load(hf.RwkvForCausalLM(rwkv).eval())
+
+
+@pytest.mark.parametrize("given", [7, None, torch.nn.Linear(2, 2)])
+def test_what_is_no_model(given: Any) -> None:
+    with pytest.raises(InvalidInput, match="is no model"):
+        load(given)
+
+
+def test_training_mode() -> None:
+    with pytest.raises(InvalidInput, match=r"model\.eval"):
+        load(tiny().train())
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c"])
+def test_a_missing_folder(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"There is no model folder {name}; "):
+        load(name)
+
+
+def test_a_hub_name_that_gives_nothing() -> None:
+    with pytest.raises(InvalidInput, match="nobody/nothing is neither a folder here nor a model"):
+        load("nobody/nothing")
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="could not be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "no such thing"}'])
+def test_a_broken_config(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(InvalidInput, match="could not be read"):
+        load(folder)
+
+
+def test_weights_cut_short(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InvalidInput, match="could not be read"):
+        load(folder)
+
+
+def test_weights_that_lack_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidInput, match=r"1 missing keys, model\.layers\.1\.mlp\.up_proj\.weight first"):
+        load(folder)
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(InvalidInput):
+        load(folder)
+
+
+class Trap:
+    """Unpickling it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_pickles_are_not_loaded(folder: Path, tmp_path: Path) -> None:
+    torch.save({"trap": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="no safetensors weights, and pickles are never loaded"):
+        load(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_remote_code_runs_only_when_asked(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.M"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    (folder / "mine.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
+        "class M(LlamaForCausalLM):\n    config_class = Mine\n"
+    )
+    with pytest.raises(UnsupportedModel, match="Python code of its own"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+    assert isinstance(load(folder, trust_remote_code=True), TransformerBackend)
+    assert (tmp_path / "ran").exists()
+
+
+def test_errors_have_no_line_breaks(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InvalidInput) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")

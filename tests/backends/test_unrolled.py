@@ -1,0 +1,161 @@
+"""`UnrolledBackend`: what it keeps of a pass, and what it recomputes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.errors import InvalidInput, OutOfMemory
+from draftwood.testing.backends import Mirror
+
+VOCAB = 53
+
+
+def tiny(config: Any) -> Any:
+    torch.manual_seed(3)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.25)
+    return model
+
+
+def bloom() -> Any:
+    return tiny(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4))
+
+
+def windowed() -> Any:
+    return tiny(
+        hf.MistralConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=5,
+        )
+    )
+
+
+def mirror(model: Any, **options: Any) -> Mirror:
+    stock = copy.deepcopy(model)
+
+    def logits_after(tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        return logits
+
+    return Mirror(UnrolledBackend(model, **options), logits_after)
+
+
+def words(length: int) -> list[int]:
+    return [(7 * i + 3) % VOCAB for i in range(length)]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Batch and width of every pass."""
+    seen: list[tuple[int, int]] = []
+    run = UnrolledBackend._run
+
+    def counted(self: Any, cache: Any, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append((tokens.shape[0], tokens.shape[1]))
+        return run(self, cache, tokens, **options)
+
+    monkeypatch.setattr(UnrolledBackend, "_run", counted)
+    return seen
+
+
+@pytest.mark.parametrize("build", [bloom, windowed])
+@pytest.mark.parametrize("prompt", [3, 12])
+def test_a_commit_keeps_the_row_that_ran_the_path(build: Any, prompt: int, passes: list[Any]) -> None:
+    both = mirror(build())
+    both.prefill([words(prompt)])
+    both.extend([[(1, -1), (2, 0), (3, 0), (4, 2), (5, 3)]])
+    assert passes == [(1, prompt), (2, 4)]
+    both.commit([[0, 2]])  # shorter than the row that ran it
+    assert len(passes) == 2
+    both.check_state()
+    both.extend([[(1, -1), (2, 0)]])
+    both.commit([[0, 1]])
+    both.check_state()
+
+
+def test_a_path_that_the_last_pass_did_not_run_is_run_again(passes: list[Any]) -> None:
+    both = mirror(bloom())
+    both.prefill([words(4)])
+    both.extend([[(1, -1), (2, 0), (3, 0)]])
+    both.extend([[(4, 1)]])
+    passes.clear()
+    both.commit([[0, 2]])
+    assert passes == [(1, 2)]
+    both.check_state()
+
+
+def test_later_calls_recompute_uncommitted_ancestors(passes: list[Any]) -> None:
+    both = mirror(bloom())
+    both.prefill([words(4)])
+    both.extend([[(1, -1), (2, 0)]])
+    both.extend([[(3, 1), (4, 1), (5, 0)]])
+    assert passes[1:] == [(1, 2), (3, 3)]
+
+
+def test_prefill_in_chunks(passes: list[Any]) -> None:
+    both = mirror(windowed(), chunk=4)
+    both.prefill([words(11), words(4)])
+    assert passes == [(1, 4), (1, 4), (1, 3), (1, 4)]
+    both.check_state()
+
+
+def test_context_and_memory_errors_leave_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = windowed()
+    model.config.max_position_embeddings = 9
+    both = mirror(model)
+    both.prefill([words(6), words(2)])
+    with pytest.raises(InvalidInput, match="row 0 stands at position 9.*holds 9"):
+        both.backend.extend(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2]]), torch.tensor([[-1, 0, 1, 2]] * 2))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.layers[1].mlp, "forward", fail)
+        with pytest.raises(OutOfMemory):
+            both.backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))
+        with pytest.raises(OutOfMemory):
+            both.backend.prefill([torch.tensor(words(3))])
+    both.check_lengths()
+    both.extend([[(1, -1)], [(2, -1), (3, 0)]])
+    both.commit([[0], [0, 1]])
+    both.check_state()
+
+
+def test_a_failed_replay_keeps_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bloom()
+    both = mirror(model)
+    both.prefill([words(4)])
+    both.extend([[(1, -1), (2, 0), (3, 0)]])
+    both.extend([[(4, 1)]])
+    with monkeypatch.context() as patch:
+        patch.setattr(model.transformer.h[1].mlp, "forward", lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            both.backend.commit([[0, 2]])
+    both.commit([[0, 2]])
+    both.check_state()
+
+
+def test_rows_may_join_in_the_middle_of_a_round() -> None:
+    both = mirror(bloom())
+    both.prefill([words(4)])
+    both.extend([[(1, -1)]])
+    both.prefill([words(2)])
+    both.extend([[(2, 0)], [(3, -1)]])
+    both.commit([[0, 1], [0]])
+    both.check_state()
