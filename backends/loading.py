@@ -85,16 +85,14 @@ def load_model(
         raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
     config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
     refuse_unserved(config)
-    if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     model, info = _read(
         AutoModelForCausalLM,
         name,
         config=config,
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
-        dtype="auto" if dtype is None else dtype,
-        device_map=device,
+        dtype=_dtype(dtype),
+        device_map=_device(device),
         output_loading_info=True,
     )
     # transformers fills what is missing with random numbers and only warns.
@@ -127,11 +125,32 @@ def refuse_unserved(config: Any, *, stateful: bool = False) -> None:
         )
 
 
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None or dtype == "auto":
+        return "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InvalidInput(f'dtype is {dtype!r}; it must be a floating-point one such as "bfloat16".')
+    return found
+
+
+def _device(device: torch.device | str | None) -> torch.device | str:
+    if device is None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or "cpu"
+    if device != "auto":
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
+    return device
+
+
 def _read(auto: Any, name: str, **options: Any) -> Any:
     """`auto.from_pretrained(name, **options)` with one sentence for what can go wrong."""
     try:
         return auto.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _explained(name, error) from error
 
 

@@ -51,13 +51,14 @@ class ModelBackend(StateBackend):
         self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)
         self.device = input_device(model)
         self._takes_positions = _takes(model, "position_ids")
+        # Pure state-space models call their cache by another name.
+        self._cache_name = "cache_params" if _takes(model, "cache_params") else "past_key_values"
         self._prefill_options = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
 
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
         """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds."""
-        output = self.model(
-            input_ids=tokens, past_key_values=cache, use_cache=True, return_dict=True, **options
-        )
+        options[self._cache_name] = cache
+        output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **options)
         logits: Tensor = output.logits
         return logits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.proposals import (
@@ -24,7 +25,9 @@ class Drawn:
     proposal: Proposal
 
 
-def draw_children(law: type[Proposal], probs: Tensor, *, count: int, rng: Randomness) -> list[Drawn]:
+def draw_children(
+    law: type[Proposal], probs: Float[Tensor, "nodes *drafters vocab"], *, count: int, rng: Randomness
+) -> list[Drawn]:
     """Draw up to `count` children for each of several nodes.
 
     Args:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.fields import as_ints
@@ -30,12 +31,12 @@ class Request:
     the root comes first, as number 0 with parent -1.
 
     Attributes:
-        tokens: `[k]` int64.
-        parents: `[k]` int64, the numbers of the nodes' parents.
+        tokens: int64.
+        parents: int64, the numbers of the nodes' parents.
     """
 
-    tokens: Tensor
-    parents: Tensor
+    tokens: Int[Tensor, " k"]
+    parents: Int[Tensor, " k"]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -94,7 +95,9 @@ class TreePolicy(Protocol):
     learns: bool = False
     source: str = ""
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(
+        self, root: int, rng: Randomness
+    ) -> Generator[Request, Float[Tensor, "k *drafters vocab"], TokenTree]:
         """Grow a tree under the token `root`.
 
         Yields requests and receives, for each, the draft distributions after the draft's own sampling
@@ -123,7 +126,7 @@ class Drafter(Protocol):
     weight_bytes: int = 0
     source: str = ""
 
-    def prefill(self, rows: Sequence[Tensor]) -> None:
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
         ...
 
@@ -131,7 +134,9 @@ class Drafter(Protocol):
         """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
         ...
 
-    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
+    def distributions(
+        self, requests: Sequence[Request | None]
+    ) -> Float[Tensor, "rows nodes *drafters vocab"]:
         """Logits `[rows, nodes, vocab]` for one request a row, padded to the longest.
 
         `None` where a row asks for nothing. A node where nothing is proposed gets -inf throughout.
@@ -170,7 +175,7 @@ class StateBackend(Protocol):
         """Committed tokens of every row."""
         ...
 
-    def prefill(self, rows: Sequence[Tensor]) -> None:
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none)."""
         ...
 
@@ -178,7 +183,12 @@ class StateBackend(Protocol):
         """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
         ...
 
-    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
         """Append nodes to the uncommitted region of every row and return their logits.
 
         Args:
@@ -220,6 +230,6 @@ class Verifier(Protocol):
     greedy: bool = False
     source: str = ""
 
-    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+    def verify(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"], rng: Randomness) -> Outcome:
         """Judge `tree` against `target_probs` `[nodes, vocab]`, the target's distribution after each node."""
         ...

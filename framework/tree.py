@@ -7,6 +7,7 @@ from functools import cached_property
 
 import attrs
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from draftwood.errors import InvalidTree
@@ -14,7 +15,7 @@ from draftwood.proposals import Proposal
 from draftwood.protocols import Request
 
 
-def depths_of(parents: Tensor) -> Tensor:
+def depths_of(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Depth of every node `[n]` from its `parents` `[n]` (-1 at the root), in depth-many steps."""
     depths = torch.zeros_like(parents)
     above = parents.clone()
@@ -24,7 +25,7 @@ def depths_of(parents: Tensor) -> Tensor:
     return depths
 
 
-def ancestor_mask(parents: Tensor) -> Tensor:
+def ancestor_mask(parents: Int[Tensor, "*rows n"]) -> Bool[Tensor, "*rows n n"]:
     """`mask[i, j]` is True where node j is node i or one of its ancestors; bool `[..., n, n]`.
 
     `parents` `[..., n]` with -1 (or any negative number) where the parent is not among the nodes.
@@ -56,11 +57,11 @@ class TokenTree:
         depths: `[capacity]` int64, the root at 0; derived from `parents` unless given.
     """
 
-    tokens: Tensor
-    parents: Tensor
+    tokens: Int[Tensor, " capacity"]
+    parents: Int[Tensor, " capacity"]
     proposals: Mapping[int, Proposal] = attrs.field(factory=dict)
     size: int = attrs.field(default=attrs.Factory(lambda self: len(self.tokens), takes_self=True))
-    depths: Tensor = attrs.field(
+    depths: Int[Tensor, " capacity"] = attrs.field(
         default=attrs.Factory(lambda self: depths_of(self.parents), takes_self=True), repr=False
     )
 
@@ -99,12 +100,12 @@ class TokenTree:
         return path[::-1]
 
     @property
-    def ancestor_mask(self) -> Tensor:
+    def ancestor_mask(self) -> Bool[Tensor, "size size"]:
         """bool `[size, size]`: row i sees itself and its ancestors."""
         return ancestor_mask(self.parents[: self.size])
 
     @property
-    def bitmask(self) -> Tensor:
+    def bitmask(self) -> Int[Tensor, "size words"]:
         """The ancestor mask packed 64 nodes a word: int64 `[size, ceil(size / 64)]`, node j in bit j % 64."""
         mask = self.ancestor_mask
         words = -(-self.size // 64)
@@ -113,21 +114,29 @@ class TokenTree:
         # The bits of a word are distinct, so the sum is their union; the top bit wraps to the sign bit.
         return (padded.view(self.size, words, 64) * bits).sum(-1)
 
-    def positions(self, committed: int) -> Tensor:
+    def positions(self, committed: int) -> Int[Tensor, " size"]:
         """Position of every node `[size]` in its sequence when `committed` tokens precede the root."""
         return self.depths[: self.size] + committed
 
     def reorder(self, order: Sequence[int]) -> TokenTree:
         """The same tree with node `order[i]` at place i.
 
-        `order` is a permutation of the nodes with parents before children; siblings must keep their
-        drawn order, because laws and verifiers depend on it.
+        `order` is a permutation of the nodes with parents before children and siblings in drawn order,
+        because laws and verifiers depend on it. A layout that breaks that order (`heavy_path`) is for
+        the tensors of a pass, whose rows are put back afterwards.
         """
         index = torch.as_tensor(order, dtype=torch.int64, device=self.tokens.device)
         if sorted(index.tolist()) != list(range(self.size)):
             raise InvalidTree(f"An order of {self.size} nodes must be a permutation of them, not {order}.")
         place = torch.empty_like(index)
         place[index] = torch.arange(self.size, device=index.device)
+        for node in range(self.size):
+            places = place[self.children(node)].tolist()
+            if places != sorted(places):
+                raise InvalidTree(
+                    f"The order puts the children of node {node} at {places}; siblings must keep their drawn "
+                    "order in a tree."
+                )
         old = self.parents[index]
         tree = TokenTree(
             tokens=self.tokens[index],
@@ -143,7 +152,7 @@ class TokenTree:
             return self
         return self.subtree((self.depths[: self.size] <= depth).nonzero().flatten())
 
-    def subtree(self, keep: Tensor) -> TokenTree:
+    def subtree(self, keep: Int[Tensor, " kept"]) -> TokenTree:
         """The tree of the nodes `keep` (ascending, ancestors included, the root first).
 
         A law keeps describing the siblings that stay as long as the dropped ones were drawn last.
@@ -207,6 +216,24 @@ def depth_first(tree: TokenTree) -> list[int]:
         node = stack.pop()
         order.append(node)
         stack.extend(reversed(tree.children(node)))
+    return order
+
+
+def heavy_path(tree: TokenTree) -> list[int]:
+    """Nodes in preorder with the child of the largest subtree first (DySpec, appendix C).
+
+    Long paths then lie together, which keeps the blocks of the ancestor mask full. The order serves the
+    memory layout of a pass; it may exchange siblings.
+    """
+    weights = [1] * len(tree)
+    parents = tree.parents.tolist()
+    for node in range(len(tree) - 1, 0, -1):
+        weights[parents[node]] += weights[node]
+    order, stack = [], [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(sorted(tree.children(node), key=lambda child: weights[child]))
     return order
 
 

@@ -17,7 +17,9 @@ def test_every_python_block_runs(capsys):
 
 
 def test_it_names_the_two_commands_that_the_makefile_has():
-    targets = re.findall(r"^(\w+):", (README.parent / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    targets = re.findall(
+        r"^(\w+):", (README.parent / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     commands = re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert commands == ["demo", "test"]
     assert set(commands) <= set(targets)

@@ -121,9 +121,11 @@ class Speculative(Contender):
 # are those that were fastest on two CPU cores. DySpec's tree is grown layer by layer here, which gives
 # the same tree with fewer passes of the draft.
 PLANS: dict[str, Plan] = {
-    "chain": Plan("chain", {"length": 4, "law": "top-k"}),
-    "fixed tree": Plan("fixed-tree", {"depth": 4, "branching": 2, "budget": 16, "law": "top-k"}),
-    DYSPEC: Plan("layered-dyspec", {"budget": 12, "law": "top-k"}, draft_temperature=0.8),
+    "chain": Plan("chain", {"length": 6, "law": "top-k"}),
+    "fixed tree": Plan(
+        "fixed-tree", {"depth": 8, "branching": 2, "budget": 24, "threshold": 0.03, "law": "top-k"}
+    ),
+    DYSPEC: Plan("layered-dyspec", {"budget": 24, "law": "top-k"}, draft_temperature=0.85),
 }
 
 

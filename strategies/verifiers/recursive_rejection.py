@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.proposals import ALL_LAWS, Proposal, check_distribution
 
 
 @attrs.frozen
@@ -49,6 +49,8 @@ class RecursiveRejection(Verifier):
         for k, token in enumerate(tokens):
             assert proposal is not None
             draft = proposal.conditional(k, earlier)
+            if k == 0:
+                check_distribution(draft, f"The draft distribution of {type(proposal).__name__}")
             wanted, offered = float(target[token]), float(draft[token])
             if wanted > 0 and rng.accept(wanted / offered if offered > 0 else 1.0):
                 return k, target

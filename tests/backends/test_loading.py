@@ -71,6 +71,11 @@ def test_dtype_and_device(folder: Path) -> None:
     assert isinstance(backend, TransformerBackend)
     assert backend.model.dtype == torch.bfloat16
     assert backend.extend(torch.empty(0, 0).long(), torch.empty(0, 0).long()).dtype == torch.bfloat16
+    for dtype in ("float7", "int64", 3):
+        with pytest.raises(InvalidInput, match=f"dtype is {dtype!r}"):
+            load(folder, dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="device 'nowhere'"):
+        load(folder, device="nowhere")
     with pytest.raises(InvalidInput, match=r"model\.to"):
         load(tiny(), dtype=torch.bfloat16)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -158,4 +159,47 @@ def test_rows_may_join_in_the_middle_of_a_round() -> None:
     both.prefill([words(2)])
     both.extend([[(2, 0)], [(3, -1)]])
     both.commit([[0, 1], [0]])
+    both.check_state()
+
+
+HYBRID: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
+RECURRENT: dict[str, Callable[[], Any]] = {
+    "mamba2": lambda: hf.Mamba2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=8,
+        state_size=8,
+        n_groups=1,
+        chunk_size=8,
+    ),
+    "bamba": lambda: hf.BambaConfig(
+        **HYBRID,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_d_state=8,
+        mamba_expand=2,
+        mamba_chunk_size=8,
+    ),
+    "lfm2": lambda: hf.Lfm2Config(**HYBRID, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_states_are_copied_for_every_path(name: str, passes: list[Any]) -> None:
+    both = mirror(tiny(RECURRENT[name]()))
+    both.prefill([words(9), words(3), []])
+    for _ in range(2):
+        both.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1)], [(5, -1), (6, 0), (7, 1)]])
+        both.extend([[(4, 1), (5, 2)], [(6, 0), (7, 0)], []])
+        both.commit([[0, 2], [0, 2], [0, 1]])
     both.check_state()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidTree, TokenTree, TreeBuilder, WithReplacement
-from draftwood.tree import ancestor_mask, breadth_first, depth_first
+from draftwood.tree import ancestor_mask, breadth_first, depth_first, heavy_path
 
 
 @st.composite
@@ -126,3 +126,20 @@ def test_the_builder_numbers_requests_in_the_order_of_asking():
     assert (request.tokens.tolist(), request.parents.tolist()) == ([2], [0])
     request = tree.request([c, a])
     assert (request.tokens.tolist(), request.parents.tolist()) == ([3, 1], [1, 0])
+
+
+@given(parent_lists(30))
+def test_heavy_path_order_goes_into_the_largest_subtree_first(parents):
+    tree = tree_of(parents)
+    order = heavy_path(tree)
+    assert sorted(order) == list(range(len(parents)))
+    size = [sum(v in ancestors(parents, w) for w in range(len(parents))) for v in range(len(parents))]
+    for place, node in enumerate(order):
+        assert place == 0 or parents[node] in order[:place]
+        if tree.children(node):
+            assert size[order[place + 1]] == max(size[child] for child in tree.children(node))
+
+
+def test_an_order_must_keep_siblings_as_drawn():
+    with pytest.raises(InvalidTree, match="siblings must keep their drawn order"):
+        tree_of([-1, 0, 0]).reorder([0, 2, 1])

@@ -2,7 +2,9 @@
 
 import attrs
 import pytest
+import torch
 
+from draftwood import InvalidDistribution, TorchRandomness, TreeBuilder, WithReplacement
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
@@ -97,3 +99,18 @@ def test_the_proof_sees_a_biased_pair_and_names_the_worst_sequence(policy, verif
 def test_a_case_too_large_says_how_much_is_left():
     with pytest.raises(BudgetExceeded, match="20 outcomes were visited and a weight of"):
         joint_law(DySpec(6), RecursiveRejection(), target=ToyModel(4), drafter=toy(4), budget=20)
+
+
+@pytest.mark.parametrize(
+    ("p", "message"),
+    [
+        ([0.7, 0.7, 0.0], "sums to 1.4"),
+        ([1.5, -0.5, 0.0], "holds -0.5"),
+        ([float("nan"), 0.5, 0.5], "sums to nan"),
+    ],
+)
+def test_a_draft_distribution_that_is_none_is_refused(p, message):
+    tree = TreeBuilder(0)
+    tree.add_children(0, [0], WithReplacement(torch.tensor(p)))
+    with pytest.raises(InvalidDistribution, match=message):
+        RecursiveRejection().verify(tree.finish(), torch.full((2, 3), 1 / 3), TorchRandomness.seeded(0))
