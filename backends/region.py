@@ -146,5 +146,4 @@ class Region:
         self._seen = pad(self._seen, (0, more, 0, more))
         self._depths = pad(self._depths, (0, more))
         if self._column_of is not None:
-            extra = torch.arange(have, have + more, device=self.device).expand(self.rows, more)
-            self._column_of = torch.cat([self._column_of, extra], 1)
+            self._column_of = pad(self._column_of, (0, more))

@@ -166,7 +166,7 @@ def train_on_rows(target: Any, draft: Any, folder: Path, *, recipe: Recipe) -> d
         with torch.autocast(device.type, dtype=torch.bfloat16):
             draft_logits = draft(tokens[:, :-1], use_cache=False).logits
         loss = distillation_loss(draft_logits, target_logits, weights, hard=recipe.hard)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)

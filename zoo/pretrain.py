@@ -63,7 +63,7 @@ def train(
             group["lr"] = rate(step, steps=steps, peak=learning_rate)
         rows = windows(seen, rows=BATCH, length=length + 1, generator=generator)
         loss = _loss(model, rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)

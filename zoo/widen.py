@@ -177,7 +177,7 @@ def _empty_llama(model: PreTrainedModel, sizes: dict[str, int], *, dtype: Any, d
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers"):
         setattr(config, name, sizes[name])
     with torch.device("meta"):
-        wide = LlamaForCausalLM._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        wide = LlamaForCausalLM._from_config(config, dtype=dtype)
     wide.to_empty(device=device)
     wide.tie_weights()
     wide.generation_config = copy.deepcopy(model.generation_config)

@@ -235,6 +235,16 @@ def test_the_context_is_held_to_the_token(model: Any) -> None:
     both.extend([[], [(1, -1)]])
 
 
+def test_a_full_row_waits_beside_others() -> None:
+    """Its padding must not ask for a position that a table of positions lacks."""
+    config = hf.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=12)
+    both = mirror(hf.GPT2LMHeadModel(config).eval())
+    both.prefill([words(12), words(2)])
+    both.extend([[], [(1, -1), (2, 0)]])
+    both.commit([[], [0, 1]])
+    both.extend([[], [(1, -1)]])
+
+
 def test_rows_join_between_rounds_only(model: Any) -> None:
     both = mirror(model)
     both.prefill([words(3)])
