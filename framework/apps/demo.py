@@ -10,6 +10,7 @@ import typer
 from draftwood import SamplingParams
 from draftwood.apps import models
 from draftwood.apps.failures import FAILED
+from draftwood.apps.progress import watched
 from draftwood.apps.prompts import interleaved
 from draftwood.apps.text import IncrementalText
 from draftwood.errors import InvalidInput
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from draftwood.apps.contenders import Heat, Result
     from draftwood.apps.machine import Pair, PassCost
 
-_NODES = 12  # nodes of the tree pass that is timed; the strategies' trees are about that large
+_NODES = 16  # nodes of the tree pass that is timed; the strategies' trees are about that large
 _RACE_SECONDS = 60.0  # what the race may take, roughly
 _PAYS = 1.05  # a ratio below this is no gain worth the name
 
@@ -105,11 +106,8 @@ def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, 
     from draftwood.apps.contenders import ORDINARY, contenders, race, result
 
     entrants = contenders(target, draft)
-    heats = list(
-        _with_progress(
-            console, "comparing", race(entrants, prompts, tokens=tokens), len(entrants) * len(prompts)
-        )
-    )
+    runs = race(entrants, prompts, tokens=tokens)
+    heats = watched(runs, "comparing", total=len(entrants) * len(prompts), console=console)
     results = [result(heats, one.name) for one in entrants if one.name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
     for one in results:
@@ -151,14 +149,8 @@ def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[H
     entrants = contenders(pair.target, pair.draft)
     for one in entrants:
         one.write(prompts[0][1], min(tokens, 8))
-    heats = race(entrants, prompts, tokens=tokens)
-    return list(_with_progress(console, "racing", heats, len(entrants) * len(prompts)))
-
-
-def _with_progress(console: Console, what: str, heats: Any, total: int) -> Any:
-    from rich.progress import track
-
-    return track(heats, what, total=total, console=console, transient=True, disable=not console.is_terminal)
+    runs = race(entrants, prompts, tokens=tokens)
+    return watched(runs, "racing", total=len(entrants) * len(prompts), console=console)
 
 
 def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:

@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood.errors import InvalidInput
 from draftwood.protocols import StateBackend
 
 
@@ -85,7 +86,10 @@ class ToyBackend(StateBackend):
         for row, count in enumerate(counts):
             for node in range(count):
                 self._nodes[row].append((int(tokens[row, node]), int(parents[row, node])))
-                logits[row, node] = self.model.logits(self._text(row, len(self._nodes[row]) - 1))
+                text = self._text(row, len(self._nodes[row]) - 1)
+                if self.max_length is not None and len(text) > self.max_length:
+                    raise InvalidInput(f"{len(text)} tokens exceed the context of {self.max_length}.")
+                logits[row, node] = self.model.logits(text)
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

@@ -94,6 +94,10 @@ def test_law_d_the_same_seed_and_prompt_give_the_same_text_in_any_batch(policy):
         assert alone[0, len(prompt) :].tolist() == new
     other = one.generate(PROMPTS, max_new_tokens=15, sampling=sampling, seed=1, return_dict_in_generate=True)
     assert other.tokens != batch.tokens
+    again = one.generate(
+        PROMPTS[1:], max_new_tokens=15, sampling=sampling, seed=2, return_dict_in_generate=True
+    )
+    assert again.tokens == other.tokens[1:]  # row i of a call draws from seed + i
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -293,6 +297,7 @@ def test_what_a_policy_learns_stays_with_its_row():
     for row, prompt in enumerate(PROMPTS):
         alone = one.generate([prompt], max_new_tokens=20, return_dict_in_generate=True)
         drafted = [r.outcome.drafted for round_ in alone.statistics.rounds for r in round_.rows]
+        assert max(drafted) > 1
         assert drafted == [
             r.outcome.drafted for round_ in batch.statistics.rounds for r in round_.rows if r.row == row
         ]

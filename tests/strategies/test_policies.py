@@ -170,6 +170,18 @@ def test_a_pruned_tree_of_top_k_holds_just_the_likely_paths(seed, threshold):
     assert set(paths(tree)) == wanted
 
 
+@given(st.integers(0, 1000), st.floats(0.05, 0.9))
+def test_a_drawn_child_below_the_threshold_stays_and_gets_no_children(seed, threshold):
+    probs = table(4, seed)
+    tree, _ = grow(FixedTree(3, 2, 100, threshold), probs, seed=seed)
+    for node, path in enumerate(paths(tree)):
+        reach = 1.0
+        for depth in range(1, len(path)):
+            reach *= float(probs(list(path[:depth]))[path[depth]])
+        likely = reach >= threshold and len(path) <= 3
+        assert len(tree.children(node)) == (2 if likely else 0)
+
+
 @pytest.mark.parametrize(
     "policy", [Chain(4), FixedTree(2, 3), DySpec(9), LayeredDySpec(9, law="top-k")], ids=str
 )
