@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+SPARE = 128
+"""Slots beyond those asked for, so that a text does not outgrow its prompt's buffers in its first round."""
+
 
 @attrs.define
 class Plan:
@@ -90,13 +93,21 @@ class RowCache(Cache):
         self._settled = 0
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the model's shapes are known, so that room made now is made once."""
+        return len(self._arenas) > 0
+
     def reserve(self, *, rows: int, slots: int) -> None:
-        """Make room, at least doubling the slots that there are; on failure nothing has changed."""
+        """Make room for `rows` and `slots`, with some to spare; on failure nothing has changed.
+
+        Buffers that are made anew have exactly `rows`: what many short rows left must not multiply the
+        slots of one long row.
+        """
         plan = self.plan
         if rows > plan.rows or slots > plan.slots:
-            if slots > plan.slots:
-                slots = max(slots, 2 * plan.slots, 64)
-            self._build(rows=max(rows, plan.rows), slots=max(slots, plan.slots))
+            spare = max(slots + SPARE, plan.slots + plan.slots // 2) if slots > plan.slots else plan.slots
+            self._build(rows=rows, slots=spare)
 
     def settle(self) -> None:
         """Gather layers that allocated buffers of their own, on their first pass, into the arenas."""
@@ -117,7 +128,8 @@ class RowCache(Cache):
             arena = torch.zeros(len(members), rows, heads, slots, dim, dtype=dtype, device=device)
             for new, (layer, name) in zip(arena, members, strict=True):
                 old = getattr(layer, name)
-                new[: old.shape[0], :, : old.shape[2]] = old
+                kept = min(rows, len(old))
+                new[:kept, :, : old.shape[2]] = old[:kept]
                 views.append((layer, name, new))
             arenas.append(arena)
         for layer, name, new in views:

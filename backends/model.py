@@ -55,6 +55,9 @@ class ModelBackend(StateBackend):
         self._cache_name = "cache_params" if _takes(model, "cache_params") else "past_key_values"
         self._prefill_options = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__}, lengths={self.lengths})"
+
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
         """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds."""
         options[self._cache_name] = cache

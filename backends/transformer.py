@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -50,7 +51,7 @@ class TransformerBackend(ModelBackend):
         """Committed tokens of every row."""
         return list(self._lengths)
 
-    def prefill(self, rows: Sequence[Tensor]) -> None:
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
 
         Raises:
@@ -66,11 +67,15 @@ class TransformerBackend(ModelBackend):
             return
         have, more = len(self._lengths), len(texts)
         lengths = [len(text) for text in texts]
+        longest = max(lengths)
         with checks.guarded_pass(have + more):
-            self._cache.reserve(rows=have + more, slots=max(lengths))
             padded = pad_sequence(texts, batch_first=True).to(self.device)
-            for start in range(0, max(lengths), self.chunk):
+            # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
+            slots = longest if self._cache.settled else min(longest, self.chunk)
+            self._cache.reserve(rows=have + more, slots=slots)
+            for start in range(0, longest, self.chunk):
                 self._prefill_chunk(padded, start)
+                self._cache.reserve(rows=have + more, slots=longest)
             self._region = Region(have + more, self.device)
         self._lengths += lengths
         self._refresh()
@@ -79,13 +84,21 @@ class TransformerBackend(ModelBackend):
         """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
         keep = checks.kept(rows, have=len(self._lengths))
         with checks.guarded_pass(len(keep)):
-            self._cache.keep(keep, slots=self._base + self._region.columns)
+            if keep:
+                self._cache.keep(keep, slots=self._base + self._region.columns)
+            else:
+                self._cache = RowCache()  # gives the memory back
             self._region.keep(keep)
         self._lengths = [self._lengths[row] for row in keep]
         # Uncommitted nodes stay in the slots that they have.
         self._refresh(base=self._base if self._region.columns else None)
 
-    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
         """Append nodes to the uncommitted region of every row and return their logits.
 
         Args:

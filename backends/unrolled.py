@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
@@ -81,7 +82,7 @@ class UnrolledBackend(ModelBackend):
         """Committed tokens of every row."""
         return [row.length for row in self._rows]
 
-    def prefill(self, rows: Sequence[Tensor]) -> None:
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
 
         Raises:
@@ -96,7 +97,12 @@ class UnrolledBackend(ModelBackend):
         """Forget the rows at these places, or all; later rows move up."""
         self._rows = [self._rows[row] for row in checks.kept(rows, have=len(self._rows))]
 
-    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
         """Append nodes to the uncommitted region of every row and return their logits.
 
         Args:

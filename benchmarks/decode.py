@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import attrs
 import torch
 import typer
+from rich.console import Console
 
 from draftwood import zoo
 from draftwood.apps import models, trace
@@ -30,6 +31,7 @@ from draftwood.apps.contenders import (
     result,
 )
 from draftwood.apps.machine import Pair, best_device, device_name, versions, widened_pair
+from draftwood.apps.progress import watched
 from draftwood.apps.prompts import PROMPTS
 from draftwood.errors import DraftwoodError, InvalidInput
 
@@ -148,12 +150,14 @@ def decode(
     check_equal(contenders(target, draft, wanted), encoded, tokens)
     typer.echo(f"In float32 all {len(encoded)} texts of {tokens} tokens are those of generate().")
     chosen = {models.Dtype.float32: torch.float32, models.Dtype.bfloat16: torch.bfloat16}.get(dtype)
-    nodes = max(plan.options.get("budget", 0) for plan in wanted.values())
+    nodes = max(plan.options.get("budget", 1) for plan in wanted.values())
     pair = widened_pair(target, draft, parameters=parameters, nodes=nodes, dtype=chosen)
     entrants = contenders(pair.target, pair.draft, wanted)
     for one in entrants:
         one.write(encoded[0][1], min(tokens, 8))
-    heats = list(race(entrants, encoded, tokens=tokens, repetitions=repetitions))
+    runs = race(entrants, encoded, tokens=tokens, repetitions=repetitions)
+    total = len(entrants) * len(encoded) * repetitions
+    heats = watched(runs, "racing", total=total, console=Console(stderr=True))
     found = figures(heats)
     _show(found, pair)
     if to is not None:

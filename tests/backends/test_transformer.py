@@ -12,6 +12,7 @@ import transformers as hf
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftwood.backends.attention import GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
+from draftwood.backends.kv import SPARE, RowCache
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.testing.backends import Mirror
@@ -63,6 +64,7 @@ def words(length: int) -> list[int]:
 
 def test_what_it_says_of_the_model(model: Any) -> None:
     backend = TransformerBackend(model)
+    assert repr(backend) == "TransformerBackend(LlamaForCausalLM, lengths=[])"
     assert (backend.vocab_size, backend.max_length) == (VOCAB, 512)
     assert (backend.eos_token_ids, backend.pad_token_id) == ((0, 5), 1)
     assert backend.weight_bytes == 4 * sum(p.numel() for p in model.parameters())
@@ -82,13 +84,43 @@ def test_special_tokens_follow_the_generation_config(model: Any) -> None:
 
 def test_buffers_grow_under_committed_text(model: Any) -> None:
     both = mirror(model)
-    both.prefill([words(50), words(5)])
+    both.prefill([words(150), words(5)])
     for _ in range(3):
-        # 40 nodes take the slots beyond 64, then 128; 70 take the region beyond its own 64.
+        # 70 nodes a round outgrow the slots, and the region's own 64 columns.
         both.extend([[(1, -1), *[(i % VOCAB, 0) for i in range(39)]], [(2, -1)]])
         both.extend([[(3, 39), *[(i % VOCAB, 40) for i in range(29)]], [(2, 0)]])
         both.commit([[0, 39, 40, 69], [0, 1]])
     both.check_state()
+
+
+def test_many_short_rows_do_not_multiply_a_long_one(model: Any) -> None:
+    both = mirror(model)
+    both.prefill([words(3)] * 8)
+    backend: Any = both.backend
+    both.release(range(1, 8))
+    both.extend([[(i % VOCAB, -1) for i in range(200)]])
+    assert {arena.shape[1] for arena in backend._cache._arenas} == {1}
+    both.commit([[199]])
+    both.check_state()
+    both.release(None)
+    assert backend._cache._arenas == []
+
+
+def test_a_long_prompt_is_held_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build = RowCache._build
+
+    def counted(self: RowCache, *, rows: int, slots: int) -> None:
+        built.append(slots)
+        build(self, rows=rows, slots=slots)
+
+    monkeypatch.setattr(RowCache, "_build", counted)
+    both = mirror(model, chunk=16)
+    both.prefill([words(300)])
+    # Small buffers, their arenas, then all of it at once; and room for what follows.
+    assert built == [16 + SPARE, 16 + SPARE, 300 + SPARE]
+    both.check_state()
+    assert len(built) == 3
 
 
 def test_rows_joining_late_leave_the_others(model: Any) -> None:
