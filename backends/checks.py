@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -115,28 +115,37 @@ def check_path(path: Sequence[int], parents: Sequence[int], *, row: int) -> None
         last = node
 
 
-@contextmanager
-def guarded_pass(rows: int) -> Iterator[None]:
-    """Run a pass without autograd and turn a device's out-of-memory error into `OutOfMemory` with a remedy.
+class guarded_pass:
+    """Runs a pass without autograd and turns a device's out-of-memory error into `OutOfMemory`.
 
     State must not be made of inference tensors, even where a caller is in inference mode: a later call
     from outside it could not write to them.
     """
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(rows, error) from error
-    except RuntimeError as error:
+
+    __slots__ = ("_gradients", "_inference", "_rows")
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+
+    def __enter__(self) -> None:
+        if self._inference is not None:
+            self._inference.__enter__()
+        self._gradients = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.set_grad_enabled(self._gradients)
+        if self._inference is not None:
+            self._inference.__exit__(kind, error, trace)
         # The CPU allocator raises a plain RuntimeError.
-        if "not enough memory" not in str(error):
-            raise
-        raise _out_of_memory(rows, error) from error
-
-
-def _out_of_memory(rows: int, error: BaseException) -> OutOfMemory:
-    reason = str(error).split("\n")[0].rstrip(".")
-    return OutOfMemory(
-        f"The device ran out of memory in a pass over {rows} rows ({reason}); use fewer rows, a smaller tree "
-        "budget, a shorter prompt or a half-precision dtype."
-    )
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(error, RuntimeError) and "not enough memory" in str(error)
+        ):
+            reason = str(error).split("\n")[0].rstrip(".")
+            raise OutOfMemory(
+                f"The device ran out of memory in a pass over {self._rows} rows ({reason}); use fewer rows, "
+                "a smaller tree budget, a shorter prompt or a half-precision dtype."
+            ) from error

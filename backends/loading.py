@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.utils import is_accelerate_available
 
 from draftwood.backends.probe import disagreement
 from draftwood.backends.transformer import TransformerBackend
@@ -85,6 +86,7 @@ def load_model(
         raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
     config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
     refuse_unserved(config)
+    place = _device(device)
     model, info = _read(
         AutoModelForCausalLM,
         name,
@@ -92,8 +94,9 @@ def load_model(
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
         dtype=_dtype(dtype),
-        device_map=_device(device),
         output_loading_info=True,
+        # Spreading a model over devices is accelerate's work, which nobody else needs installed.
+        **({"device_map": "auto"} if place == "auto" else {}),
     )
     # transformers fills what is missing with random numbers and only warns.
     for kind in ("missing_keys", "mismatched_keys"):
@@ -102,7 +105,7 @@ def load_model(
                 f"The weights in {name} do not fit its config.json ({len(info[kind])} "
                 f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
             )
-    return model.eval()
+    return model.eval() if place == "auto" else model.to(place).eval()
 
 
 def refuse_unserved(config: Any, *, stateful: bool = False) -> None:
@@ -138,7 +141,10 @@ def _device(device: torch.device | str | None) -> torch.device | str:
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or "cpu"
-    if device != "auto":
+    if device == "auto":
+        if not is_accelerate_available():
+            raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
+    else:
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:

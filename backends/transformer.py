@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import checks
 from draftwood.backends.attention import TreeAttention
+from draftwood.backends.host_region import HostRegion
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, reaches
 from draftwood.backends.model import ModelBackend
@@ -43,7 +44,7 @@ class TransformerBackend(ModelBackend):
         self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
         self._cache = RowCache()
         self._lengths: list[int] = []
-        self._region = Region(0, self.device)
+        self._region = self._new_region(0)
         self._refresh()
 
     @property
@@ -76,7 +77,7 @@ class TransformerBackend(ModelBackend):
             for start in range(0, longest, self.chunk):
                 self._prefill_chunk(padded, start)
                 self._cache.reserve(rows=have + more, slots=longest)
-            self._region = Region(have + more, self.device)
+            self._region = self._new_region(have + more)
         self._lengths += lengths
         self._refresh()
 
@@ -158,6 +159,9 @@ class TransformerBackend(ModelBackend):
             self._region.clear()
         self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
         self._refresh()
+
+    def _new_region(self, rows: int) -> Region | HostRegion:
+        return HostRegion(rows) if self.device.type == "cpu" else Region(rows, self.device)
 
     def _prefill_chunk(self, padded: Tensor, start: int) -> None:
         """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there."""

@@ -185,6 +185,17 @@ def race(
                 yield Heat(contender.name, domain, number, contender.write(prompt, tokens))
 
 
+def until(seconds: float, heats: Iterator[Heat]) -> Iterator[Heat]:
+    """The heats of every prompt that was begun within `seconds`."""
+    deadline, prompt = perf_counter() + seconds, None
+    for heat in heats:
+        # A heat has been run when it arrives here, so the first of a new prompt is let go.
+        if heat.prompt != prompt and prompt is not None and perf_counter() > deadline:
+            return
+        prompt = heat.prompt
+        yield heat
+
+
 @attrs.frozen
 class Result:
     """One contender's figures over some prompts; the time of a prompt is its median over repetitions.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from draftwood.apps.machine import Pair, PassCost
 
 _NODES = 16  # nodes of the tree pass that is timed; the strategies' trees are about that large
-_RACE_SECONDS = 60.0  # what the race may take, roughly
+_RACE_SECONDS = 60.0  # what the race should take, by the measured passes
+_LATEST = 90.0  # when it ends with the prompt at hand, should the machine have become slower
 _PAYS = 1.05  # a ratio below this is no gain worth the name
 
 Prompts = Sequence[tuple[str, Sequence[int]]]
@@ -144,12 +145,12 @@ def _fitting(cost: PassCost, prompts: int) -> int:
 
 
 def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[Heat]:
-    from draftwood.apps.contenders import contenders, race
+    from draftwood.apps.contenders import contenders, race, until
 
     entrants = contenders(pair.target, pair.draft)
     for one in entrants:
         one.write(prompts[0][1], min(tokens, 8))
-    runs = race(entrants, prompts, tokens=tokens)
+    runs = until(_LATEST, race(entrants, prompts, tokens=tokens))
     return watched(runs, "racing", total=len(entrants) * len(prompts), console=console)
 
 

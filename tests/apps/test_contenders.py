@@ -16,6 +16,7 @@ from draftwood.apps.contenders import (
     contenders,
     race,
     result,
+    until,
 )
 from draftwood.apps.demo import verdict
 from draftwood.apps.machine import PassCost, widened_pair
@@ -39,6 +40,13 @@ def test_contenders_take_turns_and_everyone_begins_once():
     assert [h.contender for h in heats] == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert [h.domain for h in heats] == ["x", "x", "y", "y"] * 2
     assert [h.prompt for h in heats] == [0, 0, 1, 1] * 2
+
+
+def test_a_race_that_is_late_ends_with_the_prompt_at_hand():
+    entrants, prompts = [Fake("a"), Fake("b")], [("x", [1]), ("y", [2])]
+    late = list(until(0, race(entrants, prompts, tokens=3)))
+    assert [h.prompt for h in late] == [0, 0]
+    assert len(list(until(60, race(entrants, prompts, tokens=3)))) == 4
 
 
 def test_a_prompt_counts_with_its_median_time():

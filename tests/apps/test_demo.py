@@ -13,7 +13,7 @@ def test_demo_shows_text_equality_and_speed(draftwood):
     for name in ("assisted generation", "chain", "fixed tree", "DySpec"):
         assert f"{name:<20} same text token for token" in result.stdout
         assert f" {name} " in result.stdout.split("tokens/s")[1]
-    assert "A baker fills 6 trays" in result.stdout
+    assert "Nina reads 18 pages" in result.stdout
     assert "A pass over one token takes" in result.stdout
     assert "DySpec writes" in result.stdout or "does not pay on this machine" in result.stdout
     assert result.stderr == ""

@@ -38,10 +38,22 @@ def test_an_unfinished_character_is_shown_at_the_end():
     assert shown.rest().startswith("a")
 
 
+def test_a_tokenizer_that_drops_the_first_space_keeps_the_others():
+    class Sentencepiece:
+        def decode(self, tokens, **_):
+            return "".join(f" {token}" for token in tokens).removeprefix(" ")
+
+    shown = IncrementalText(Sentencepiece())
+    assert [shown.add([word]) for word in ("one", "two", "three")] == ["one", " two", " three"]
+
+
 def test_the_streamer_leaves_the_prompt_out():
     written = []
     streamer = Streamer(IncrementalText(TOKENIZER), written.append)
     streamer.put(torch.tensor([TOKENIZER("a prompt")["input_ids"]]))
-    streamer.put(torch.tensor(TOKENIZER(" and more")["input_ids"]))
-    streamer.end()
+    streamer.put(torch.tensor(TOKENIZER(" and more", add_special_tokens=False)["input_ids"]))
     assert "".join(written) == " and more"
+    streamer.put(torch.tensor(TOKENIZER("🙂", add_special_tokens=False)["input_ids"][:-1]))
+    assert "".join(written) == " and more"
+    streamer.end()
+    assert "".join(written).startswith(" and more\N{REPLACEMENT CHARACTER}")

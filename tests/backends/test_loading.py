@@ -53,6 +53,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def test_loading_needs_no_accelerate_unless_the_model_is_spread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where accelerate is missing, transformers itself refuses any `device_map`.
+    monkeypatch.setattr("transformers.integrations.accelerate.is_accelerate_available", lambda: False)
+    monkeypatch.setattr(loading, "is_accelerate_available", lambda: False)
+    assert load(folder).vocab_size == load(folder, device="cpu").vocab_size == VOCAB
+    with pytest.raises(InvalidInput, match="'auto' needs the package accelerate"):
+        load(folder, device="auto")
+
+
 def test_a_folder_an_object_and_the_public_name(folder: Path) -> None:
     tokens, parents = torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]])
     logits = []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 
+from draftwood.backends.host_region import HostRegion
 from draftwood.backends.masks import Masks, Reach, reaches
 from draftwood.backends.region import Region
 from draftwood.errors import InvalidTree, UnsupportedModel
@@ -22,10 +25,18 @@ def seen_by(parents: list[int], node: int) -> set[int]:
     return seen
 
 
+def on_device(rows: int) -> Region:
+    return Region(rows, torch.device("cpu"))
+
+
+MAKES: list[Callable[[int], Region | HostRegion]] = [on_device, HostRegion]
+
+
+@pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_region_grown_call_by_call_sees_ancestors(seed: int) -> None:
+def test_a_region_grown_call_by_call_sees_ancestors(make: Any, seed: int) -> None:
     rng = random.Random(seed)
-    region, rows = Region(3, torch.device("cpu")), 3
+    region, rows = make(3), 3
     parents: list[list[int]] = [[] for _ in range(rows)]
     columns: list[list[int]] = [[] for _ in range(rows)]
     for _ in range(rng.randint(1, 5)):
@@ -51,23 +62,31 @@ def test_a_region_grown_call_by_call_sees_ancestors(seed: int) -> None:
     paths = [sorted(seen_by(row, len(row) - 1)) if row else [] for row in parents]
     expected_columns = [[taken[node] for node in path] for taken, path in zip(columns, paths, strict=True)]
     assert region.columns_of(paths) == expected_columns
+    for row, taken in enumerate(columns):
+        depths = [len(seen_by(parents[row], node)) - 1 for node in range(len(taken))]
+        assert region.depths[row, taken].tolist() == depths
+    region.keep([2, 0])
+    assert region.columns_of([paths[2], paths[0]]) == [expected_columns[2], expected_columns[0]]
     region.clear()
     assert region.columns == 0
-    assert not region._seen.any()
+    assert region.stage(torch.tensor([[-1], [-1]]), [1, 0]).visible.tolist() == [[[True]], [[True]]]
 
 
+@pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 8, 9, 10, 33, 34, 70])
-def test_a_chain_in_one_call_sees_all_of_itself(n: int) -> None:
-    staged = Region(1, torch.device("cpu")).stage(torch.arange(-1, n - 1).unsqueeze(0), [n])
+def test_a_chain_in_one_call_sees_all_of_itself(make: Any, n: int) -> None:
+    staged = make(1).stage(torch.arange(-1, n - 1).unsqueeze(0), [n])
     assert torch.equal(staged.visible[0], torch.ones(n, n).tril().bool())
 
 
-def test_staging_alone_changes_nothing() -> None:
-    region = Region(1, torch.device("cpu"))
+@pytest.mark.parametrize("make", MAKES)
+def test_staging_alone_changes_nothing(make: Any) -> None:
+    region = make(1)
     region.accept(region.stage(torch.tensor([[-1, 0]]), [2]))
     region.stage(torch.tensor([[1, 2, 1]]), [3])
     staged = region.stage(torch.tensor([[0]]), [1])
     assert staged.visible.tolist() == [[[True, False, True]]]
+    assert region.depths.tolist() == [[0, 1]]
     with pytest.raises(InvalidTree, match="names node 2"):
         region.columns_of([[0, 2]])
 

@@ -13,9 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftwood.backends.attention import GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
 from draftwood.backends.kv import SPARE, RowCache
+from draftwood.backends.region import Region
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
-from draftwood.testing.backends import Mirror
+from draftwood.protocols import StateBackend
+from draftwood.testing.backends import Mirror, StateBackendTests
 
 VOCAB = 53
 CHAIN = torch.tensor([[-1, 0, 1, 2]])
@@ -179,6 +181,7 @@ def test_state_made_in_inference_mode_serves_outside(model: Any) -> None:
     logits = both.backend.extend(torch.tensor([[1]]), torch.tensor([[-1]]))
     logits += 1.0  # the caller's own to change
     assert not logits.requires_grad
+    assert torch.is_grad_enabled()
 
 
 def test_tokens_come_as_any_integers(model: Any) -> None:
@@ -213,6 +216,7 @@ def test_a_pass_that_raises_leaves_the_state(
             patch.setattr(model.model.layers[layer].mlp, "forward", fail)
             with pytest.raises(seen) as caught:
                 call()
+        assert torch.is_grad_enabled()
         if seen is OutOfMemory:
             assert "fewer rows" in str(caught.value)
 
@@ -342,6 +346,28 @@ def test_eager_attention_stays_eager() -> None:
     model = tiny(attn_implementation="eager")
     with TreeAttention(model):
         assert model.config._attn_implementation == "eager"
+
+
+class TestTensorRegion(StateBackendTests):
+    """Law S with the region that a model on an accelerator gets."""
+
+    vocab_size = VOCAB
+
+    @pytest.fixture(autouse=True)
+    def _model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            TransformerBackend, "_new_region", lambda self, rows: Region(rows, torch.device("cpu"))
+        )
+        self.model = tiny(hf.MistralConfig, sliding_window=8)
+        self.stock = copy.deepcopy(self.model)
+
+    def make_backend(self) -> StateBackend:
+        return TransformerBackend(self.model)
+
+    def logits_after(self, tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self.stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        return logits
 
 
 @pytest.mark.parametrize("queries", [1, 5])
