@@ -125,7 +125,7 @@ PLANS: dict[str, Plan] = {
     "fixed tree": Plan(
         "fixed-tree", {"depth": 8, "branching": 2, "budget": 24, "threshold": 0.03, "law": "top-k"}
     ),
-    DYSPEC: Plan("layered-dyspec", {"budget": 16, "law": "top-k"}, draft_temperature=0.85),
+    DYSPEC: Plan("layered-dyspec", {"budget": 24, "threshold": 0.05, "law": "top-k"}, draft_temperature=0.8),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
-from draftwood.fields import at_least
+from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import drawn_or_top, start_children
 
@@ -27,6 +27,8 @@ class LayeredDySpec(TreePolicy):
     Attributes:
         budget: nodes in the tree.
         depth: layers at most; None leaves the depth to the values.
+        threshold: slots of no more than this value are left out, so that the tree shrinks where the
+            draft is unsure (DySpec, algorithm 2, under a budget).
         law: as for `DySpec`.
 
     Source: draftwood; DySpec's appendix B.1 leaves this open. With law `"top-k"`: OPT-Tree (arXiv
@@ -35,6 +37,7 @@ class LayeredDySpec(TreePolicy):
 
     budget: int = attrs.field(default=32, validator=at_least(1))
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
     source = "draftwood (DySpec, appendix B.1); OPT-Tree"
 
@@ -50,7 +53,7 @@ class LayeredDySpec(TreePolicy):
         tree = TreeBuilder(root)
         reach = [1.0]  # the draft's probability of the path to every node
         values = [float("inf")]  # of the slot that every node was drawn in
-        best = [0.0] * self.budget  # the largest values so far; best[0] is the bar for new ones
+        best = [self.threshold] * self.budget  # the largest values so far; best[0] is the bar for new ones
         level, depth = [0], 0
         while level and depth != self.depth:
             probs = yield tree.request(level)

@@ -31,6 +31,7 @@ CASES = {
     "DySpec": (DySpec(4), toy()),
     "DySpec of top-k": (DySpec(4, "top-k"), toy()),
     "layered DySpec": (LayeredDySpec(3), toy()),
+    "layered DySpec, threshold": (LayeredDySpec(3, threshold=0.2), toy()),
     "layered DySpec of top-k": (LayeredDySpec(4, law="top-k"), toy()),
     "DySpec over prompt lookup": (DySpec(3), PromptLookup(3)),
 }

@@ -135,6 +135,21 @@ def test_dyspec_of_top_k_holds_the_most_likely_paths(policy, seed, budget):
     assert min(map(reach, inside)) >= max(map(reach, outside)) - 1e-12
 
 
+@given(st.integers(0, 1000), st.floats(0.01, 0.5))
+def test_a_threshold_keeps_the_slots_worth_more(seed, threshold):
+    probs = table(5, seed)
+    whole, _ = grow(LayeredDySpec(200, law="top-k", depth=4), probs)
+    cut, _ = grow(LayeredDySpec(200, law="top-k", depth=4, threshold=threshold), probs)
+    wanted = set()
+    for path in paths(whole):
+        reach = 1.0
+        for depth in range(1, len(path)):
+            reach *= float(probs(list(path[:depth]))[path[depth]])
+        if len(path) == 1 or reach > threshold:
+            wanted.add(path)
+    assert set(paths(cut)) == wanted
+
+
 @given(st.integers(0, 1000), st.sampled_from(["top-k", "without-replacement"]))
 def test_layered_dyspec_asks_once_a_layer(seed, law):
     tree, calls = grow(LayeredDySpec(32, law=law), table(6, seed), seed=seed)
