@@ -118,8 +118,8 @@ class Speculative(Contender):
 
 
 # At temperature 0 children that are the draft's most likely tokens serve best; sizes and temperature
-# are those that were fastest on two CPU cores. DySpec's tree is grown layer by layer here, which gives
-# the same tree with fewer passes of the draft.
+# are those that were fastest on two CPU cores. DySpec's tree is grown layer by layer here, which takes
+# fewer passes of the draft, and leaves out slots of little value (its algorithm 2, under a budget).
 PLANS: dict[str, Plan] = {
     "chain": Plan("chain", {"length": 6, "law": "top-k"}),
     "fixed tree": Plan(
