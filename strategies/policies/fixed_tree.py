@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import attrs
 from torch import Tensor
@@ -18,13 +18,30 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
+from draftwood.errors import InvalidInput
 from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import as_law
+
+
+def one_or_more(value: int | Sequence[int]) -> int | tuple[int, ...]:
+    return value if isinstance(value, int) else tuple(value)
+
+
+def fills_levels(policy: FixedTree, __: object, value: int | tuple[int, ...]) -> None:
+    if isinstance(value, tuple) and len(value) != policy.depth:
+        raise InvalidInput(
+            f"branching {value} names {len(value)} levels and depth is {policy.depth}; make them agree."
+        )
+    if min((value,) if isinstance(value, int) else value, default=0) < 1:
+        raise InvalidInput(f"branching is {value}; every level needs at least 1 child.")
 
 
 @attrs.frozen
 class FixedTree(TreePolicy):
     """Every node of a level gets `branching` children until `depth` levels or `budget` nodes are reached.
+
+    `branching` is one number, or one for every level: (3, 1) has three children at the root and one
+    below each; it must then name `depth` levels.
 
     A path whose draft probability falls below `threshold` is pruned. Children that are a fixed function
     of the context (law `"top-k"`) are themselves dropped; a drawn child never is, since dropping it for
@@ -35,7 +52,7 @@ class FixedTree(TreePolicy):
     """
 
     depth: int = attrs.field(default=5, validator=at_least(1))
-    branching: int = attrs.field(default=2, validator=at_least(1))
+    branching: int | tuple[int, ...] = attrs.field(default=2, converter=one_or_more, validator=fills_levels)
     budget: int = attrs.field(default=256, validator=at_least(1))
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
@@ -45,22 +62,27 @@ class FixedTree(TreePolicy):
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
         return frozenset({self.law})
 
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Children of a node, level by level."""
+        return self.branching if isinstance(self.branching, tuple) else (self.branching,) * self.depth
+
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
         level, reach = [0], {0: 1.0}  # reach: the draft's probability of the path to a node
-        for _ in range(self.depth):
+        for branching in self.levels:
             probs = yield tree.request(level)
             below = []
             # What is fixed by the context costs one top-k for the level.
             fixed = self.law is Deterministic
-            drawn = draw_children(self.law, probs, count=self.branching, rng=rng) if fixed else []
+            drawn = draw_children(self.law, probs, count=branching, rng=rng) if fixed else []
             for place, node in enumerate(level):
                 # The room left depends on nodes drawn before, never on these children's own tokens.
                 room = self.budget + 1 - len(tree)
                 if room < 1:
                     break
                 if not fixed:
-                    count = min(self.branching, room)
+                    count = min(branching, room)
                     drawn += draw_children(self.law, probs[place : place + 1], count=count, rng=rng)
                 chances = [reach[node] * chance for chance in drawn[place].chances[:room]]
                 if fixed:

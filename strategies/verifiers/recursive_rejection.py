@@ -1,16 +1,19 @@
-"""Recursive rejection: one rule for all four proposal laws."""
+"""Recursive rejection: one rule for every proposal law."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree, Verifier
+from draftwood import Randomness
 from draftwood.proposals import ALL_LAWS, Proposal, check_distribution
+from draftwood.strategies.verifiers.node_wise import NodeWise
 
 
 @attrs.frozen
-class RecursiveRejection(Verifier):
+class RecursiveRejection(NodeWise):
     """Judges siblings one by one in drawn order, each against what its predecessors left of the target.
 
     With D = `conditional(k, earlier)`, child x is accepted with probability min(1, T(x) / D(x));
@@ -26,28 +29,11 @@ class RecursiveRejection(Verifier):
     laws = ALL_LAWS
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
 
-    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        tokens = tree.tokens.tolist()
-        path = [0]
-        while True:
-            node = path[-1]
-            children = tree.children(node)
-            target = target_probs[node]
-            accepted, target = self._judge(
-                [tokens[child] for child in children], tree.proposals.get(node), target, rng
-            )
-            if accepted is None:
-                return Outcome.of(tree, path, extra=rng.choose(target), bonus=not children)
-            path.append(children[accepted])
-
-    @staticmethod
-    def _judge(
-        tokens: list[int], proposal: Proposal | None, target: Tensor, rng: Randomness
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
     ) -> tuple[int | None, Tensor]:
-        """Place of the accepted sibling, or None, and what is left of the target."""
         earlier: list[int] = []
         for k, token in enumerate(tokens):
-            assert proposal is not None
             draft = proposal.conditional(k, earlier)
             if k == 0:
                 check_distribution(draft, f"The draft distribution of {type(proposal).__name__}")

@@ -56,9 +56,8 @@ def test_temperature_is_part_of_the_targets_law():
 class SameResidual(RecursiveRejection):
     """Broken on purpose: a rejected sibling leaves the target as it was."""
 
-    @staticmethod
-    def _judge(tokens, proposal, target, rng):
-        accepted, _ = RecursiveRejection._judge(tokens, proposal, target, rng)
+    def judge(self, tokens, proposal, target, rng):
+        accepted, _ = RecursiveRejection().judge(tokens, proposal, target, rng)
         return accepted, target
 
 
