@@ -1,0 +1,174 @@
+"""Exact block efficiency on toy models: of a verifier on the trees of a policy, and the best there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.protocols import Drafter, Outcome, TreePolicy, Verifier
+from draftwood.randomness import Randomness
+from draftwood.sampling import SamplingParams
+from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.toy import ToyModel
+from draftwood.tree import TokenTree
+
+
+@attrs.frozen(eq=False)
+class WeightedTree:
+    """A tree that a policy may draw and the probability that it does."""
+
+    weight: float
+    tree: TokenTree
+
+
+def drawn_trees(
+    policy: TreePolicy,
+    drafter: Drafter,
+    *,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+    budget: int = 100_000,
+) -> list[WeightedTree]:
+    """Every tree that `policy` draws after `prompt`, equal trees merged.
+
+    Equal are trees with the same tokens at the same places; their laws are then the same too.
+    """
+    merged: dict[tuple[tuple[int, ...], tuple[int, ...]], WeightedTree] = {}
+    sampling = SamplingParams(temperature=temperature)
+
+    def grow(rng: Randomness) -> TokenTree:
+        drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+        try:
+            growing = policy.grow(prompt[-1], rng)
+            request = next(growing)
+            while True:
+                logits = drafter.distributions([request])[0]
+                flat = sampling.distribution(logits.flatten(0, -2), may_be_empty=True)
+                request = growing.send(flat.reshape(logits.shape))
+        except StopIteration as finished:
+            tree: TokenTree = finished.value
+            return tree.validated(None)
+        finally:
+            drafter.release()
+
+    for weight, tree in enumerate_outcomes(grow, budget=budget):
+        key = (tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()))
+        known = merged.get(key)
+        merged[key] = WeightedTree(weight + (known.weight if known else 0.0), known.tree if known else tree)
+    return list(merged.values())
+
+
+def target_rows(tree: TokenTree, target: ToyModel, prompt: Sequence[int], temperature: float) -> Tensor:
+    """The target's distribution after every node, float64 `[nodes, vocab]`."""
+    tokens = tree.tokens.tolist()
+    return torch.stack(
+        [
+            target.probs([*prompt[:-1], *(tokens[v] for v in tree.path(node))], temperature)
+            for node in range(len(tree))
+        ]
+    )
+
+
+def one_round(
+    trees: Sequence[WeightedTree],
+    verifier: Verifier,
+    *,
+    target: ToyModel,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+    budget: int = 100_000,
+) -> dict[tuple[int, ...], float]:
+    """The law of the tokens that one round emits over `trees`: their probability, by sequence."""
+    law: dict[tuple[int, ...], float] = {}
+    for one in trees:
+        rows = target_rows(one.tree, target, prompt, temperature)
+
+        def verify(rng: Randomness, tree: TokenTree = one.tree, rows: Tensor = rows) -> Outcome:
+            return verifier.verify(tree, rows, rng)
+
+        for weight, outcome in enumerate_outcomes(verify, budget=budget):
+            law[outcome.emitted] = law.get(outcome.emitted, 0.0) + one.weight * weight
+    return law
+
+
+def expected_tokens(
+    policy: TreePolicy,
+    verifier: Verifier,
+    *,
+    target: ToyModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+    budget: int = 100_000,
+) -> float:
+    """Exact mean number of tokens that a round emits (block efficiency), the extra token included."""
+    trees = drawn_trees(policy, drafter, prompt=prompt, temperature=temperature, budget=budget)
+    law = one_round(
+        trees, verifier, target=target, prompt=prompt, temperature=temperature, budget=budget
+    )
+    return sum(weight * len(emitted) for emitted, weight in law.items())
+
+
+def optimal_tokens(
+    trees: Sequence[WeightedTree],
+    *,
+    target: ToyModel,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+) -> float:
+    """The most tokens a round that any lossless verifier can emit on these trees, as a linear programme.
+
+    In every tree one unit of flow runs from the root down its prefixes, the children's flow summing to at
+    most their parent's. M(s), the expected flow through prefix s over all trees, obeys
+    M(sy) <= T(y|s) M(s): what is left is emitted as the extra token y at s. The optimum is 1 plus the
+    largest sum of M. A verifier is one way to route that flow, one that knows the drawn tree alone; the
+    optimum knows every tree that might have been drawn, so it is a bound that may lie out of reach.
+
+    Needs scipy.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    merged: dict[frozenset[tuple[int, ...]], float] = {}
+    for one in trees:
+        tokens = one.tree.tokens.tolist()
+        prefixes = frozenset(
+            tuple(tokens[v] for v in one.tree.path(node)[1:]) for node in range(1, len(one.tree))
+        )
+        merged[prefixes] = merged.get(prefixes, 0.0) + one.weight
+
+    # One column for the flow through every prefix of every tree, already times the tree's weight.
+    columns: dict[tuple[int, tuple[int, ...]], int] = {}
+    through: dict[tuple[int, ...], list[int]] = {}
+    entries: list[tuple[int, int, float]] = []  # row, column, coefficient
+    bounds: list[float] = []
+    for number, (prefixes, weight) in enumerate(merged.items()):
+        row_of: dict[tuple[int, ...], int] = {}
+        for prefix in sorted(prefixes, key=len):
+            column = columns[number, prefix] = len(columns)
+            through.setdefault(prefix, []).append(column)
+            parent = prefix[:-1]
+            if parent not in row_of:
+                row_of[parent] = len(bounds)
+                bounds.append(0.0 if parent else weight)
+                if parent:
+                    entries.append((row_of[parent], columns[number, parent], -1.0))
+            entries.append((row_of[parent], column, 1.0))
+    for prefix, mine in through.items():
+        row = len(bounds)
+        chance = float(target.probs([*prompt, *prefix[:-1]], temperature)[prefix[-1]])
+        entries.extend((row, column, 1.0) for column in mine)
+        if len(prefix) > 1:
+            entries.extend((row, column, -chance) for column in through[prefix[:-1]])
+        bounds.append(chance if len(prefix) == 1 else 0.0)
+    if not columns:
+        return 1.0
+    rows, at, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (rows, at)), shape=(len(bounds), len(columns))).tocsr()
+    found = linprog([-1.0] * len(columns), A_ub=matrix, b_ub=bounds, method="highs")
+    if found.status != 0:
+        raise RuntimeError(f"The linear programme of {len(columns)} columns was not solved: {found.message}")
+    return 1.0 - float(found.fun)
