@@ -239,24 +239,37 @@ class SpeculativeDecoder:
 
 
 def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
-    """Raise `IncompatibleStrategy` unless `verifier` judges the trees of `policy` without loss."""
+    """Raise `IncompatibleStrategy` unless `verifier` judges the trees of `policy`.
+
+    The message names the registered lossless verifiers that do, built with their default options.
+    """
+    problem = _misfit(policy, verifier)
+    if problem is None:
+        return
+    fitting = []
+    for name in registry.names("verifiers"):
+        try:
+            other = registry.create("verifiers", name)
+        except Exception:  # a third party's module may fail in any way, or need options
+            continue
+        if other.lossless and _misfit(policy, other) is None:
+            fitting.append(name)
+    raise IncompatibleStrategy(
+        f"{type(verifier).__name__} {problem} of {type(policy).__name__}; "
+        f"verifiers that fit: {', '.join(fitting) or 'none'}."
+    )
+
+
+def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
+    """What keeps `verifier` from judging the trees of `policy`, or None."""
     strange = policy.laws - verifier.laws
-    if strange or (policy.adaptive and not verifier.adaptive):
-        fitting = [
-            name
-            for name in registry.names("verifiers")
-            if policy.laws <= (v := registry.get("verifiers", name)).laws
-            and (v.adaptive or not policy.adaptive)
-        ]
-        problem = (
-            f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
-            if strange
-            else "cannot verify adaptive trees"
-        )
-        raise IncompatibleStrategy(
-            f"{type(verifier).__name__} {problem} of {type(policy).__name__}; "
-            f"verifiers that fit: {', '.join(fitting) or 'none'}."
-        )
+    if strange:
+        return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
+    if policy.adaptive and not verifier.adaptive:
+        return "cannot verify adaptive trees"
+    if policy.branches and not verifier.branches:
+        return "judges chains alone, not the branching trees"
+    return None
 
 
 def _law_names(policy: TreePolicy) -> str:

@@ -86,12 +86,14 @@ class TreePolicy(Protocol):
     Attributes:
         laws: the proposal laws its trees may carry.
         adaptive: whether a later sibling's existence may depend on an earlier one's token.
+        branches: whether a node may have more than one child.
         learns: whether `observe` changes later trees; a policy that learns is copied for every row.
         source: paper and algorithm.
     """
 
     laws: frozenset[type[Proposal]]
     adaptive: bool = False
+    branches: bool = True
     learns: bool = False
     source: str = ""
 
@@ -220,6 +222,7 @@ class Verifier(Protocol):
         laws: the proposal laws it verifies without loss.
         lossless: whether law V holds.
         adaptive: whether it holds on adaptive trees too.
+        branches: whether it judges trees that branch; one that does not judges chains alone.
         greedy: whether it serves temperature 0 alone.
         source: paper and algorithm.
     """
@@ -227,6 +230,7 @@ class Verifier(Protocol):
     laws: frozenset[type[Proposal]]
     lossless: bool = True
     adaptive: bool = True
+    branches: bool = True
     greedy: bool = False
     source: str = ""
 

@@ -30,6 +30,7 @@ class Chain(TreePolicy):
 
     length: int = attrs.field(default=5, validator=at_least(1))
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
+    branches = False
     source = "Leviathan et al. 2023, algorithm 1"
 
     @property

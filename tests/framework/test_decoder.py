@@ -16,6 +16,7 @@ from draftwood import (
     SpeculativeDecoder,
     TokenTree,
     TreePolicy,
+    registry,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -411,6 +412,50 @@ def test_a_verifier_that_looks_at_several_siblings_refuses_adaptive_trees():
     decoder(FixedTree(2, 2), Transport())
     with pytest.raises(IncompatibleStrategy, match="adaptive trees of DySpec"):
         decoder(DySpec(4), Transport())
+
+
+def test_a_verifier_that_judges_chains_alone_refuses_trees_that_branch():
+    @attrs.frozen
+    class OnePath(RecursiveRejection):
+        branches = False
+
+    decoder(Chain(3), OnePath())
+    with pytest.raises(
+        IncompatibleStrategy, match="OnePath judges chains alone.* of FixedTree; .*recursive-rejection"
+    ):
+        decoder(FixedTree(2, 2), OnePath())
+
+
+def test_the_fitting_verifiers_are_found_whatever_else_is_registered(monkeypatch):
+    @attrs.frozen
+    class Orderly(RecursiveRejection):
+        """Judges adaptive trees with one of its options alone, as its attribute says."""
+
+        order: str = "drawn"
+
+        @property
+        def adaptive(self):
+            return self.order == "drawn"
+
+    @attrs.frozen
+    class Lossy(RecursiveRejection):
+        lossless = False
+
+    def needs_an_option(option): ...
+
+    known = {
+        "broken": "nothing",
+        "lossy": Lossy,
+        "needs-an-option": needs_an_option,
+        "orderly": Orderly,
+        "reordered": lambda: Orderly("other"),
+    }
+    monkeypatch.setattr(registry, "names", lambda kind: list(known))
+    monkeypatch.setattr(registry, "get", lambda kind, name: known[name])
+    with pytest.raises(
+        IncompatibleStrategy, match=r"adaptive trees of DySpec; verifiers that fit: orderly\."
+    ):
+        decoder(DySpec(4), Orderly("other"))
 
 
 def test_a_policy_that_returns_a_broken_tree_is_named():
