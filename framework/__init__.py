@@ -32,6 +32,7 @@ from draftwood.proposals import (
     Deterministic,
     PerChild,
     Proposal,
+    TopThenSample,
     WithoutReplacement,
     WithReplacement,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "Streams",
     "TapeRandomness",
     "TokenTree",
+    "TopThenSample",
     "TorchRandomness",
     "TreeBuilder",
     "TreePolicy",

@@ -10,6 +10,7 @@ from draftwood.proposals import (
     Deterministic,
     PerChild,
     Proposal,
+    TopThenSample,
     WithoutReplacement,
     WithReplacement,
 )
@@ -31,7 +32,8 @@ def draw_children(
     """Draw up to `count` children for each of several nodes.
 
     Args:
-        law: one of the four proposal laws; `PerChild` draws one child from every drafter.
+        law: one of the proposal laws; `PerChild` draws one child from every drafter, `TopThenSample`
+            takes the most likely tokens for all children but the last.
         probs: the nodes' draft distributions `[nodes, vocab]`; `[nodes, drafters, vocab]` for `PerChild`.
         count: how many a node; it gets fewer when fewer tokens have probability above 0.
         rng: the draft stream.
@@ -62,6 +64,12 @@ def _sampled(law: type[Proposal], p: Tensor, count: int, rng: Randomness) -> Dra
     if law is WithReplacement:
         proposal = WithReplacement(p)
         tokens = [rng.choose(p) for _ in range(count)] if bool(p.any()) else []
+    elif law is TopThenSample:
+        best = p.topk(min(count - 1, p.shape[-1]))
+        top = best.indices[best.values > 0].tolist()
+        proposal = TopThenSample(p, top)
+        rest = proposal.marginal(len(top))
+        tokens = [*top, rng.choose(rest)] if bool(rest.any()) else top
     else:
         proposal = WithoutReplacement(p)
         tokens = rng.without_replacement(p, count)

@@ -1,4 +1,4 @@
-"""The four laws by which the children of a node are drawn.
+"""The five laws by which the children of a node are drawn.
 
 All of them are one idea: `conditional(k, earlier)` is the distribution of the k-th child given the
 tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it without loss).
@@ -92,6 +92,32 @@ class WithoutReplacement(Proposal):
 
 
 @attrs.frozen(eq=False)
+class TopThenSample(Proposal):
+    """The tokens `top` first, fixed by the context; then one token drawn from `p` `[vocab]` without them.
+
+    Hu et al. 2025 (arXiv 2502.18779) draft in this way, with the most likely tokens as `top`. With one
+    of them it is SpecHub's pair (arXiv 2411.05289), whose two tokens come in either order there.
+    """
+
+    p: Float[Tensor, " vocab"]
+    top: tuple[int, ...] = attrs.field(converter=as_ints)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return int(self.p.shape[-1])
+
+    def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
+        if k < len(self.top):
+            point = torch.zeros_like(self.p)
+            point[self.top[k]] = 1
+            return point
+        return WithoutReplacement(self.p).conditional(k, (*self.top, *earlier))
+
+    def marginal(self, k: int) -> Float[Tensor, " vocab"]:
+        return self.conditional(k, self.top[:k])
+
+
+@attrs.frozen(eq=False)
 class PerChild(Proposal):
     """Child `k` from its own distribution `ps[k]` `[vocab]`: several drafters, or any dependence."""
 
@@ -109,7 +135,7 @@ class PerChild(Proposal):
 
 
 ALL_LAWS: frozenset[type[Proposal]] = frozenset(
-    {Deterministic, WithReplacement, WithoutReplacement, PerChild}
+    {Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild}
 )
 
 

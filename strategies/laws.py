@@ -7,6 +7,7 @@ from draftwood import (
     InvalidInput,
     PerChild,
     Proposal,
+    TopThenSample,
     WithoutReplacement,
     WithReplacement,
 )
@@ -16,6 +17,7 @@ LAWS: dict[str, type[Proposal]] = {
     "top-k": Deterministic,
     "with-replacement": WithReplacement,
     "without-replacement": WithoutReplacement,
+    "top-and-sample": TopThenSample,
     "per-drafter": PerChild,
 }
 

@@ -14,13 +14,20 @@ from draftwood import (
     Deterministic,
     PerChild,
     Proposal,
+    TopThenSample,
     WithoutReplacement,
     WithReplacement,
     registry,
 )
 from draftwood.apps.failures import one_line
 
-_LAWS: tuple[type[Proposal], ...] = (Deterministic, WithReplacement, WithoutReplacement, PerChild)
+_LAWS: tuple[type[Proposal], ...] = (
+    Deterministic,
+    WithReplacement,
+    WithoutReplacement,
+    TopThenSample,
+    PerChild,
+)
 
 
 @attrs.frozen

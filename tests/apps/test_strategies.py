@@ -47,7 +47,7 @@ def test_every_registered_strategy_has_a_row(draftwood):
 def test_json_holds_laws_losslessness_options_and_source(draftwood):
     found = {row["name"]: row for row in json.loads(draftwood("strategies", "--json").stdout)}
     assert found["greedy"]["lossless"] is True
-    assert len(found["recursive-rejection"]["laws"]) == 4
+    assert len(found["recursive-rejection"]["laws"]) == 5
     assert found["dyspec"]["options"]["budget"] == "32"
     assert found["dyspec"]["source"].startswith("DySpec")
     assert found["dyspec"]["lossless"] is None
@@ -65,6 +65,7 @@ def test_laws_that_depend_on_an_option_are_found():
         "Deterministic",
         "WithReplacement",
         "WithoutReplacement",
+        "TopThenSample",
         "PerChild",
     }
 
