@@ -1,0 +1,154 @@
+"""A case in which a mutation shows, and the size of the bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import attrs
+import torch
+
+from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
+from draftwood.loop import RoundLoop, Row
+from draftwood.stopping import StopConditions
+from draftwood.testing import ToyBackend, ToyModel, enumerate_outcomes, joint_law, target_law
+
+Law = dict[tuple[int, ...], float]
+
+CLEAN, BETRAYED = 1e-12, 1e-6
+
+
+@attrs.frozen
+class Betrayal:
+    """The text whose probability is the most wrong, what was found and what was wanted."""
+
+    text: tuple[int, ...]
+    found: float
+    wanted: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.found - self.wanted)
+
+
+@attrs.frozen
+class Case:
+    """A composition on toy models.
+
+    Attributes:
+        carried: let one loop write the whole text, so that the state of a round comes from the rounds
+            before it; else every round starts from a fresh state, which is checked after it.
+        eos: tokens that end the text; needs `carried`.
+    """
+
+    policy: TreePolicy
+    verifier: Verifier
+    target: ToyModel
+    drafter: Drafter
+    temperature: float = 1.0
+    tokens: int = 3
+    prompt: tuple[int, ...] = (0,)
+    carried: bool = False
+    eos: frozenset[int] = frozenset()
+
+    def found(self) -> Law:
+        """The law of the texts that the production code writes."""
+        if self.carried:
+            law: Law = {}
+            for weight, text in enumerate_outcomes(self._write):
+                law[text] = law.get(text, 0.0) + weight
+            return law
+        return joint_law(
+            self.policy,
+            self.verifier,
+            target=self.target,
+            drafter=self.drafter,
+            prompt=self.prompt,
+            tokens=self.tokens,
+            temperature=self.temperature,
+        ).probabilities
+
+    def wanted(self) -> Law:
+        """The law of sequential sampling."""
+        law: Law = {}
+        whole = target_law(self.target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
+        for text, chance in whole.items():
+            ends = next((place for place, token in enumerate(text, start=1) if token in self.eos), len(text))
+            law[text[:ends]] = law.get(text[:ends], 0.0) + chance
+        return law
+
+    def betrayal(self) -> Betrayal:
+        found, wanted = self.found(), self.wanted()
+        return max(
+            (
+                Betrayal(text, found.get(text, 0.0), wanted.get(text, 0.0))
+                for text in sorted(found.keys() | wanted.keys())
+            ),
+            key=lambda one: one.error,
+        )
+
+    def _write(self, rng: Randomness) -> tuple[int, ...]:
+        sampling = SamplingParams(temperature=self.temperature)
+        backend, prompt = ToyBackend(self.target), list(self.prompt)
+        loop = RoundLoop(
+            target=backend,
+            drafter=self.drafter,
+            verifier=self.verifier,
+            sampling=sampling,
+            draft_sampling=sampling,
+            stops=StopConditions(self.eos, [len(prompt) + self.tokens], [False]),
+            rows=[Row(0, list(prompt), self.policy, Streams(rng, rng))],
+        )
+        state = torch.tensor(prompt[:-1], dtype=torch.int64)
+        backend.prefill([state])
+        self.drafter.prefill([state])
+        text: list[int] = []
+        try:
+            while loop.rows:
+                text += loop.run().rows[0].tokens
+        finally:
+            self.drafter.release()
+        return tuple(text)
+
+
+@attrs.frozen
+class Mutation:
+    """One mistake.
+
+    Attributes:
+        name: what is wrong.
+        story: where it was seen.
+        twin: a case in which everything is right.
+        changes: the parts of the case that are wrong instead.
+        patch: an object of the production code, the name of a method of it, and what stands there instead.
+        breaks_law_p: whether the policy's children do not follow the declared law.
+    """
+
+    name: str
+    story: str
+    twin: Case
+    changes: Mapping[str, Any] = attrs.field(factory=dict)
+    patch: tuple[Any, str, Any] | None = None
+    breaks_law_p: bool = False
+
+    @property
+    def clean(self) -> float:
+        """The twin's error; twins that are equal are enumerated once."""
+        return _clean(self.twin)
+
+    @property
+    def case(self) -> Case:
+        """The twin with the mistake, but for what is patched."""
+        return attrs.evolve(self.twin, **self.changes)
+
+    def betrayal(self) -> Betrayal:
+        with mock.patch.object(*self.patch) if self.patch else nullcontext():
+            return self.case.betrayal()
+
+
+@cache
+def _clean(twin: Case) -> float:
+    return twin.betrayal().error

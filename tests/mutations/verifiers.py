@@ -1,0 +1,134 @@
+"""Verifiers with one mistake each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier, WithReplacement
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+
+
+@attrs.frozen
+class Misled(Verifier):
+    """`verifier` with other chance and other rows of the target."""
+
+    verifier: Verifier
+    stream: Callable[[Randomness], Randomness] = lambda rng: rng
+    rows: Callable[[TokenTree, Tensor], Tensor] = lambda tree, rows: rows
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return self.verifier.laws
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        return self.verifier.verify(tree, self.rows(tree, target_probs), self.stream(rng))
+
+
+def rows_of_the_parents(tree: TokenTree, rows: Tensor) -> Tensor:
+    return rows[tree.parents.clamp(min=0)]
+
+
+def bonus_rows_of_the_parents(tree: TokenTree, rows: Tensor) -> Tensor:
+    rows = rows.clone()
+    for leaf in tree.leaves:
+        rows[leaf] = rows[max(int(tree.parents[leaf]), 0)]
+    return rows
+
+
+def bonus_rows_of_the_residual(tree: TokenTree, rows: Tensor) -> Tensor:
+    right, rows = rows, rows.clone()
+    for leaf in tree.leaves:
+        parent = int(tree.parents[leaf])
+        if parent >= 0:
+            rows[leaf] = (right[parent] - tree.proposals[parent].conditional(0, ())).clamp(min=0)
+    return rows
+
+
+class DraftNoiseAgain(RecursiveRejection):
+    """The extra token is drawn by the very uniform that drew the last sibling, both by inverse CDF."""
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        accepted, left = super().judge(tokens, proposal, target, rng)
+        if accepted is not None:
+            return accepted, left
+        # Given the sibling, that uniform lies in the sibling's interval of the draft's CDF.
+        draft = proposal.conditional(len(tokens) - 1, tokens[:-1])
+        high = draft.cumsum(-1)[tokens[-1]]
+        low = high - draft[tokens[-1]]
+        tops = left.cumsum(-1) / left.sum()
+        bottoms = torch.cat([tops.new_zeros(1), tops[:-1]])
+        return None, (torch.minimum(tops, high) - torch.maximum(bottoms, low)).clamp(min=0)
+
+
+class CoinAlone(RecursiveRejection):
+    """Judges one child and leaves it to the coin that a token of probability 0 is never accepted.
+
+    With a strict test that is right.
+    """
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        draft = proposal.conditional(0, ())
+        if rng.accept(float(target[tokens[0]] / draft[tokens[0]])):
+            return 0, target
+        return None, (target - draft).clamp(min=0)
+
+
+class ResidualNotNormalised(RecursiveRejection):
+    """Later siblings are accepted against a residual that sums to less than 1."""
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        for k, token in enumerate(tokens):
+            draft = proposal.conditional(k, tokens[:k])
+            if rng.accept(float(target[token] / draft[token])):
+                return k, target
+            residual = (target - draft).clamp(min=0)
+            target = residual if bool(residual.any()) else target
+        return None, target
+
+
+class SiblingsNotRemoved(RecursiveRejection):
+    """Later siblings are judged by the draft's law of the first one."""
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        return super().judge(tokens, WithReplacement(proposal.conditional(0, ())), target, rng)
+
+
+class LastDrawnFirst(RecursiveRejection):
+    """Siblings are judged in reverse."""
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        accepted, left = super().judge(tokens[::-1], proposal, target, rng)
+        return (None if accepted is None else len(tokens) - 1 - accepted), left
+
+
+class TargetInsteadOfResidual(RecursiveRejection):
+    """After the last rejection the extra token comes from the target's row."""
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        accepted, _ = super().judge(tokens, proposal, target, rng)
+        return accepted, target
+
+
+class SiblingCommitted(RecursiveRejection):
+    """Emits the right tokens but names the accepted node's first sibling."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        outcome = super().verify(tree, target_probs, rng)
+        path = [0, *(tree.children(int(tree.parents[node]))[0] for node in outcome.path[1:])]
+        return attrs.evolve(outcome, path=path)

@@ -1,0 +1,46 @@
+"""The harness catches every mistake of the suite, and only the mistakes."""
+
+import io
+
+import attrs
+import pytest
+from rich.console import Console
+
+from tests.mutations import MUTATIONS
+from tests.mutations.__main__ import report
+from tests.mutations.case import BETRAYED, CLEAN
+
+BY_NAME = {one.name: one for one in MUTATIONS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_mistake_is_caught_and_the_case_is_exact_without_it(name):
+    mutation = BY_NAME[name]
+    assert mutation.betrayal().error >= BETRAYED
+    assert mutation.clean <= CLEAN
+
+
+def test_names_are_distinct():
+    assert len(BY_NAME) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["the coin's test is coin <= p, and the coin may be 0", "an inverse CDF whose test is not strict"],
+)
+def test_a_draw_at_zero_emits_a_token_that_the_target_forbids(name, monkeypatch):
+    mutation = BY_NAME[name]
+    if mutation.patch:
+        monkeypatch.setattr(*mutation.patch)
+    wanted = mutation.twin.wanted()
+    assert any(chance > 0 and wanted.get(text, 0) == 0 for text, chance in mutation.case.found().items())
+
+
+def test_the_report_counts_a_mistake_that_is_none():
+    harmless = attrs.evolve(MUTATIONS[0], name="nothing is wrong", changes={})
+    console = Console(file=io.StringIO(), width=200)
+    assert report([MUTATIONS[0], harmless], console) == 1
+    printed = console.file.getvalue()
+    assert "caught" in printed
+    assert "survives" in printed
+    assert "1 of 2 mistakes were caught." in printed
