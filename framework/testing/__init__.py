@@ -1,17 +1,31 @@
 """The public proof harness. Imports without pytest."""
 
-from draftwood.testing.enumerator import BudgetExceeded, Enumerator, enumerate_outcomes
-from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, target_law
+from draftwood.testing.block_efficiency import (
+    WeightedTree,
+    drawn_trees,
+    expected_tokens,
+    one_round,
+    optimal_tokens,
+)
+from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
+from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
 from draftwood.testing.toy import ToyBackend, ToyModel
 
 __all__ = [
     "BudgetExceeded",
+    "Endless",
     "Enumerator",
     "JointLaw",
     "ToyBackend",
     "ToyModel",
+    "WeightedTree",
     "assert_lossless",
+    "drawn_trees",
     "enumerate_outcomes",
+    "expected_tokens",
     "joint_law",
+    "largest_error",
+    "one_round",
+    "optimal_tokens",
     "target_law",
 ]

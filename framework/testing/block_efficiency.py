@@ -106,9 +106,7 @@ def expected_tokens(
 ) -> float:
     """Exact mean number of tokens that a round emits (block efficiency), the extra token included."""
     trees = drawn_trees(policy, drafter, prompt=prompt, temperature=temperature, budget=budget)
-    law = one_round(
-        trees, verifier, target=target, prompt=prompt, temperature=temperature, budget=budget
-    )
+    law = one_round(trees, verifier, target=target, prompt=prompt, temperature=temperature, budget=budget)
     return sum(weight * len(emitted) for emitted, weight in law.items())
 
 

@@ -8,14 +8,22 @@ from typing import TypeVar
 import attrs
 from torch import Tensor
 
-from draftwood.errors import DraftwoodError
+from draftwood.errors import DraftwoodError, InvalidDistribution
 from draftwood.randomness import Randomness
 
 T = TypeVar("T")
 
 
+MOST_QUESTIONS = 10_000
+"""Questions of chance that one run may ask; no toy case comes near."""
+
+
 class BudgetExceeded(DraftwoodError):
     """A case has more random outcomes than the enumeration was allowed to visit."""
+
+
+class Endless(DraftwoodError):
+    """One run asks for chance again and again; it would never end."""
 
 
 @attrs.define(eq=False)
@@ -30,6 +38,13 @@ class Enumerator(Randomness):
     script: list[int]
     weight: float = 1.0
     _taken: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
+    _questions: int = attrs.field(default=0, init=False)
+
+    def _count(self) -> None:
+        # Certain answers count too: a loop that waits for a rejection which cannot come asks for them.
+        self._questions += 1
+        if self._questions > MOST_QUESTIONS:
+            raise Endless(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
 
     def _branch(self, weights: Sequence[float]) -> int:
         """Take one of the outcomes and multiply its weight in."""
@@ -40,13 +55,19 @@ class Enumerator(Randomness):
         return outcome
 
     def accept(self, p: float) -> bool:
+        self._count()
         if p <= 0 or p >= 1:
             return p >= 1
         return self._branch([p, 1 - p]) == 0
 
     def choose(self, p: Tensor) -> int:
+        self._count()
         support = p.nonzero().flatten().tolist()
         total = float(p.double().sum())
+        if not 0 < total < float("inf") or float(p.min()) < 0:
+            raise InvalidDistribution(
+                f"Cannot draw from the weights {p.tolist()}; they must be >= 0 with a finite sum above 0."
+            )
         weights = [float(p[token]) / total for token in support]
         return int(support[self._branch(weights)])
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 
+from draftwood.errors import InvalidInput
 from draftwood.loop import RoundLoop, Row
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
+from draftwood.testing.block_efficiency import drawn_trees, one_round, target_rows
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
 from draftwood.testing.toy import ToyBackend, ToyModel
+from draftwood.testing.watched import Watched, drawn_as_text
+
+Law = Mapping[tuple[int, ...], float]
+"""For every sequence of tokens, its probability."""
 
 
 @attrs.frozen
@@ -24,12 +31,26 @@ class JointLaw:
     Attributes:
         probabilities: for every sequence of tokens, its probability.
         expected_tokens: mean number of tokens that the first round emits (block efficiency).
-        runs: random outcomes visited.
+        runs: random outcomes visited; 0 where they were not counted (one round).
+        fault: what the verifier did that none may, however rarely, with the tree; empty if nothing.
     """
 
     probabilities: dict[tuple[int, ...], float]
     expected_tokens: float
     runs: int
+    fault: str = ""
+
+    def worst(self, wanted: Law) -> tuple[int, ...]:
+        """The sequence whose probability is furthest from that in `wanted`."""
+        return max({**wanted, **self.probabilities}, key=lambda text: self._off(wanted, text))
+
+    def error(self, wanted: Law) -> float:
+        """The largest difference from `wanted` in any sequence's probability."""
+        return self._off(wanted, self.worst(wanted))
+
+    def _off(self, wanted: Law, text: tuple[int, ...]) -> float:
+        off = abs(self.probabilities.get(text, 0.0) - wanted.get(text, 0.0))
+        return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
 def joint_law(
@@ -41,86 +62,176 @@ def joint_law(
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
     temperature: float = 1.0,
+    rounds: int | None = None,
     budget: int = 100_000,
 ) -> JointLaw:
-    """The exact joint law of the first `tokens` emitted tokens, over as many rounds as they take.
+    """The exact joint law of the first `tokens` emitted tokens.
 
-    The production loop, policy, drafter and verifier run unchanged, once for every random outcome of a
-    round, and the rounds are chained over the texts they leave.
+    Args:
+        policy: grows the trees.
+        verifier: judges them.
+        target: whose law should come out.
+        drafter: supplies the draft distributions; a `ModelDrafter` over a `ToyBackend`, for instance.
+        prompt: the text before; at least one token.
+        tokens: length of the sequences.
+        temperature: of target and draft.
+        rounds: None runs the production loop for as many rounds as the tokens take, so that commit and
+            the next root are part of the proof. 1 enumerates one round, and lets the target itself
+            write what is missing: cheaper, since equal trees are verified once.
+        budget: random outcomes that one enumeration may visit.
+
+    Raises:
+        AssertionError: the verifier raises or does not end; the message draws the tree.
+        BudgetExceeded: a round has more outcomes than `budget`.
     """
+    watched = Watched(verifier)
+    if rounds not in (None, 1):
+        raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
+    case = _Case(policy, watched, target, drafter, temperature, budget)
+    law, expected, runs = (case.one_round if rounds else case.all_rounds)(tuple(prompt), tokens)
+    return JointLaw(law, expected, runs, watched.fault)
 
-    law: dict[tuple[int, ...], float] = {}
-    expected, runs = 0.0, 0
-    # A round's law depends on the text before it alone, so every text is enumerated once.
-    unfinished: dict[tuple[int, ...], float] = {(): 1.0}
-    while unfinished:
-        text, chance = unfinished.popitem()
-        outcomes = list(
-            enumerate_outcomes(
-                lambda rng, text=text: _one_round(  # type: ignore[misc]
-                    [*prompt, *text], policy, verifier, target, drafter, temperature, rng
-                ),
-                budget=budget,
-            )
+
+@attrs.frozen(eq=False)
+class _Case:
+    policy: TreePolicy
+    verifier: Verifier
+    target: ToyModel
+    drafter: Drafter
+    temperature: float
+    budget: int
+
+    def one_round(
+        self, prompt: tuple[int, ...], tokens: int
+    ) -> tuple[dict[tuple[int, ...], float], float, int]:
+        trees = drawn_trees(
+            self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
         )
-        runs += len(outcomes)
-        if not text:
-            expected = sum(weight * len(new) for weight, new in outcomes)
-        for weight, new in outcomes:
-            longer = (*text, *new)[:tokens]
-            goes_to = law if len(longer) == tokens else unfinished
-            goes_to[longer] = goes_to.get(longer, 0.0) + chance * weight
-    return JointLaw(law, expected, runs)
+        emitted = one_round(
+            trees,
+            self.verifier,
+            target=self.target,
+            prompt=prompt,
+            temperature=self.temperature,
+            budget=self.budget,
+        )
+        law: dict[tuple[int, ...], float] = {}
+        for new, chance in emitted.items():
+            rest = target_law(
+                self.target,
+                prompt=(*prompt, *new),
+                tokens=max(tokens - len(new), 0),
+                temperature=self.temperature,
+            )
+            for later, weight in rest.items():
+                text = (*new, *later)[:tokens]
+                law[text] = law.get(text, 0.0) + chance * weight
+        return law, sum(chance * len(new) for new, chance in emitted.items()), 0
 
+    def all_rounds(
+        self, prompt: tuple[int, ...], tokens: int
+    ) -> tuple[dict[tuple[int, ...], float], float, int]:
+        law: dict[tuple[int, ...], float] = {}
+        expected, runs = 0.0, 0
+        # A round's law depends on the text before it alone, so every text is enumerated once. A policy
+        # that learns depends on its past too: its rounds are enumerated together.
+        length = tokens if self.policy.learns else 1
+        unfinished: dict[tuple[int, ...], float] = {(): 1.0}
+        while unfinished:
+            text = min(unfinished, key=len)  # nothing is added to it any more
+            chance = unfinished.pop(text)
+            outcomes = list(
+                enumerate_outcomes(
+                    lambda rng, text=text: self._run([*prompt, *text], length, rng),  # type: ignore[misc]
+                    budget=self.budget,
+                )
+            )
+            runs += len(outcomes)
+            if not text:
+                expected = sum(weight * len(rounds[0]) for weight, rounds in outcomes)
+            for weight, rounds in outcomes:
+                longer = (*text, *itertools.chain(*rounds))[:tokens]
+                goes_to = law if len(longer) == tokens else unfinished
+                goes_to[longer] = goes_to.get(longer, 0.0) + chance * weight
+        return law, expected, runs
 
-def _one_round(
-    text: list[int],
-    policy: TreePolicy,
-    verifier: Verifier,
-    target: ToyModel,
-    drafter: Drafter,
-    temperature: float,
-    rng: Enumerator,
-) -> tuple[int, ...]:
-    """One round of the production loop after `text`; checks that commit left the state of the new text."""
-    row = Row(0, list(text), policy, Streams(rng, rng))
-    backend = ToyBackend(target)
-    sampling = SamplingParams(temperature=temperature)
-    loop = RoundLoop(
-        target=backend,
-        drafter=drafter,
-        verifier=verifier,
-        sampling=sampling,
-        draft_sampling=sampling,
-        # Beyond what any tree reaches, so that the limit cuts no tree.
-        stops=StopConditions(frozenset(), [10**9], [False]),
-        rows=[row],
-    )
-    state = torch.tensor(text[:-1], dtype=torch.int64)
-    backend.prefill([state])
-    drafter.prefill([state])
-    try:
-        new = loop.run().rows[0].tokens
-    finally:
-        drafter.release()
-    assert backend.committed == [row.text[:-1]], (
-        f"After {text} the round emitted {new}, but the committed state is {backend.committed[0]}."
-    )
-    return new
+    def _run(self, text: list[int], length: int, rng: Enumerator) -> list[tuple[int, ...]]:
+        """Rounds of the production loop after `text` until `length` tokens are there.
+
+        Checks that every commit left the state of the new text.
+        """
+        policy = copy.deepcopy(self.policy) if self.policy.learns else self.policy
+        row = Row(0, list(text), policy, Streams(rng, rng))
+        backend = ToyBackend(self.target)
+        sampling = SamplingParams(temperature=self.temperature)
+        loop = RoundLoop(
+            target=backend,
+            drafter=self.drafter,
+            verifier=self.verifier,
+            sampling=sampling,
+            draft_sampling=sampling,
+            # Beyond what any tree reaches, so that the limit cuts no tree.
+            stops=StopConditions(frozenset(), [10**9], [False]),
+            rows=[row],
+        )
+        state = torch.tensor(text[:-1], dtype=torch.int64)
+        backend.prefill([state])
+        self.drafter.prefill([state])
+        rounds: list[tuple[int, ...]] = []
+        try:
+            while sum(map(len, rounds)) < length:
+                rounds.append(loop.run().rows[0].tokens)
+                assert backend.committed == [row.text[:-1]], (
+                    f"After {text} the rounds emitted {rounds}, but the committed state is "
+                    f"{backend.committed[0]}."
+                )
+        finally:
+            self.drafter.release()
+        return rounds
 
 
 def target_law(
     target: ToyModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
 ) -> dict[tuple[int, ...], float]:
     """The joint law of `tokens` tokens under sequential sampling from the target."""
-    law = {}
-    for text in itertools.product(range(target.vocab_size), repeat=tokens):
-        chance, context = 1.0, list(prompt)
-        for token in text:
-            chance *= float(target.probs(context, temperature)[token])
-            context.append(token)
-        law[text] = chance
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        law = {
+            (*text, token): chance * p
+            for text, chance in law.items()
+            for token, p in enumerate(target.probs([*prompt, *text], temperature).tolist())
+        }
     return law
+
+
+def largest_error(
+    policy: TreePolicy,
+    verifier: Verifier,
+    *,
+    target: ToyModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    tokens: int = 3,
+    temperature: float = 1.0,
+    rounds: int | None = None,
+    budget: int = 100_000,
+) -> float:
+    """How far the pair's joint law is from the target's, in the sequence where it is furthest.
+
+    Takes what `joint_law` takes and raises what it raises.
+    """
+    found = joint_law(
+        policy,
+        verifier,
+        target=target,
+        drafter=drafter,
+        prompt=prompt,
+        tokens=tokens,
+        temperature=temperature,
+        rounds=rounds,
+        budget=budget,
+    )
+    return found.error(target_law(target, prompt=prompt, tokens=tokens, temperature=temperature))
 
 
 def assert_lossless(
@@ -132,13 +243,18 @@ def assert_lossless(
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
     temperature: float = 1.0,
+    rounds: int | None = None,
     budget: int = 100_000,
     tolerance: float = 1e-12,
 ) -> JointLaw:
-    """Prove that the pair emits the target's law, or fail naming the worst sequence.
+    """Prove that the pair emits the target's law; takes what `joint_law` takes.
 
     Returns:
         The joint law found, with its expected tokens a round.
+
+    Raises:
+        AssertionError: it does not. The message names the worst sequence with the probability found and
+            wanted, and draws the tree from which it most likely comes.
     """
     found = joint_law(
         policy,
@@ -148,14 +264,53 @@ def assert_lossless(
         prompt=prompt,
         tokens=tokens,
         temperature=temperature,
+        rounds=rounds,
         budget=budget,
     )
+    assert not found.fault, found.fault
     wanted = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
-    worst = max(wanted, key=lambda text: abs(found.probabilities.get(text, 0.0) - wanted[text]))
-    error = abs(found.probabilities.get(worst, 0.0) - wanted[worst])
-    assert error <= tolerance, (
-        f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
-        f"{found.probabilities.get(worst, 0.0):.12g} and should have {wanted[worst]:.12g} "
-        f"(off by {error:.2g} over {found.runs} outcomes)."
-    )
+    worst, error = found.worst(wanted), found.error(wanted)
+    if not error <= tolerance:
+        case = _Case(policy, verifier, target, drafter, temperature, budget)
+        raise AssertionError(
+            f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
+            f"{found.probabilities.get(worst, 0.0):.12g} and should have {wanted.get(worst, 0.0):.12g} "
+            f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}"
+        )
     return found
+
+
+def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], tolerance: float) -> str:
+    """The round in which the bias arises, and the tree of that round that most likely gave `worst`."""
+    for done in range(len(worst)):
+        text, rest = (*prompt, *worst[:done]), worst[done:]
+        law, _, _ = case.one_round(text, len(rest))
+        wanted = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
+        # A later prefix of the worst sequence may do better than the worst of its round.
+        if JointLaw(law, 0.0, 0).error(wanted) > tolerance:
+            return f"The round after {text} is biased. {_likely_tree(case, text, rest)}"
+    return "Every round alone is exact: the bias lies in what one round leaves to the next."
+
+
+def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) -> str:
+    trees = drawn_trees(
+        case.policy, case.drafter, prompt=prompt, temperature=case.temperature, budget=case.budget
+    )
+
+    def chance(place: int) -> float:
+        emitted = one_round(
+            [trees[place]],
+            case.verifier,
+            target=case.target,
+            prompt=prompt,
+            temperature=case.temperature,
+            budget=case.budget,
+        )
+        return sum(p for new, p in emitted.items() if rest[: len(new)] == new[: len(rest)])
+
+    likely = trees[max(range(len(trees)), key=chance)].tree
+    rows = target_rows(likely, case.target, prompt, case.temperature)
+    return (
+        f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their way is marked):\n"
+        f"{drawn_as_text(likely, rows, rest)}"
+    )

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
+from draftwood.fields import at_least, probability
 from draftwood.protocols import StateBackend
+
+
+def _same_vocabulary(model: ToyModel, _: object, near: ToyModel | None) -> None:
+    if near is not None and near.vocab_size != model.vocab_size:
+        raise InvalidInput(
+            f"near has {near.vocab_size} tokens and the model {model.vocab_size}; give them one vocabulary."
+        )
 
 
 @attrs.frozen(eq=False)
@@ -21,29 +29,49 @@ class ToyModel:
         seed: two models with different seeds have nothing in common.
         sharpness: standard deviation of the logits; large values give nearly one-hot distributions.
         order: how many last tokens the distribution depends on.
+        sparsity: chance that a token is forbidden (-inf) in a context; one token is always left, so
+            that a high value makes many contexts one-hot.
+        near: a model that this one resembles, so that a draft can be near its target.
+        mix: the share of `near`: probabilities are `mix * near.probs + (1 - mix)` times its own.
     """
 
-    vocab_size: int
+    vocab_size: int = attrs.field(validator=at_least(1))
     seed: int = 0
     sharpness: float = 1.5
     order: int = 8
+    sparsity: float = attrs.field(default=0.0, validator=probability)
+    near: ToyModel | None = attrs.field(default=None, validator=_same_vocabulary)
+    mix: float = attrs.field(default=0.5, validator=probability)
     _known: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
 
     def logits(self, text: Sequence[int]) -> Tensor:
         """float64 `[vocab]`."""
-        context = (len(text), *text[-self.order :])
+        own = self._own((len(text), *text[-self.order :]))
+        if self.near is None:
+            return own
+        return (self.mix * self.near.probs(text) + (1 - self.mix) * own.softmax(-1)).log()
+
+    def _own(self, context: tuple[int, ...]) -> Tensor:
         if context not in self._known:
             key = self.seed
             for token in context:
                 key = (key * 1_000_003 + token + 1) % (2**61 - 1)
             generator = torch.Generator().manual_seed(key)
-            noise = torch.randn(self.vocab_size, dtype=torch.float64, generator=generator)
-            self._known[context] = self.sharpness * noise
+            logits = self.sharpness * torch.randn(self.vocab_size, dtype=torch.float64, generator=generator)
+            if self.sparsity:
+                lots = torch.rand(self.vocab_size, dtype=torch.float64, generator=generator)
+                forbidden = lots < self.sparsity
+                forbidden[lots.argmax()] = False
+                logits = logits.masked_fill(forbidden, -torch.inf)
+            self._known[context] = logits
         return self._known[context]
 
     def probs(self, text: Sequence[int], temperature: float = 1.0) -> Tensor:
-        """float64 `[vocab]`, summing to 1."""
-        return (self.logits(text) / temperature).softmax(-1)
+        """float64 `[vocab]`, summing to 1; at temperature 0 the most likely token has all of it."""
+        logits = self.logits(text)
+        if temperature == 0:
+            return torch.zeros_like(logits).index_fill_(0, logits.argmax(), 1)
+        return (logits / temperature).softmax(-1)
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,143 @@
+"""A verifier under watch: what it may never do is reported with the tree on which it did."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+from torch import Tensor
+
+from draftwood.proposals import Proposal
+from draftwood.protocols import Outcome, Verifier
+from draftwood.randomness import Randomness
+from draftwood.testing.enumerator import Endless
+from draftwood.tree import TokenTree
+
+SECONDS = 10.0
+"""What one verification of a toy tree may take; it needs less than a thousandth."""
+
+
+@attrs.define(eq=False)
+class Watched(Verifier):
+    """Passes every call on to `verifier`, and remembers the first fault in what comes back.
+
+    Attributes:
+        verifier: what is watched.
+        fault: what was wrong with an outcome, whatever its weight, with the tree; empty at first.
+
+    An exception, or a run that does not end, is an `AssertionError` with the tree at once.
+    """
+
+    verifier: Verifier
+    fault: str = ""
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return self.verifier.laws
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        try:
+            with ends_within(SECONDS):
+                outcome = self.verifier.verify(tree, target_probs, rng)
+        except Exception as error:
+            ended = "does not end" if isinstance(error, (Endless, TimeoutError)) else "raises"
+            raise AssertionError(
+                f"{self.verifier} {ended} ({type(error).__name__}: {error}) on the tree\n"
+                f"{drawn_as_text(tree, target_probs)}"
+            ) from error
+        wrong = "" if self.fault else malformed(outcome, tree, target_probs)
+        if wrong:
+            self.fault = f"{self.verifier} {wrong} on the tree\n{drawn_as_text(tree, target_probs)}"
+        return outcome
+
+
+def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
+    """What is wrong with an outcome, as the end of a sentence; empty when nothing is."""
+    if not isinstance(outcome, Outcome):
+        return f"returns {type(outcome).__name__} instead of an Outcome"
+    path, parents = outcome.path, tree.parents.tolist()
+    if not path or any(not 0 <= node < len(tree) for node in path):
+        return f"accepts the path {path}, which is none in {len(tree)} nodes"
+    if [parents[node] for node in path] != [-1, *path[:-1]]:
+        return f"accepts {path}, which is no path from the root"
+    if list(outcome.tokens) != tree.tokens[list(path)].tolist():
+        return f"names the tokens {outcome.tokens} for the path {path}"
+    if outcome.drafted != len(tree) - 1:
+        return f"counts {outcome.drafted} drafted tokens"
+    if outcome.bonus and tree.children(path[-1]):
+        return f"calls the token after {path} a bonus, though node {path[-1]} is no leaf"
+    vocab_size = target_probs.shape[-1]
+    for node, token in zip(path, outcome.emitted, strict=True):
+        if not 0 <= token < vocab_size:
+            return f"emits token {token}, outside the vocabulary of {vocab_size},"
+        if not float(target_probs[node, token]) > 0:
+            return (
+                f"emits {outcome.emitted}, though token {token} has target probability 0 after node {node},"
+            )
+    return ""
+
+
+def drawn_as_text(
+    tree: TokenTree, target_probs: Tensor | None = None, text: Sequence[int] | None = None
+) -> str:
+    """The tree, one node a line, below its parent: token, the law it was drawn from, the target after it.
+
+    Args:
+        tree: at most some dozen nodes, over a small vocabulary.
+        target_probs: `[nodes, vocab]`, or None to leave the target out.
+        text: laws are shown along these tokens only, and the nodes they pass are marked; None shows all.
+    """
+    lines: list[str] = []
+
+    def visit(node: int, law: str, passed: bool) -> None:
+        mark = "*" if passed and text is not None else " "
+        line = f"{mark} {'  ' * int(tree.depths[node])}{node}: token {int(tree.tokens[node])}"
+        lines.append(line + (f", drawn from {law}" if law else ""))
+        shown = passed or text is None
+        if shown and target_probs is not None:
+            lines.append(f"  {'  ' * int(tree.depths[node])}   target {numbers(target_probs[node])}")
+        earlier: list[int] = []
+        depth = int(tree.depths[node])
+        for k, child in enumerate(tree.children(node)):
+            token = int(tree.tokens[child])
+            proposal = tree.proposals.get(node)
+            drawn = ""
+            if shown:
+                drawn = (
+                    f"{numbers(proposal.conditional(k, earlier))} ({type(proposal).__name__}, child {k})"
+                    if proposal is not None
+                    else "a law that the tree does not name"
+                )
+            visit(child, drawn, passed and (text is None or (depth < len(text) and token == text[depth])))
+            earlier.append(token)
+
+    visit(0, "", True)
+    return "\n".join(lines)
+
+
+def numbers(p: Tensor) -> str:
+    """A distribution in short."""
+    return "[" + " ".join(f"{x:.4g}" for x in p.tolist()) + "]"
+
+
+@contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in the block after `seconds`; only where the main thread has an alarm clock."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"{seconds:.0f} seconds have passed")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        # An alarm that somebody else had set goes off a little late rather than never.
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
