@@ -9,6 +9,7 @@ from draftwood.testing.block_efficiency import (
 )
 from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
 from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
+from draftwood.testing.proposal_law import assert_proposal_law
 from draftwood.testing.toy import ToyBackend, ToyModel
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ToyModel",
     "WeightedTree",
     "assert_lossless",
+    "assert_proposal_law",
     "drawn_trees",
     "enumerate_outcomes",
     "expected_tokens",

@@ -1,0 +1,213 @@
+"""The proof of law P by enumeration: the children a policy draws against the laws it declares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import DraftwoodError
+from draftwood.proposals import Proposal
+from draftwood.protocols import Drafter, Request, TreePolicy
+from draftwood.randomness import Randomness
+from draftwood.sampling import SamplingParams
+from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.watched import numbers
+from draftwood.tree import TokenTree
+
+Context = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens from the root to a node, and the tokens of its earlier children."""
+
+_NEGLIGIBLE = 1e-200
+"""Weights below this have lost their digits; what happens there has no measurable law."""
+
+
+@attrs.define
+class _Existence:
+    """Probability of a context, and of a next child in it."""
+
+    weight: float = 0.0
+    with_child: float = 0.0
+
+
+@attrs.define
+class _Drawn:
+    """What was drawn in a context under one declared law: the probability of every token."""
+
+    declared: Tensor
+    law: str
+    weights: Tensor
+
+
+def assert_proposal_law(
+    policy: TreePolicy,
+    drafter: Drafter,
+    *,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+    budget: int = 100_000,
+    tolerance: float = 1e-12,
+) -> None:
+    """Prove that `policy` draws what it declares, by visiting every tree it may grow after `prompt`.
+
+    Given the tokens above a child and those of its earlier siblings, and that it exists, its token must
+    have the declared `conditional`. That is what verifiers rely on; nothing is asked of how nodes that
+    are not on one path or siblings go together, nor where a policy gets its distributions from.
+
+    A policy may declare one of several laws in a context (by room, or by chance): each is held against the
+    trees in which it is declared.
+
+    Also checked: the requests, the shape of the tree, that every node with children has a proposal among
+    the policy's `laws`, and that a policy which calls itself not adaptive lets no sibling's existence
+    depend on the tokens of those before it.
+
+    Args:
+        policy: grows the trees.
+        drafter: supplies the draft distributions.
+        prompt: the text before; its last token is the root.
+        temperature: of the draft.
+        budget: random outcomes to visit at most.
+        tolerance: largest difference of a probability.
+
+    Raises:
+        AssertionError: the message names the context and the two laws.
+    """
+    existence: dict[Context, _Existence] = {}
+    drawn: dict[tuple[Context, tuple[float, ...]], _Drawn] = {}
+
+    def grow(rng: Randomness) -> TokenTree:
+        return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng)
+
+    for weight, tree in enumerate_outcomes(grow, budget=budget):
+        for context, child, proposal in _children(policy, tree):
+            seen = existence.setdefault(context, _Existence())
+            seen.weight += weight
+            if child is None or proposal is None:
+                continue
+            seen.with_child += weight
+            declared = proposal.conditional(len(context[1]), context[1]).double()
+            key = (context, tuple(round(p, 13) for p in declared.tolist()))
+            if key not in drawn:
+                drawn[key] = _Drawn(declared, type(proposal).__name__, torch.zeros_like(declared))
+            drawn[key].weights[child] += weight
+    for (context, _), one in drawn.items():
+        _check_law(policy, context, one, tolerance)
+    if not policy.adaptive:
+        _check_not_adaptive(policy, existence, tolerance)
+
+
+def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, tolerance: float) -> None:
+    total = float(drawn.weights.sum())
+    if total < _NEGLIGIBLE:
+        return
+    found = drawn.weights / total
+    off = float((found - drawn.declared).abs().max())
+    path, earlier = context
+    behind = f" behind the siblings {earlier}" if earlier else ""
+    assert off <= tolerance, (
+        f"{policy} breaks law P after {path}{behind}: child {len(earlier)}, where it exists, has the law "
+        f"{numbers(found)}, and {drawn.law} declares {numbers(drawn.declared)} (off by {off:.2g})."
+    )
+
+
+def _check_not_adaptive(
+    policy: TreePolicy, existence: dict[Context, _Existence], tolerance: float
+) -> None:
+    chances: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]] = {}
+    for (path, earlier), seen in existence.items():
+        if not earlier or seen.weight < _NEGLIGIBLE:
+            continue
+        chance = seen.with_child / seen.weight
+        other, known = chances.setdefault((path, len(earlier)), (earlier, chance))
+        assert abs(chance - known) <= tolerance, (
+            f"{policy} declares adaptive = False, but after {path} child {len(earlier)} exists with "
+            f"probability {known:.6g} behind the siblings {other} and {chance:.6g} behind {earlier}; "
+            "declare adaptive = True."
+        )
+
+
+def _children(
+    policy: TreePolicy, tree: TokenTree
+) -> Iterator[tuple[Context, int | None, Proposal | None]]:
+    """For every node and place: the context, the child's token (None after the last) and its proposal."""
+    tokens = tree.tokens.tolist()
+    for node in range(len(tree)):
+        path = tuple(tokens[above] for above in tree.path(node))
+        siblings = tuple(tokens[child] for child in tree.children(node))
+        proposal = tree.proposals.get(node)
+        if siblings:
+            assert proposal is not None, (
+                f"{policy} names no proposal for node {node} after {path}, which has the children {siblings}."
+            )
+            assert isinstance(proposal, tuple(policy.laws)), (
+                f"{policy} declares {type(proposal).__name__} after {path}, which is none of its laws "
+                f"{sorted(law.__name__ for law in policy.laws)}."
+            )
+        for k, token in enumerate(siblings):
+            yield (path, siblings[:k]), token, proposal
+        yield (path, siblings), None, None
+
+
+def grow_tree(
+    policy: TreePolicy,
+    drafter: Drafter,
+    *,
+    prompt: Sequence[int] = (0,),
+    temperature: float = 1.0,
+    rng: Randomness,
+) -> TokenTree:
+    """One tree of `policy` after `prompt`, its requests and its shape checked.
+
+    Raises:
+        AssertionError: a request for a node whose parent was not asked for before, anything but a
+            request, or a malformed tree.
+    """
+    sampling = SamplingParams(temperature=temperature)
+    if policy.learns:
+        policy = copy.deepcopy(policy)
+    drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+    asked = 0
+    try:
+        growing = policy.grow(prompt[-1], rng)
+        request = next(growing)
+        while True:
+            _check_request(policy, request, asked, prompt[-1])
+            asked += len(request)
+            logits = drafter.distributions([request])[0]
+            flat = sampling.distribution(logits.flatten(0, -2), may_be_empty=True)
+            request = growing.send(flat.reshape(logits.shape))
+    except StopIteration as finished:
+        tree = finished.value
+    finally:
+        drafter.release()
+    assert isinstance(tree, TokenTree), f"{policy} returns {type(tree).__name__}; a policy returns a tree."
+    try:
+        tree.validated(drafter.vocab_size)
+    except DraftwoodError as error:
+        raise AssertionError(f"{policy} grows a malformed tree: {error}") from error
+    root = int(tree.tokens[0])
+    assert root == prompt[-1], f"{policy} puts token {root} at the root, which holds {prompt[-1]}."
+    return tree
+
+
+def _check_request(policy: TreePolicy, request: object, asked: int, root: int) -> None:
+    assert isinstance(request, Request), (
+        f"{policy} yields {type(request).__name__}; a policy yields requests."
+    )
+    assert len(request) > 0, f"{policy} asks for no node at all."
+    pairs = zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
+    for number, (token, parent) in enumerate(pairs, start=asked):
+        if number == 0:
+            assert (token, parent) == (root, -1), (
+                f"{policy} first asks for token {token} with parent {parent}; number 0 is the root {root}, "
+                "with parent -1."
+            )
+        else:
+            # A node's distribution needs the state of its parent, from this pass or an earlier one.
+            assert 0 <= parent < number, (
+                f"{policy} asks for node {number} (token {token}) with parent {parent}; its parent must "
+                "have been asked for before."
+            )
