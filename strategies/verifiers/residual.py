@@ -1,0 +1,135 @@
+"""What rejected siblings leave of a target, and the laws by which siblings are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood.proposals import Proposal, check_distribution
+
+
+@attrs.frozen(eq=False)
+class Law:
+    """The distribution `weights / total` `[vocab]` with the tokens `gone` left out of it.
+
+    Keeping the pieces apart lets siblings without replacement share one tensor.
+    """
+
+    weights: Float[Tensor, " vocab"]
+    total: float = 1.0
+    gone: tuple[int, ...] = ()
+
+    @classmethod
+    def without(cls, weights: Float[Tensor, " vocab"], gone: Sequence[int]) -> Law:
+        """`weights` with the tokens `gone` removed and the rest renormalised."""
+        if not gone:
+            return cls(weights)
+        # Summing the survivors keeps the precision that 1 - weights(gone) loses when it is nearly 0.
+        rest = weights.clone()
+        rest[list(gone)] = 0
+        return cls(weights, float(rest.sum(dtype=torch.float64)), tuple(gone))
+
+    def dense(self) -> Float[Tensor, " vocab"]:
+        """The probabilities `[vocab]`; not to be written to."""
+        if self.total == 1 and not self.gone:
+            return self.weights
+        p = self.weights / self.total
+        p[list(self.gone)] = 0
+        return p
+
+    def __getitem__(self, token: int) -> float:
+        return 0.0 if token in self.gone or not self.total else float(self.weights[token]) / self.total
+
+
+@attrs.define(eq=False)
+class Residual:
+    """The target at a node as its children fail, with the node's own allowance.
+
+    A node's *allowance* a is the probability that something in its subtree is accepted, itself included.
+    With target T, a child x tried by law p gets min(1, a T(x) / p(x)); if it fails, T becomes
+    r / S with r = max(a T - p, 0) and S its sum, and a becomes S / (S + 1 - a) (block verification,
+    arXiv 2403.10444, algorithm 2; traversal verification, arXiv 2505.12398). At allowance 1 this is
+    recursive rejection.
+
+    Attributes:
+        weights: `scale` times a T, `[vocab]`; owned, changed in place.
+        deficit: `scale` times 1 - a, which no rejection changes.
+        scale: the sum of both.
+    """
+
+    weights: Float[Tensor, " vocab"]
+    deficit: float
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, target: Float[Tensor, " vocab"], allowance: float = 1.0) -> Residual:
+        return cls(target * allowance, 1.0 - allowance)
+
+    @property
+    def allowance(self) -> float:
+        return 1.0 - self.deficit / self.scale
+
+    def chance(self, trial: Trial) -> float:
+        """The allowance of the child that is tried."""
+        wanted = float(self.weights[trial.token]) / self.scale
+        offered = trial.law[trial.token]
+        if wanted <= 0:
+            return 0.0
+        return min(1.0, wanted / offered) if offered > 0 else 1.0
+
+    def reject(self, trial: Trial) -> None:
+        """The child that was tried failed."""
+        law, left = trial.law, self.weights
+        if law.total > 0:
+            left = left.sub(law.weights, alpha=self.scale / law.total).clamp_(min=0)
+        if law.gone:
+            left[list(law.gone)] = self.weights[list(law.gone)]
+        scale = float(left.sum()) + self.deficit
+        # In floating point nothing may be left although the child failed; T then stays as it was.
+        if scale > 0:
+            self.weights, self.scale = left, scale
+
+
+@attrs.frozen(eq=False)
+class Trial:
+    """A sibling to be tried: its place among the drawn ones (None: a phantom without a node), token and law."""
+
+    place: int | None
+    token: int
+    law: Law
+
+
+class SiblingOrder(Protocol):
+    """Hands out the children of one node in the order in which they are to be tried."""
+
+    def next(self, residual: Residual) -> Trial | None:
+        """The next child with its law given those tried before; None after the last.
+
+        The order may depend on `residual`, on the laws and on children tried before; where it depends on
+        the tokens of those that wait, `law` accounts for it.
+        """
+        ...
+
+
+@attrs.define(eq=False)
+class DrawnOrder(SiblingOrder):
+    """Siblings as they were drawn, each by its `conditional` law."""
+
+    tokens: Sequence[int]
+    proposal: Proposal
+    tried: int = 0
+
+    def next(self, residual: Residual) -> Trial | None:
+        if self.tried == len(self.tokens):
+            return None
+        place = self.tried
+        self.tried += 1
+        draft = self.proposal.conditional(place, self.tokens[:place])
+        if place == 0:
+            check_distribution(draft, f"The draft distribution of {type(self.proposal).__name__}")
+        return Trial(place, self.tokens[place], Law(draft))
