@@ -13,11 +13,13 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types wheel bench clean moved
+.PHONY: help demo test prove thorough lint types wheel bench clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
 	@echo "make test    run the tests"
+	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
+	@echo "make thorough the same on 200 toy models, and long searches of the laws: about an hour"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
@@ -31,6 +33,17 @@ demo: .venv/.ready-test
 test: .venv/.ready-test
 	@echo "Running the tests in $(WORKERS) processes of one thread each."
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
+
+prove: .venv/.ready-test
+	@.venv/bin/draftwood prove $(ARGS)
+	@.venv/bin/python -m tests.mutations
+
+thorough: .venv/.ready-test
+	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes about an hour."
+	@.venv/bin/draftwood prove --models 200
+	@.venv/bin/python -m tests.mutations
+	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
+	  --hypothesis-profile=thorough tests/framework tests/strategies
 
 lint: .venv/.ready-lint
 	@.venv/bin/python -m ruff check .

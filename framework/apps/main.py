@@ -10,6 +10,7 @@ import typer
 from draftwood.apps.demo import demo
 from draftwood.apps.failures import INTERRUPTED, debug, plainly, say
 from draftwood.apps.generate import generate
+from draftwood.apps.prove import prove
 from draftwood.apps.strategies import strategies
 
 app = typer.Typer(
@@ -44,11 +45,12 @@ def options(
       draftwood demo
       draftwood generate --prompt "Question: What is 3 times 12?\\nAnswer:"
       draftwood strategies
+      draftwood prove
     """
     debug(debugging)
 
 
-for command in (demo, generate, strategies):
+for command in (demo, generate, strategies, prove):
     app.command()(plainly(command))
 
 

@@ -8,7 +8,7 @@ import pytest
 from draftwood import __version__
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["generate"], ["strategies"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["generate"], ["strategies"], ["prove"]])
 def test_help_shows_examples(draftwood, command):
     result = draftwood(*command, "--help")
     assert result.exit_code == 0

@@ -1,0 +1,329 @@
+"""`draftwood prove`: every policy law with every lossless verifier, by enumeration on toy models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import (
+    Drafter,
+    IncompatibleStrategy,
+    PerChild,
+    Proposal,
+    TreePolicy,
+    Verifier,
+    create,
+    registry,
+)
+from draftwood.apps import options
+from draftwood.apps.failures import FAILED, one_line
+from draftwood.apps.progress import watched
+from draftwood.decoder import check_strategy_fits
+from draftwood.errors import DraftwoodError, UnknownStrategy, nearest
+from draftwood.proposals import ALL_LAWS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from draftwood.testing import ToyModel
+
+TOLERANCE = 1e-12
+TOKENS = 3
+BUDGET = 100_000  # random outcomes of one case
+# One model of each so many is proved over several rounds of the production loop, with commit and the
+# next root; the others over one round, which is much cheaper.
+_ROUNDS_EVERY = 20
+
+# Trees small enough to enumerate: a registered policy gets those of these options that it has. The
+# models take turns with them.
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"length": 2, "depth": 2, "branching": 2, "budget": 3},
+    {"length": 3, "depth": 2, "branching": 2, "budget": 4},
+    {"length": 1, "depth": 1, "branching": 3, "budget": 3},
+    {"length": 2, "depth": 3, "branching": 2, "budget": 4},
+)
+
+
+@attrs.frozen
+class Toys:
+    """One random pair of toy models, and how they are sampled.
+
+    Attributes:
+        number: counts the pairs; equal numbers are equal pairs.
+    """
+
+    number: int
+
+    def target(self) -> ToyModel:
+        from draftwood.testing import ToyModel
+
+        return ToyModel(
+            (3, 4, 2)[self.number % 3],
+            seed=10 * self.number,
+            sharpness=(1.5, 3.0, 0.7, 6.0)[self.number % 4],
+            sparsity=(0.0, 0.3)[self.number % 5 == 3],
+        )
+
+    def drafter(self, several: bool) -> Drafter:
+        """A draft near the target, far from it, or sparse; two of them for policies of several drafters."""
+        one = self._draft(1)
+        if not several:
+            return one
+        both: Drafter = create("drafters", "several", {"members": [one, self._draft(2)]})
+        return both
+
+    def _draft(self, which: int) -> Drafter:
+        from draftwood.testing import ToyBackend, ToyModel
+
+        target = self.target()
+        model = ToyModel(
+            target.vocab_size,
+            seed=10 * self.number + which,
+            sharpness=(1.0, 2.0)[self.number % 2],
+            sparsity=(0.0, 0.3)[self.number % 4 == 1],
+            near=target if self.number % 3 else None,
+            mix=0.6,
+        )
+        drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(model)})
+        return drafter
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return _SHAPES[self.number % len(_SHAPES)]
+
+    @property
+    def rounds(self) -> int | None:
+        return 1 if self.number % _ROUNDS_EVERY else None
+
+
+@attrs.frozen
+class Pair:
+    """A registered policy with one of its laws, and a registered lossless verifier."""
+
+    policy: str
+    law: type[Proposal] | None  # None where the policy has no choice
+    verifier: str
+
+    def build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
+        """Both with what they take of the options.
+
+        Raises:
+            IncompatibleStrategy: they do not fit.
+        """
+        known = _options("policies", self.policy)
+        small = {name: value for name, value in shape.items() if name in known}
+        law = {} if self.law is None else {"law": self.law}
+        policy = create("policies", self.policy, {**small, **_own("policies", self.policy, given), **law})
+        verifier = create("verifiers", self.verifier, _own("verifiers", self.verifier, given))
+        check_strategy_fits(policy, verifier)
+        return policy, verifier
+
+
+@attrs.frozen
+class Verdict:
+    """What came of a pair.
+
+    Attributes:
+        error: the largest difference from the target's joint law; None where none was found.
+        word: `"ok"`, `"biased"`, `"fails"`, `"refused"` or `"too large"`.
+        why: a sentence, or more with the tree, where the word is not `"ok"`.
+    """
+
+    pair: Pair
+    error: float | None
+    word: str
+    why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.word in ("biased", "fails")
+
+
+def pairs(
+    policies: Sequence[str], verifiers: Sequence[str], given: Mapping[str, str] | None = None
+) -> list[Pair]:
+    """Every law of the policies with every lossless verifier; with one that cannot be built, too."""
+    lossless = [verifier for verifier in verifiers if _may_be_lossless(verifier, given or {})]
+    return [
+        Pair(policy, law, verifier)
+        for policy in policies
+        for law in _laws(policy, given or {})
+        for verifier in lossless
+    ]
+
+
+def _may_be_lossless(verifier: str, given: Mapping[str, str]) -> bool:
+    try:
+        return bool(create("verifiers", verifier, _own("verifiers", verifier, given)).lossless)
+    except UnknownStrategy:
+        raise
+    except Exception:  # the verdict will say why
+        return True
+
+
+def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | None]:
+    if "law" not in _options("policies", policy) or "law" in given:
+        yield None
+        return
+    for law in sorted(ALL_LAWS, key=lambda law: law.__name__):
+        try:
+            create("policies", policy, {"law": law})
+        except DraftwoodError:  # a law that this policy refuses
+            continue
+        yield law
+
+
+def prove_pair(pair: Pair, models: Iterable[Toys], given: Mapping[str, str] | None = None) -> Verdict:
+    """The largest error of a pair over the toy models; the first failure ends it."""
+    from draftwood.testing import BudgetExceeded
+
+    worst = 0.0
+    for toys in models:
+        try:
+            policy, verifier = pair.build(toys.shape, given or {})
+            error, why = _prove_on(toys, policy, verifier)
+        except IncompatibleStrategy as refusal:
+            return Verdict(pair, None, "refused", one_line(refusal))
+        except BudgetExceeded as limit:
+            return Verdict(pair, None, "too large", one_line(limit))
+        except AssertionError as fault:
+            return Verdict(pair, None, "fails", str(fault))
+        except Exception as failure:  # a third party's strategy may fail in any way
+            return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
+        worst = max(worst, error)
+        if why:
+            return Verdict(pair, worst, "fails" if worst <= TOLERANCE else "biased", why)
+    return Verdict(pair, worst, "ok")
+
+
+def _prove_on(toys: Toys, policy: TreePolicy, verifier: Verifier) -> tuple[float, str]:
+    """The largest error, and what is wrong; empty if nothing is."""
+    from draftwood.testing import assert_lossless, joint_law, target_law
+
+    target = toys.target()
+    # A verifier for temperature 0 alone is lossless there.
+    temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
+    case: dict[str, Any] = {
+        "target": target,
+        "drafter": toys.drafter(PerChild in policy.laws),
+        "tokens": TOKENS,
+        "temperature": temperature,
+        "rounds": toys.rounds,
+        "budget": BUDGET,
+    }
+    found = joint_law(policy, verifier, **case)
+    error = found.error(target_law(target, tokens=TOKENS, temperature=temperature))
+    if error <= TOLERANCE and not found.fault:
+        return error, ""
+    try:
+        assert_lossless(policy, verifier, **case, tolerance=TOLERANCE)
+    except AssertionError as wrong:
+        return error, str(wrong)
+    return error, f"the joint law is off by {error:.2g} in one run and not in the next; it must not change."
+
+
+def prove(
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A registered policy; repeatable. Default: all.")
+    ] = None,
+    verifier: Annotated[
+        list[str] | None, typer.Option(help="A registered verifier; repeatable. Default: all.")
+    ] = None,
+    models: Annotated[int, typer.Option(min=1, help="Random toy models for every pair.")] = 5,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="name=value for the policies and verifiers; repeatable."),
+    ] = None,
+) -> None:
+    """Prove that verifiers keep the target's law on the trees of policies.
+
+    On small random models every random outcome is visited, so the joint law of the emitted tokens is
+    known to rounding: its largest error must be at most 1e-12. What other packages register is proved
+    too. The exit code is 1 when a pair fails.
+
+    \b
+    Examples:
+      draftwood prove
+      draftwood prove --policy dyspec --verifier recursive-rejection
+      draftwood prove --policy fixed-tree -o law=with-replacement --models 50
+    """
+    from rich.console import Console
+
+    given = options.parse(option or [])
+    policies = policy or registry.names("policies")
+    verifiers = verifier or registry.names("verifiers")
+    _check_options(given, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers])
+    wanted = pairs(policies, verifiers, given)
+    console = Console()
+    verdicts = watched(
+        (prove_pair(pair, map(Toys, range(models)), given) for pair in wanted),
+        "Proving",
+        total=len(wanted),
+        console=console,
+    )
+    _show(verdicts, models, console)
+    if any(verdict.failed for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def _options(kind: str, name: str) -> dict[str, Parameter]:
+    """What a strategy takes; nothing where it cannot be loaded, which its verdict will say."""
+    try:
+        return registry.options(kind, name)
+    except UnknownStrategy:
+        raise
+    except Exception:  # a third party's module may fail in any way
+        return {}
+
+
+def _own(kind: str, name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the given options that this strategy has, converted."""
+    known = _options(kind, name)
+    return {
+        option: options.convert(option, word, known[option])
+        for option, word in given.items()
+        if option in known
+    }
+
+
+def _check_options(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> None:
+    known = {option for kind, name in strategies for option in _options(kind, name)}
+    for option in given:
+        if option not in known:
+            raise UnknownStrategy(f"None of the strategies has an option {option!r}{nearest(option, known)}")
+
+
+def _show(verdicts: Sequence[Verdict], models: int, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=f"Largest error in the joint law of {TOKENS} tokens over {models} toy models",
+        title_justify="left",
+    )
+    for heading in ("policy", "law", "verifier"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("error", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    styles = {"ok": "", "refused": "dim", "too large": "yellow"}
+    for verdict in verdicts:
+        pair = verdict.pair
+        cells = (
+            pair.policy,
+            pair.law.__name__ if pair.law else "",
+            pair.verifier,
+            "" if verdict.error is None else f"{verdict.error:.1e}",
+            verdict.word,
+        )
+        table.add_row(*map(Text, cells), style=styles.get(verdict.word, "red"))
+    console.print(table)
+    for verdict in verdicts:
+        if verdict.why and verdict.word != "refused":
+            pair = verdict.pair
+            console.print(Text(f"{pair.policy} with {pair.verifier}: {verdict.why}", style="bold"))
+    counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
+    console.print(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")

@@ -1,0 +1,135 @@
+"""`draftwood prove`: what is registered is proved, and what is wrong is found and named."""
+
+import pytest
+
+from draftwood import registry
+from draftwood.apps import prove
+from draftwood.apps.prove import Toys, pairs, prove_pair
+
+PAIRS = pairs(registry.names("policies"), registry.names("verifiers"))
+
+ACME = '''
+from draftwood import Outcome, TreePolicy, Verifier, WithoutReplacement, WithReplacement
+from draftwood.proposals import ALL_LAWS
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+
+
+class Right(RecursiveRejection):
+    pass
+
+
+class Forgetful(RecursiveRejection):
+    """After a rejection it draws from the target instead of the residual."""
+
+    def judge(self, tokens, proposal, target, rng):
+        return super().judge(tokens, proposal, target, rng)[0], target
+
+
+class Lossy(Forgetful):
+    lossless = False
+
+
+class Chains(RecursiveRejection):
+    branches = False
+
+
+class Raises(RecursiveRejection):
+    def verify(self, tree, target_probs, rng):
+        raise KeyError("no such thing")
+'''
+
+
+@pytest.fixture
+def acme(monkeypatch, tmp_path):
+    """Install a package with verifiers of its own, on the search path alone."""
+    (tmp_path / "acme_verifiers.py").write_text(ACME)
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    names = ("Right", "Forgetful", "Lossy", "Chains", "Raises", "Absent")
+    entries = "\n".join(f"acme-{name.lower()} = acme_verifiers:{name}" for name in names)
+    (info / "entry_points.txt").write_text(f"[draftwood.verifiers]\n{entries}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entries.cache_clear()
+    yield
+    registry._entries.cache_clear()
+
+
+def pair_id(pair):
+    return f"{pair.policy}, {pair.law.__name__ if pair.law else 'own law'}, {pair.verifier}"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
+def test_every_registered_pair_is_exact_or_refused_by_name(pair):
+    verdict = prove_pair(pair, [Toys(1), Toys(3)])
+    assert not verdict.failed, verdict.why
+    if verdict.word == "refused":
+        assert "verifiers that fit:" in verdict.why
+    else:
+        assert verdict.word == "ok"
+        assert 0 <= verdict.error <= 1e-12
+
+
+def test_most_pairs_are_proved_rather_than_refused():
+    assert sum(pair.verifier == "recursive-rejection" for pair in PAIRS) >= 10
+
+
+def test_the_table_has_a_row_a_pair_and_the_exit_code_is_zero(draftwood):
+    result = draftwood(
+        "prove", "--policy", "chain", "--verifier", "recursive-rejection", "--models", 2, "-o", "length=1"
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("recursive-rejection") == result.stdout.count(" ok ") >= 4
+    assert "WithoutReplacement" in result.stdout
+
+
+def test_a_third_partys_verifiers_are_proved_and_a_biased_one_is_found(draftwood, acme):
+    arguments = ("prove", "--policy", "fixed-tree", "--models", 1, "-o", "law=without-replacement")
+    right = draftwood(*arguments, "--verifier", "acme-right")
+    assert right.exit_code == 0, right.output
+    wrong = draftwood(*arguments, "--verifier", "acme-right", "--verifier", "acme-forgetful")
+    assert wrong.exit_code == 1
+    assert "biased" in wrong.stdout
+    assert "fixed-tree with acme-forgetful" in wrong.stdout
+    assert "should have" in wrong.stdout
+    assert "1 ok, 1 biased." in wrong.stdout
+
+
+def test_lossy_verifiers_have_no_row_and_misfits_are_refused(draftwood, acme):
+    result = draftwood(
+        *("prove", "--policy", "dyspec", "--policy", "chain", "--models", 1, "-o", "law=top-k"),
+        *("--verifier", "acme-lossy", "--verifier", "acme-chains"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "acme-lossy" not in result.stdout
+    assert "1 refused, 1 ok." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [("acme-raises", "raises (KeyError: 'no such thing')"), ("acme-absent", "has no attribute 'Absent'")],
+)
+def test_a_verifier_that_breaks_fails_its_own_pairs_alone(draftwood, acme, verifier, message):
+    result = draftwood(
+        *("prove", "--policy", "chain", "--models", 1, "-o", "law=top-k"),
+        *("--verifier", "acme-right", "--verifier", verifier),
+    )
+    assert result.exit_code == 1
+    assert " ".join(message.split()) in " ".join(result.stdout.split())
+    assert "1 ok, 1 fails." in result.stdout
+
+
+def test_a_pair_with_too_many_outcomes_says_so(draftwood, monkeypatch):
+    monkeypatch.setattr(prove, "BUDGET", 20)
+    result = draftwood(
+        "prove", "--policy", "dyspec", "--verifier", "recursive-rejection", "-o", "law=without-replacement"
+    )
+    assert result.exit_code == 0
+    assert "too large" in result.stdout
+    assert "20 outcomes were visited" in result.stdout
+
+
+def test_unknown_names_name_the_nearest(refused):
+    assert "did you mean 'dyspec'?" in refused("prove", "--policy", "dyspek")
+    assert "did you mean 'greedy'?" in refused("prove", "--verifier", "gredy")
+    assert "did you mean 'budget'?" in refused("prove", "-o", "budgett=3")
