@@ -6,6 +6,7 @@ import attrs
 import pytest
 from rich.console import Console
 
+from draftwood.testing import assert_proposal_law
 from tests.mutations import MUTATIONS
 from tests.mutations.__main__ import report
 from tests.mutations.case import BETRAYED, CLEAN
@@ -22,6 +23,21 @@ def test_the_mistake_is_caught_and_the_case_is_exact_without_it(name):
 
 def test_names_are_distinct():
     assert len(BY_NAME) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_proof_of_law_p_names_those_policies_that_break_it(name):
+    mutation = BY_NAME[name]
+
+    def prove(case):
+        assert_proposal_law(case.policy, case.drafter, prompt=case.prompt, temperature=case.temperature)
+
+    prove(mutation.twin)
+    if mutation.breaks_law_p:
+        with pytest.raises(AssertionError, match=r"(?s)^Changed\(.* breaks law P after .* declares"):
+            prove(mutation.case)
+    else:
+        prove(mutation.case)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,13 @@ from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.residual import Residual
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
 from tests.mutations.case import Case, Mutation
@@ -110,6 +114,18 @@ MUTATIONS = [
         "vllm#10198",
         attrs.evolve(CHAIN, temperature=0.7),
         patch=(RoundLoop, "_target_probs", unscaled),
+    ),
+    Mutation(
+        "block verification that accepts token by token",
+        "vllm-ascend#7807",
+        attrs.evolve(CHAIN, verifier=Traversal()),
+        patch=(Residual, "chance", verifiers.chance_of_the_token),
+    ),
+    Mutation(
+        "block verification with the residual of token-wise rejection",
+        "vllm-ascend#7807",
+        attrs.evolve(CHAIN, verifier=Traversal()),
+        patch=(Residual, "reject", verifiers.residual_of_the_token),
     ),
     Mutation(
         "the coin's test is coin <= p, and the coin may be 0",
@@ -230,6 +246,12 @@ MUTATIONS = [
         "only a round's last token looked at",
         attrs.evolve(CHAIN, carried=True, eos=frozenset({2})),
         patch=(StopConditions, "cut", last_token_alone),
+    ),
+    Mutation(
+        "several siblings are looked at together although the tree is adaptive",
+        "class order on a DySpec tree without phantoms",
+        attrs.evolve(CHAIN, policy=DySpec(2), verifier=ClassOrderedTraversal(phantoms=True)),
+        {"verifier": ClassOrderedTraversal(phantoms=False)},
     ),
     Mutation(
         "another path is committed than was accepted",

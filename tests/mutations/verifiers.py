@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.residual import Residual, Trial
 
 
 @attrs.frozen
@@ -123,6 +124,23 @@ class TargetInsteadOfResidual(RecursiveRejection):
     ) -> tuple[int | None, Tensor]:
         accepted, _ = super().judge(tokens, proposal, target, rng)
         return accepted, target
+
+
+def chance_of_the_token(self: Residual, trial: Trial) -> float:
+    """`Residual.chance` that forgets the node's own allowance."""
+    target = self.weights / self.weights.sum()
+    return min(1.0, float(target[trial.token]) / trial.law[trial.token])
+
+
+def residual_of_the_token(self: Residual, trial: Trial) -> None:
+    """`Residual.reject` that keeps the allowance right but forgets it in the residual."""
+    target = self.weights / self.weights.sum()
+    _reject(self, trial)
+    left = (target - trial.law.dense()).clamp(min=0)
+    self.weights = left * (self.weights.sum() / left.sum())
+
+
+_reject = Residual.reject
 
 
 class SiblingCommitted(RecursiveRejection):
