@@ -1,0 +1,56 @@
+"""Sample and match: the target speaks first, and the tree follows where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from jaxtyping import Float
+from torch import Tensor, float64
+
+from draftwood import Randomness
+from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.strategies.verifiers.node_wise import NodeWise
+
+
+def match(
+    tokens: Sequence[int], target: Float[Tensor, " vocab"], rng: Randomness
+) -> tuple[int | None, Float[Tensor, " vocab"]]:
+    """One draw from the weights `target` `[vocab]`, looked for among `tokens`.
+
+    Returns:
+        The first place that holds the drawn token, and `target`; or None and the weights of the tokens
+        that stand nowhere, from which it is still to be drawn.
+    """
+    places: dict[int, int] = {}
+    for place, token in enumerate(tokens):
+        places.setdefault(token, place)
+    held = list(places)
+    chances, left = target[held], target.clone()
+    left[held] = 0
+    hit, miss = float(chances.sum(dtype=float64)), float(left.sum(dtype=float64))
+    if hit > 0 and rng.accept(hit / (hit + miss)):
+        return places[held[rng.choose(chances)]], target
+    return None, left
+
+
+@attrs.frozen
+class SampleAndMatch(NodeWise):
+    """Draws a token from the target and goes to the child that holds it; without one it is the extra token.
+
+    The children's law plays no part, so every law and every adaptive tree is verified without loss, even
+    one whose law is declared wrongly. A child is accepted with probability T(x), which is the most that a
+    fixed child can have. For a drawn child it is wasteful: one child drawn from D is accepted with
+    probability sum of D T, against sum of min(D, T) under rejection, which is 1 where D = T.
+
+    Cost: O(vocab) a node of the accepted path.
+    Source: SpecInfer's naive sampling, section 4.3 (arXiv 2305.09781).
+    """
+
+    laws = ALL_LAWS
+    source = "SpecInfer, section 4.3 (naive sampling)"
+
+    def judge(
+        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
+    ) -> tuple[int | None, Tensor]:
+        return match(tokens, target, rng)

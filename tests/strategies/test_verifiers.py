@@ -1,0 +1,392 @@
+"""The verifiers of the literature: law V by enumeration, what each is known to accept, and bad input."""
+
+import itertools
+import math
+
+import attrs
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from draftwood import (
+    Deterministic,
+    IncompatibleStrategy,
+    InvalidDistribution,
+    PerChild,
+    TopThenSample,
+    TorchRandomness,
+    TreeBuilder,
+    WithoutReplacement,
+    WithReplacement,
+    draw_children,
+    registry,
+)
+from draftwood.decoder import check_strategy_fits
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor
+from draftwood.strategies.verifiers.optimal_iid import OptimalIID, Selection
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
+from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.typical import Typical
+from draftwood.testing import ToyBackend, ToyModel, assert_lossless, enumerate_outcomes, joint_law, target_law
+from draftwood.testing.block_efficiency import drawn_trees, optimal_tokens
+
+LAWS = (Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild)
+LOSSLESS = (RecursiveRejection(), SampleAndMatch(), KSequential(), OptimalIID(), TopPlusOne())
+PAIRS = [(law, verifier) for verifier in LOSSLESS for law in LAWS if law in verifier.laws]
+
+
+def named(value):
+    return value.__name__ if isinstance(value, type) else type(value).__name__
+
+
+def real(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def distributions(vocab):
+    """float64 `[vocab]` with ties, zeros, one-hot rows and denormals among them."""
+    weight = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 7.0, 1e-9, 1e-310]) | st.floats(0, 1)
+    rows = st.lists(weight, min_size=vocab, max_size=vocab).filter(lambda row: sum(row) > 1e-3)
+    return rows.map(lambda row: real(row) / sum(row))
+
+
+pairs_of_distributions = st.integers(2, 4).flatmap(
+    lambda vocab: st.tuples(distributions(vocab), distributions(vocab))
+)
+ONE_HOT = torch.eye(3, dtype=torch.float64)
+EDGES = [
+    (ONE_HOT[0], ONE_HOT[1]),  # no overlap
+    (ONE_HOT[0], ONE_HOT[0]),
+    (torch.full((3,), 1 / 3, dtype=torch.float64),) * 2,  # the residual vanishes
+    (real([0.5, 0.5, 0.0]), real([0.0, 0.0, 1.0])),
+    (real([0.3, 0.3, 0.4]), real([1e-310, 1.0, 0.0])),
+]
+
+
+def on_edges(test):
+    for pair in EDGES:
+        test = example(pair=pair)(test)
+    return test
+
+
+def one_level(verifier, law, target, draft, count):
+    """The law of the first token of a round over one level of children, and their acceptance."""
+    vocab = len(target)
+    shape = (1, count, vocab) if law is PerChild else (1, vocab)
+    # Several drafters: the draft itself, and the same turned around.
+    probs = torch.stack([draft, draft.flip(0), draft])[None, :count] if law is PerChild else draft.view(shape)
+    rows = torch.zeros(count + 1, vocab, dtype=target.dtype)
+    rows[0], rows[1:, 0] = target, 1.0
+
+    def run(rng):
+        (drawn,) = draw_children(law, probs, count=count, rng=rng)
+        tree = TreeBuilder(0)
+        tree.add_children(0, drawn.tokens, drawn.proposal)
+        grown = tree.finish()
+        return verifier.verify(grown, rows[: len(grown)], rng)
+
+    emitted, accepted = torch.zeros(vocab, dtype=torch.float64), 0.0
+    for weight, outcome in enumerate_outcomes(run):
+        emitted[outcome.emitted[0]] += weight
+        accepted += weight * (outcome.accepted > 0)
+    return emitted, accepted
+
+
+@pytest.mark.parametrize(("law", "verifier"), PAIRS, ids=named)
+@on_edges
+@settings(max_examples=25, deadline=None)
+@given(pair=pairs_of_distributions)
+def test_the_first_token_has_the_targets_law(law, verifier, pair):
+    target, draft = pair
+    for count in (1, 2, 3) if len(target) < 4 else (2,):
+        emitted, _ = one_level(verifier, law, target, draft, count)
+        assert (emitted - target).abs().max() <= 1e-12
+        assert not emitted[target == 0].any()
+
+
+def toy(vocab=3, seed=7, sharpness=1.5):
+    return ModelDrafter(ToyBackend(ToyModel(vocab, seed=seed, sharpness=sharpness)))
+
+
+@pytest.mark.parametrize(
+    ("law", "verifier"),
+    [(law, v) for law, v in PAIRS if law is not PerChild and not isinstance(v, RecursiveRejection)]
+    + [(TopThenSample, RecursiveRejection())],
+    ids=named,
+)
+def test_three_tokens_over_rounds_have_the_targets_law(law, verifier):
+    assert_lossless(
+        FixedTree(2, (2, 1), 3, law=law),
+        verifier,
+        target=ToyModel(3, seed=1, sharpness=3.0),
+        drafter=toy(seed=11),
+        prompt=(2, 0),
+    )
+
+
+def best_of_sets(target, draft, k):
+    """The optimum of k independent draws: the least of T(H) + 1 - D(H)^k over all sets H of tokens."""
+    sets = itertools.product([False, True], repeat=len(target))
+    masks = [torch.tensor(members) for members in sets]
+    return min(float(target[mask].sum() + 1 - draft[mask].sum() ** k) for mask in masks)
+
+
+@on_edges
+@settings(max_examples=60, deadline=None)
+@given(pair=pairs_of_distributions)
+def test_the_optimal_rule_accepts_what_the_worst_set_allows(pair):
+    target, draft = pair
+    for count in (1, 2, 3) if len(target) < 4 else (2,):
+        _, accepted = one_level(OptimalIID(), WithReplacement, target, draft, count)
+        assert abs(accepted - best_of_sets(target, draft, count)) <= 1e-12
+
+
+@pytest.mark.parametrize(("vocab", "k"), [(3, 2), (5, 2), (3, 3)])
+def test_the_optimal_rule_is_the_linear_programmes_optimum(vocab, k):
+    for seed in range(4):
+        target, drafter = ToyModel(vocab, seed=seed, sharpness=0.5 + seed), toy(vocab, seed + 20)
+        trees = drawn_trees(FixedTree(1, k, law="with-replacement"), drafter)
+        _, accepted = one_level(
+            OptimalIID(), WithReplacement, target.probs([0]), drafter.backend.model.probs([0]), k
+        )
+        assert abs(1 + accepted - optimal_tokens(trees, target=target)) <= 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(pair=pairs_of_distributions, k=st.integers(1, 6))
+def test_a_selection_is_a_law_that_every_set_of_tokens_allows(pair, k):
+    target, draft = pair
+    selection = Selection.optimal(target, draft, k)
+    assert abs(float(selection.chances.sum()) - 1) <= 1e-12
+    for members in itertools.product([False, True], repeat=len(selection.tokens)):
+        mask = torch.tensor(members)
+        assert float(selection.chances[mask].sum()) >= float(selection.draft[mask].sum()) ** k - 1e-12
+
+
+@on_edges
+@settings(max_examples=40, deadline=None)
+@given(pair=pairs_of_distributions)
+def test_k_sequential_accepts_what_its_factor_promises(pair):
+    target, draft = pair
+    for k in (1, 2, 3):
+        rho, beta = division_factor(target, draft, k)
+        assert 1 <= rho <= k
+        assert 1 - (1 - beta) ** k <= rho * beta + 1e-12
+        if rho > 1 + 1e-9:  # a smaller factor would emit some token too often
+            smaller = float(torch.minimum(draft, target / (rho * (1 - 1e-6))).sum())
+            assert 1 - (1 - smaller) ** k >= rho * (1 - 1e-6) * smaller - 1e-12
+        best = best_of_sets(target, draft, k)
+        accepted = 1 - (1 - beta) ** k
+        assert (1 - 1 / math.e) * best - 1e-12 <= accepted <= best + 1e-12
+        if len(target) < 4:
+            assert abs(one_level(KSequential(), WithReplacement, target, draft, k)[1] - accepted) <= 1e-12
+
+
+def test_k_sequential_on_a_case_solved_by_hand():
+    """beta = 1/2 whatever rho <= 2, so 1 - 1/4 = rho / 2."""
+    target, draft = real([1.0, 0.0]), real([0.5, 0.5])
+    rho, beta = division_factor(target, draft, 2)
+    assert (rho, beta) == (pytest.approx(1.5), pytest.approx(0.5))
+
+
+@on_edges
+@settings(max_examples=40, deadline=None)
+@given(pair=pairs_of_distributions)
+def test_sample_and_match_accepts_the_targets_share_of_the_children(pair):
+    target, draft = pair
+    drawn = one_level(SampleAndMatch(), WithReplacement, target, draft, 1)[1]
+    assert abs(drawn - float((draft * target).sum())) <= 1e-12
+    assert drawn <= one_level(RecursiveRejection(), WithReplacement, target, draft, 1)[1] + 1e-12
+    fixed = one_level(SampleAndMatch(), Deterministic, target, draft, 2)[1]
+    assert abs(fixed - one_level(RecursiveRejection(), Deterministic, target, draft, 2)[1]) <= 1e-12
+
+
+def top_and_rest(draft, count):
+    """The fixed tokens of a top-plus-one draft of `count` children and the law of the drawn one."""
+    top = [token for token in draft.topk(min(count - 1, len(draft))).indices.tolist() if draft[token] > 0]
+    rest = draft.clone()
+    rest[top] = 0
+    return top, rest / rest.sum() if rest.sum() > 0 else rest
+
+
+@on_edges
+@settings(max_examples=40, deadline=None)
+@given(pair=pairs_of_distributions)
+def test_top_plus_one_gives_every_token_all_it_can_have(pair):
+    target, draft = pair
+    for count in (1, 2, 3):
+        top, rest = top_and_rest(draft, count)
+        best = float(target[top].sum() + torch.minimum(rest, target).sum())
+        accepted = one_level(TopPlusOne(), TopThenSample, target, draft, count)[1]
+        assert abs(accepted - best) <= 1e-12
+        assert accepted >= one_level(RecursiveRejection(), TopThenSample, target, draft, count)[1] - 1e-12
+
+
+@pytest.mark.parametrize(("vocab", "count"), [(4, 2), (4, 3), (5, 2)])
+def test_top_plus_one_is_the_linear_programmes_optimum(vocab, count):
+    gained = 0.0
+    for seed in range(4):
+        target, drafter = ToyModel(vocab, seed=seed, sharpness=0.5 + seed), toy(vocab, seed + 20)
+        T, D = target.probs([0]), drafter.backend.model.probs([0])
+        best = optimal_tokens(drawn_trees(FixedTree(1, count, law="top-and-sample"), drafter), target=target)
+        accepted = one_level(TopPlusOne(), TopThenSample, T, D, count)[1]
+        gained += accepted - one_level(RecursiveRejection(), TopThenSample, T, D, count)[1]
+        assert abs(1 + accepted - best) <= 1e-9
+    assert gained > 1e-3
+
+
+def spechub_pairs(draft):
+    """SpecHub's joint law of (first, second): x, then the top token; or the top token, then x of the rest."""
+    top = int(draft.argmax())
+    _, rest = top_and_rest(draft, 2)
+    pairs = {(x, top): float(draft[x]) for x in range(len(draft)) if x != top}
+    return top, pairs | {(top, x): float(draft[top] * rest[x]) for x in range(len(draft)) if x != top}
+
+
+@settings(max_examples=40, deadline=None)
+@given(pair=pairs_of_distributions.filter(lambda pair: (pair[1] > 0).sum() > 1))
+def test_spechub_draws_the_top_token_and_one_of_the_rest_and_accepts_as_much(pair):
+    target, draft = pair
+    top, pairs = spechub_pairs(draft)
+    sets = {}
+    for tokens, weight in pairs.items():
+        sets[frozenset(tokens)] = sets.get(frozenset(tokens), 0.0) + weight
+
+    def draw(rng):
+        (drawn,) = draw_children(TopThenSample, draft[None], count=2, rng=rng)
+        return frozenset(drawn.tokens)
+
+    ours = {}
+    for weight, tokens in enumerate_outcomes(draw):
+        ours[tokens] = ours.get(tokens, 0.0) + weight
+    assert all(abs(ours.get(tokens, 0.0) - sets[tokens]) <= 1e-12 for tokens in sets)
+    # Its transport: every x from both of its pairs, up to T(x); what is left over to the top token.
+    served = {x: min(float(target[x]), weight) for (first, x), weight in pairs.items() if first == top}
+    for (x, second), weight in pairs.items():
+        if second == top:
+            served[x] = min(float(target[x]), weight + pairs[top, x])
+    hub = min(float(target[top]), 1 - sum(served.values()))
+    accepted = one_level(TopPlusOne(), TopThenSample, target, draft, 2)[1]
+    assert abs(accepted - hub - sum(served.values())) <= 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(draft=st.integers(2, 4).flatmap(distributions), count=st.integers(1, 4))
+def test_top_and_sample_draws_by_its_conditional_law(draft, count):
+    def draw(rng):
+        return draw_children(TopThenSample, draft[None], count=count, rng=rng)[0]
+
+    total = 0.0
+    for weight, drawn in enumerate_outcomes(draw):
+        chance = 1.0
+        for k, token in enumerate(drawn.tokens):
+            law = drawn.proposal.conditional(k, drawn.tokens[:k])
+            assert abs(float(law.sum()) - 1) <= 1e-12
+            chance *= float(law[token])
+        assert abs(chance - weight) <= 1e-12
+        assert drawn.chances == draft[drawn.tokens].tolist()
+        assert len(set(drawn.tokens)) == len(drawn.tokens) == min(count, int((draft > 0).sum()))
+        assert all(draft[token] >= draft[drawn.tokens[-1]] for token in drawn.tokens[:-1])
+        total += weight
+    assert abs(total - 1) <= 1e-12
+
+
+def test_typical_acceptance_is_biased_and_says_so():
+    assert not Typical.lossless
+    worst = []
+    for seed in range(5):
+        target, drafter = ToyModel(3, seed=seed), toy(seed=seed + 30)
+        found = joint_law(Chain(2), Typical(), target=target, drafter=drafter).probabilities
+        wanted = target_law(target)
+        worst.append(max(abs(found.get(text, 0.0) - wanted[text]) for text in wanted))
+    assert min(worst) > 0.1
+
+
+def verify(tree, rows, verifier=None):
+    return (verifier or Typical()).verify(tree.finish(), rows, TorchRandomness.seeded(0))
+
+
+def test_typical_acceptance_takes_the_longest_and_then_the_likeliest_path():
+    tree = TreeBuilder(0)
+    first, second = tree.add_children(0, [1, 2], Deterministic([1, 2], 3))
+    deep = tree.add_children(second, [0, 1], Deterministic([0, 1], 3))
+    rows = torch.tensor([[0.0, 0.7, 0.3], [0, 0, 1], [0.4, 0.6, 0], [0, 0, 1], [0.1, 0.9, 0]]).double()
+    assert verify(tree, rows).path == (0, second, deep[1])
+    assert verify(tree, rows).extra == 1
+    # exp(-entropy) of (0.4, 0.6) is 0.51: with delta 1 the bar there is epsilon or 0.51.
+    assert verify(tree, rows, Typical(epsilon=0.5, delta=1.0)).path == (0, first)
+    assert verify(tree, rows, Typical(epsilon=0.29, delta=1.0)).path == (0, second, deep[1])
+    assert verify(tree, rows, Typical(epsilon=1.0, delta=1.0)).path == (0, first)
+    one_hot = torch.eye(3, dtype=torch.float64)[[2, 0, 1, 0, 0]]
+    assert verify(tree, one_hot).path == (0, second, deep[1])
+    assert verify(tree, one_hot[:, [1, 2, 0]]).tokens == (0, 1)
+
+
+@attrs.frozen
+class Grows(FixedTree):
+    """A policy that says that its later siblings depend on earlier tokens."""
+
+    adaptive = True
+
+
+@pytest.mark.parametrize("verifier", [v for v in LOSSLESS if not v.adaptive], ids=named)
+def test_who_looks_at_several_siblings_refuses_adaptive_trees(verifier):
+    (law,) = verifier.laws
+    check_strategy_fits(FixedTree(1, 2, law=law), verifier)
+    with pytest.raises(IncompatibleStrategy, match=r"adaptive trees of Grows; .*recursive-rejection"):
+        check_strategy_fits(Grows(1, 2, law=law), verifier)
+
+
+def test_every_verifier_is_registered():
+    classes = {registry.get("verifiers", name) for name in registry.names("verifiers")}
+    assert {type(verifier) for verifier in (*LOSSLESS, Typical())} <= classes
+
+
+def proposal_of(law, draft, tokens):
+    if law is Deterministic:
+        return Deterministic(tokens, len(draft))
+    if law is PerChild:
+        return PerChild([draft] * len(tokens))
+    return TopThenSample(draft, tokens[:-1]) if law is TopThenSample else law(draft)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("law", "verifier"), PAIRS, ids=named)
+@settings(max_examples=10, deadline=None)
+@given(pair=pairs_of_distributions, seed=st.integers(0, 2**31))
+def test_no_token_that_the_target_excludes_is_emitted(law, verifier, dtype, pair, seed):
+    """Children of draft probability 0 and coarse numbers included."""
+    target, draft = (row.to(dtype) for row in pair)
+    tokens = list(range(len(draft)))[::-1]
+    tree = TreeBuilder(0)
+    tree.add_children(0, tokens, proposal_of(law, draft, tokens))
+    rows = target.expand(len(tokens) + 1, -1)
+    try:
+        outcome = verifier.verify(tree.finish(), rows, TorchRandomness.seeded(seed))
+    except InvalidDistribution:
+        assert dtype is not torch.float64 or law is TopThenSample  # no token is left to be drawn
+        return
+    assert all(target[token] > 0 for token in outcome.emitted)
+
+
+@pytest.mark.parametrize(("law", "verifier"), PAIRS, ids=named)
+def test_a_real_vocabulary(law, verifier):
+    generator = torch.Generator().manual_seed(0)
+    target, other = (3 * torch.randn(2, 32_000, generator=generator)).softmax(-1)
+    for draft in (target, 0.5 * target + 0.5 * other):
+        rng = TorchRandomness.seeded(1)
+        probs = draft.expand(1, 3, -1) if law is PerChild else draft[None]
+        accepted = 0
+        for _ in range(10):
+            (drawn,) = draw_children(law, probs, count=3, rng=rng)
+            tree = TreeBuilder(0)
+            tree.add_children(0, drawn.tokens, drawn.proposal)
+            accepted += verifier.verify(tree.finish(), target.expand(4, -1), rng).accepted
+        # Where draft and target agree, rejection takes the first drawn child.
+        if draft is target and law in (WithReplacement, WithoutReplacement, PerChild):
+            assert accepted == 10 or isinstance(verifier, SampleAndMatch)
