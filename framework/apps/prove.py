@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,11 +103,21 @@ class Toys:
 
 @attrs.frozen
 class Pair:
-    """A registered policy with one of its laws, and a registered lossless verifier."""
+    """A registered policy with one of its laws, and a registered lossless verifier.
+
+    Attributes:
+        law: None where the policy has no choice.
+        switches: the verifier's options that are on or off.
+    """
 
     policy: str
-    law: type[Proposal] | None  # None where the policy has no choice
+    law: type[Proposal] | None
     verifier: str
+    switches: Mapping[str, bool] = attrs.field(factory=dict)
+
+    @property
+    def verifier_in_words(self) -> str:
+        return " ".join([self.verifier, *(f"{name}={on}".lower() for name, on in self.switches.items())])
 
     def build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
         """Both with what they take of the options.
@@ -118,7 +129,9 @@ class Pair:
         small = {name: value for name, value in shape.items() if name in known}
         law = {} if self.law is None else {"law": self.law}
         policy = create("policies", self.policy, {**small, **_own("policies", self.policy, given), **law})
-        verifier = create("verifiers", self.verifier, _own("verifiers", self.verifier, given))
+        verifier = create(
+            "verifiers", self.verifier, {**self.switches, **_own("verifiers", self.verifier, given)}
+        )
         check_strategy_fits(policy, verifier)
         return policy, verifier
 
@@ -146,22 +159,39 @@ class Verdict:
 def pairs(
     policies: Sequence[str], verifiers: Sequence[str], given: Mapping[str, str] | None = None
 ) -> list[Pair]:
-    """Every law of the policies with every lossless verifier; with one that cannot be built, too."""
-    lossless = [verifier for verifier in verifiers if _may_be_lossless(verifier, given or {})]
+    """Every law of the policies with every lossless verifier, switched on and off.
+
+    A strategy that cannot be built is among them: its verdict will say why.
+    """
+    given = given or {}
+    lossless = [
+        (verifier, switches)
+        for verifier in verifiers
+        for switches in _switches(verifier, given)
+        if _may_be_lossless(verifier, {**switches, **_own("verifiers", verifier, given)})
+    ]
     return [
-        Pair(policy, law, verifier)
+        Pair(policy, law, verifier, switches)
         for policy in policies
-        for law in _laws(policy, given or {})
-        for verifier in lossless
+        for law in _laws(policy, given)
+        for verifier, switches in lossless
     ]
 
 
-def _may_be_lossless(verifier: str, given: Mapping[str, str]) -> bool:
+def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool]]:
+    names = [
+        name
+        for name, parameter in _options("verifiers", verifier).items()
+        if isinstance(parameter.default, bool) and name not in given
+    ]
+    for values in itertools.product((False, True), repeat=len(names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _may_be_lossless(verifier: str, given: Mapping[str, Any]) -> bool:
     try:
-        return bool(create("verifiers", verifier, _own("verifiers", verifier, given)).lossless)
-    except UnknownStrategy:
-        raise
-    except Exception:  # the verdict will say why
+        return bool(create("verifiers", verifier, given).lossless)
+    except Exception:  # a third party's strategy may fail in any way
         return True
 
 
@@ -315,7 +345,7 @@ def _show(verdicts: Sequence[Verdict], models: int, console: Console) -> None:
         cells = (
             pair.policy,
             pair.law.__name__ if pair.law else "",
-            pair.verifier,
+            pair.verifier_in_words,
             "" if verdict.error is None else f"{verdict.error:.1e}",
             verdict.word,
         )
@@ -324,6 +354,6 @@ def _show(verdicts: Sequence[Verdict], models: int, console: Console) -> None:
     for verdict in verdicts:
         if verdict.why and verdict.word != "refused":
             pair = verdict.pair
-            console.print(Text(f"{pair.policy} with {pair.verifier}: {verdict.why}", style="bold"))
+            console.print(Text(f"{pair.policy} with {pair.verifier_in_words}: {verdict.why}", style="bold"))
     counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")

@@ -9,6 +9,8 @@ from draftwood.apps.prove import Toys, pairs, prove_pair
 PAIRS = pairs(registry.names("policies"), registry.names("verifiers"))
 
 ACME = '''
+import attrs
+
 from draftwood import Outcome, TreePolicy, Verifier, WithoutReplacement, WithReplacement
 from draftwood.proposals import ALL_LAWS
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -33,6 +35,17 @@ class Chains(RecursiveRejection):
     branches = False
 
 
+@attrs.frozen
+class Switched(RecursiveRejection):
+    """Right or wrong as told."""
+
+    forget: bool = False
+
+    def judge(self, tokens, proposal, target, rng):
+        accepted, left = super().judge(tokens, proposal, target, rng)
+        return accepted, target if self.forget else left
+
+
 class Raises(RecursiveRejection):
     def verify(self, tree, target_probs, rng):
         raise KeyError("no such thing")
@@ -46,7 +59,7 @@ def acme(monkeypatch, tmp_path):
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    names = ("Right", "Forgetful", "Lossy", "Chains", "Raises", "Absent")
+    names = ("Right", "Forgetful", "Lossy", "Chains", "Switched", "Raises", "Absent")
     entries = "\n".join(f"acme-{name.lower()} = acme_verifiers:{name}" for name in names)
     (info / "entry_points.txt").write_text(f"[draftwood.verifiers]\n{entries}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -56,12 +69,12 @@ def acme(monkeypatch, tmp_path):
 
 
 def pair_id(pair):
-    return f"{pair.policy}, {pair.law.__name__ if pair.law else 'own law'}, {pair.verifier}"
+    return f"{pair.policy}, {pair.law.__name__ if pair.law else 'own law'}, {pair.verifier_in_words}"
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
 def test_every_registered_pair_is_exact_or_refused_by_name(pair):
-    verdict = prove_pair(pair, [Toys(1), Toys(3)])
+    verdict = prove_pair(pair, [Toys(2), Toys(12)])
     assert not verdict.failed, verdict.why
     if verdict.word == "refused":
         assert "verifiers that fit:" in verdict.why
@@ -103,6 +116,17 @@ def test_lossy_verifiers_have_no_row_and_misfits_are_refused(draftwood, acme):
     assert result.exit_code == 0, result.output
     assert "acme-lossy" not in result.stdout
     assert "1 refused, 1 ok." in result.stdout
+
+
+def test_a_verifiers_switches_are_proved_on_and_off(draftwood, acme):
+    arguments = ("prove", "--policy", "chain", "--verifier", "acme-switched", "--models", 1)
+    result = draftwood(*arguments, "-o", "law=without-replacement")
+    assert result.exit_code == 1
+    assert "chain with acme-switched forget=true" in result.stdout
+    assert "1 ok, 1 biased." in result.stdout
+    told = draftwood(*arguments, "-o", "law=without-replacement", "-o", "forget=no")
+    assert told.exit_code == 0
+    assert "\n1 ok." in told.stdout
 
 
 @pytest.mark.parametrize(
