@@ -113,9 +113,7 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, tolerance: f
     )
 
 
-def _check_not_adaptive(
-    policy: TreePolicy, existence: dict[Context, _Existence], tolerance: float
-) -> None:
+def _check_not_adaptive(policy: TreePolicy, existence: dict[Context, _Existence], tolerance: float) -> None:
     chances: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]] = {}
     for (path, earlier), seen in existence.items():
         if not earlier or seen.weight < _NEGLIGIBLE:
@@ -129,9 +127,7 @@ def _check_not_adaptive(
         )
 
 
-def _children(
-    policy: TreePolicy, tree: TokenTree
-) -> Iterator[tuple[Context, int | None, Proposal | None]]:
+def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:
     """For every node and place: the context, the child's token (None after the last) and its proposal."""
     tokens = tree.tokens.tolist()
     for node in range(len(tree)):

@@ -38,7 +38,7 @@ class ToyModel:
     vocab_size: int = attrs.field(validator=at_least(1))
     seed: int = 0
     sharpness: float = 1.5
-    order: int = 8
+    order: int = attrs.field(default=8, validator=at_least(1))
     sparsity: float = attrs.field(default=0.0, validator=probability)
     near: ToyModel | None = attrs.field(default=None, validator=_same_vocabulary)
     mix: float = attrs.field(default=0.5, validator=probability)

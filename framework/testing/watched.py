@@ -27,12 +27,14 @@ class Watched(Verifier):
     Attributes:
         verifier: what is watched.
         fault: what was wrong with an outcome, whatever its weight, with the tree; empty at first.
+        refusal: errors by which the verifier may refuse its input; they are passed on.
 
-    An exception, or a run that does not end, is an `AssertionError` with the tree at once.
+    Any other exception, or a run that does not end, is an `AssertionError` with the tree at once.
     """
 
     verifier: Verifier
     fault: str = ""
+    refusal: type[Exception] | tuple[type[Exception], ...] = ()
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
@@ -42,6 +44,8 @@ class Watched(Verifier):
         try:
             with ends_within(SECONDS):
                 outcome = self.verifier.verify(tree, target_probs, rng)
+        except self.refusal:
+            raise
         except Exception as error:
             ended = "does not end" if isinstance(error, (Endless, TimeoutError)) else "raises"
             raise AssertionError(

@@ -1,0 +1,132 @@
+"""One call that proves a strategy: `check_strategy`, and the same as one pytest case a check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from draftwood.errors import InvalidInput, nearest
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
+
+MODELS = "DRAFTWOOD_MODELS"
+"""Environment variable: random toy models that a check tries; the pytest option sets it."""
+
+Check = Callable[[], None]
+
+
+def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple[str, Check]]:
+    """The named checks that apply to a policy, verifier, drafter or backend.
+
+    Args:
+        strategy: an instance whose class is derived from one of the four protocols. A policy should grow
+            a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
+        models: random toy models that a check tries. Default: what `--draftwood-models` says, else 20.
+
+    Raises:
+        InvalidInput: `strategy` implements none of the protocols.
+    """
+    if models is None:
+        models = int(os.environ.get(MODELS, "20"))
+    for name, check in _kind(strategy):
+        yield name, partial(_run, strategy, name, check, models)
+
+
+def _run(strategy: object, name: str, check: Callable[[int], None], models: int) -> None:
+    try:
+        check(models)
+    except Exception as error:
+        what = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{type(strategy).__name__} fails the check {name!r}: {what}") from error
+
+
+def check_strategy(strategy: object, *, models: int | None = None) -> None:
+    """Run all checks of `checks_for`; for a policy and a verifier they are proofs on random toy models.
+
+    Raises:
+        AssertionError: a check failed; the message has its name and what was found.
+    """
+    for name, check in checks_for(strategy, models=models):
+        try:
+            check()
+        except AssertionError as error:
+            raise AssertionError(f"{type(strategy).__name__} fails the check {name!r}: {error}") from error
+
+
+def parametrize_with_checks(
+    strategies: Sequence[object],
+    *,
+    expected_failures: Mapping[str, str] | None = None,
+    models: int | None = None,
+) -> Callable[[Any], Any]:
+    """Decorator for a pytest function of one argument, `check`: one case for every strategy and check.
+
+        @parametrize_with_checks([MyPolicy(budget=3), MyVerifier()])
+        def test_my_strategies(check):
+            check()
+
+    Args:
+        strategies: as for `checks_for`.
+        expected_failures: reasons by the name of a check, or by the case's id (`"MyVerifier-bad-input"`)
+            for one strategy alone. Such a case must fail with an `AssertionError`; when it passes, that
+            is a failure.
+        models: as for `checks_for`.
+
+    Raises:
+        InvalidInput: a reason is empty, or a name belongs to no check.
+    """
+    import pytest
+
+    expected = dict(expected_failures or {})
+    for name, reason in expected.items():
+        if not reason.strip():
+            raise InvalidInput(f"The expected failure {name!r} has no reason; say why it may fail.")
+    cases, known = [], set()
+    labels = _labels(strategies)
+    for label, strategy in zip(labels, strategies, strict=True):
+        for name, check in checks_for(strategy, models=models):
+            case = f"{label}-{name}"
+            known |= {name, case}
+            reason = expected.get(case, expected.get(name, ""))
+            marks = [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)] if reason else []
+            cases.append(pytest.param(check, id=case, marks=marks))
+    for name in expected:
+        if name not in known:
+            raise InvalidInput(f"There is no check {name!r} here{nearest(name, known)}")
+    return pytest.mark.parametrize("check", cases)
+
+
+def _labels(strategies: Sequence[object]) -> list[str]:
+    """Class names, numbered where several strategies are of one class."""
+    names = [type(strategy).__name__ for strategy in strategies]
+    return [
+        name if names.count(name) == 1 else f"{name}{names[:place].count(name) + 1}"
+        for place, name in enumerate(names)
+    ]
+
+
+def _kind(strategy: object) -> Iterator[tuple[str, Callable[[int], None]]]:
+    # The bases are looked up by name: a check by `isinstance` would ask for the attributes one by one,
+    # and a class that lacks one should be told which by the check of its declaration.
+    bases = type(strategy).__mro__
+    if Verifier in bases:
+        from draftwood.testing.verifier_checks import verifier_checks
+
+        return verifier_checks(strategy)  # type: ignore[arg-type]
+    if TreePolicy in bases:
+        from draftwood.testing.policy_checks import policy_checks
+
+        return policy_checks(strategy)  # type: ignore[arg-type]
+    if Drafter in bases:
+        from draftwood.testing.state_checks import drafter_checks
+
+        return drafter_checks(strategy)  # type: ignore[arg-type]
+    if StateBackend in bases:
+        from draftwood.testing.state_checks import backend_checks
+
+        return backend_checks(strategy)  # type: ignore[arg-type]
+    raise InvalidInput(
+        f"{type(strategy).__name__} is derived from none of TreePolicy, Verifier, Drafter and StateBackend; "
+        "give an instance of such a class."
+    )

@@ -1,0 +1,91 @@
+"""Small policies and verifiers of every registered kind, and which of them fit each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from draftwood import registry
+from draftwood.decoder import check_strategy_fits
+from draftwood.errors import IncompatibleStrategy
+from draftwood.proposals import ALL_LAWS, PerChild
+from draftwood.protocols import Drafter, TreePolicy, Verifier
+from draftwood.testing.toy import ToyBackend, ToyModel
+
+SIZES: Mapping[str, Sequence[Any]] = {
+    "length": (1, 2),
+    "depth": (1, 2),
+    "branching": (2,),
+    "budget": (3,),
+    "law": sorted(ALL_LAWS, key=lambda law: law.__name__),
+}
+"""Values that keep a proof small, for the options of these names that a policy has."""
+
+
+@attrs.frozen
+class Named:
+    """A strategy with the name and options by which the registry builds it."""
+
+    name: str
+    options: Mapping[str, Any]
+    strategy: Any = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{key}={getattr(v, '__name__', v)}" for key, v in self.options.items())
+        return f"{self.name}({given})"
+
+
+def small_policies() -> list[Named]:
+    """Every registered policy in every combination of `SIZES` that it takes."""
+    return list(_built("policies", SIZES))
+
+
+def small_verifiers() -> list[Named]:
+    """Every registered verifier that is lossless at any temperature, with each of its switches on and off."""
+    built = _built("verifiers", {})
+    return [one for one in built if one.strategy.lossless and not one.strategy.greedy]
+
+
+def fits(policy: TreePolicy, verifier: Verifier) -> bool:
+    """Whether `verifier` judges the trees of `policy`."""
+    try:
+        check_strategy_fits(policy, verifier)
+    except IncompatibleStrategy:
+        return False
+    return True
+
+
+def fitting_pairs() -> list[tuple[TreePolicy, Verifier]]:
+    """Every small policy with every lossless verifier that judges its trees."""
+    return [
+        (policy.strategy, verifier.strategy)
+        for policy, verifier in itertools.product(small_policies(), small_verifiers())
+        if fits(policy.strategy, verifier.strategy)
+    ]
+
+
+def toy_drafter(policy: TreePolicy, *models: ToyModel) -> Drafter:
+    """A drafter for `policy`: all `models` where each child has a drafter of its own, else the first."""
+    drafters = [registry.create("drafters", "model", {"backend": ToyBackend(model)}) for model in models]
+    if PerChild in policy.laws and len(drafters) > 1:
+        return registry.create("drafters", "several", {"members": drafters})  # type: ignore[no-any-return]
+    return drafters[0]  # type: ignore[no-any-return]
+
+
+def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[Named]:
+    for name in registry.names(kind):
+        try:
+            known = registry.options(kind, name)
+        except Exception:  # a third party's module may fail in any way
+            continue
+        values = {option: sizes[option] for option in known if option in sizes}
+        values |= {option: (False, True) for option, p in known.items() if isinstance(p.default, bool)}
+        for chosen in itertools.product(*values.values()):
+            options = dict(zip(values, chosen, strict=True))
+            try:
+                yield Named(name, options, registry.create(kind, name, options))
+            except Exception:  # these values do not go together here, or it needs an option of its own
+                continue

@@ -1,0 +1,143 @@
+"""What every tree policy must do; each check takes the policy and how many random models to try."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from draftwood import registry
+from draftwood.proposals import Proposal
+from draftwood.protocols import TreePolicy
+from draftwood.randomness import TorchRandomness
+from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.lossless import assert_lossless
+from draftwood.testing.pairs import fits, toy_drafter
+from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
+from draftwood.testing.toy import ToyModel
+from draftwood.testing.verifier_checks import VOCAB, Constant, for_models
+from draftwood.tree import TokenTree
+
+PROMPT = (2, 0, 2)
+
+
+def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
+    yield "declaration", partial(check_declaration, policy)
+    yield "proposal-law", partial(check_proposal_law, policy)
+    if fits(policy, registry.create("verifiers", "recursive-rejection")):
+        yield "lossless", partial(check_lossless, policy)
+    if isinstance(getattr(policy, "budget", None), int):
+        yield "budget", partial(check_budget, policy)
+    yield "chain", partial(check_branches, policy)
+    yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
+    yield "repeatable", partial(check_repeatable, policy)
+    yield "copies", partial(check_copies, policy)
+
+
+def check_declaration(policy: TreePolicy, models: int) -> None:
+    """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
+    laws = policy.laws
+    assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
+    assert laws, "laws is empty; name the proposal laws that its trees may carry."
+    strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
+    assert not strange, f"laws holds {strange}; give classes of proposals."
+    for name in ("adaptive", "branches", "learns"):
+        assert isinstance(getattr(policy, name), bool), f"{name} is no bool."
+    assert isinstance(policy.source, str), f"source is {policy.source!r}; name a paper or an author."
+
+
+def check_proposal_law(policy: TreePolicy, models: int) -> None:
+    """Law P: children follow the declared proposal, and the other declarations hold."""
+
+    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        assert_proposal_law(policy, toy_drafter(policy, draft, other), prompt=PROMPT)
+
+    for_models(prove, None, models)
+
+
+def check_lossless(policy: TreePolicy, models: int) -> None:
+    """With recursive rejection the emitted tokens have the target's law."""
+    verifier = registry.create("verifiers", "recursive-rejection")
+
+    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        drafter = toy_drafter(policy, draft, other)
+        assert_lossless(policy, verifier, target=target, drafter=drafter, prompt=PROMPT, rounds=1)
+
+    for_models(prove, None, models)
+
+
+def check_budget(policy: TreePolicy, models: int) -> None:
+    """No tree has more drafted nodes than the attribute `budget`."""
+    budget: int = policy.budget  # type: ignore[attr-defined]
+
+    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        for tree in _trees(policy, draft, other):
+            drafted = len(tree) - 1
+            assert drafted <= budget, f"{policy} drafts {drafted} nodes, over its budget of {budget}."
+
+    for_models(grow, None, models)
+
+
+def check_branches(policy: TreePolicy, models: int) -> None:
+    """A policy that declares `branches = False` grows chains alone."""
+    if policy.branches:
+        return
+
+    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        for tree in _trees(policy, draft, other):
+            parents = tree.parents.tolist()
+            assert len(set(parents)) == len(parents), (
+                f"{policy} declares branches = False and grows a tree with the parents {parents}."
+            )
+
+    for_models(grow, None, models)
+
+
+def check_nothing_to_propose(policy: TreePolicy, models: int) -> None:
+    """A drafter with nothing to propose leaves a tree that law P allows, at most of guesses of its own."""
+    silent = Constant(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
+    assert_proposal_law(policy, toy_drafter(policy, silent, silent), prompt=PROMPT)
+
+
+def check_repeatable(policy: TreePolicy, models: int) -> None:
+    """The same seed gives the same tree, whatever was grown before."""
+
+    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        seeds = [draft.seed, draft.seed + 1, draft.seed]
+        first, _, again = (_seeded(policy, draft, other, seed) for seed in seeds)
+        assert _same(first, again), f"{policy} grows another tree from the same seed, {seeds[0]}."
+
+    for_models(grow, None, models)
+
+
+def check_copies(policy: TreePolicy, models: int) -> None:
+    """A copy, and one that went through pickle, grow the trees of the original."""
+    copies = {"A deep copy": copy.deepcopy(policy), "A pickled copy": pickle.loads(pickle.dumps(policy))}
+
+    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        original = _seeded(policy, draft, other, draft.seed)
+        for name, one in copies.items():
+            assert _same(original, _seeded(one, draft, other, draft.seed)), (
+                f"{name} of {policy} grows another tree from the same seed, {draft.seed}."
+            )
+
+    for_models(grow, None, models)
+
+
+def _trees(policy: TreePolicy, draft: ToyModel, other: ToyModel) -> Iterator[TokenTree]:
+    drafter = toy_drafter(policy, draft, other)
+    for _, tree in enumerate_outcomes(lambda rng: grow_tree(policy, drafter, prompt=PROMPT, rng=rng)):
+        yield tree
+
+
+def _seeded(policy: TreePolicy, draft: ToyModel, other: ToyModel, seed: int) -> TokenTree:
+    drafter = toy_drafter(policy, draft, other)
+    return grow_tree(policy, drafter, prompt=PROMPT, rng=TorchRandomness.seeded(seed))
+
+
+def _same(one: TokenTree, other: TokenTree) -> bool:
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.parents, other.parents)

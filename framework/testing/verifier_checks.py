@@ -1,0 +1,241 @@
+"""What every verifier must do; each check takes the verifier and how many random models to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import attrs
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood.errors import InvalidDistribution
+from draftwood.proposals import PerChild, Proposal
+from draftwood.protocols import Verifier
+from draftwood.randomness import Randomness, TapeRandomness, TorchRandomness
+from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
+from draftwood.testing.generators import distributions, token_trees, toy_models
+from draftwood.testing.lossless import assert_lossless
+from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.shapes import BRANCHING, CHAINS, Shape, Shaped
+from draftwood.testing.toy import ToyModel
+from draftwood.testing.watched import Watched
+from draftwood.tree import TokenTree
+
+VOCAB = 3
+
+CORNERS: dict[str, tuple[list[float], list[float]]] = {
+    "draft and target equal": ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
+    "draft and target one-hot on different tokens": ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0]),
+    "draft and target one-hot on the same token": ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+    "a draft without support where the target has some": ([0.5, 0.5, 0.0], [0.2, 0.3, 0.5]),
+    "a target without support where the draft has some": ([0.2, 0.3, 0.5], [0.0, 1.0, 0.0]),
+    "ties": ([1 / 3, 1 / 3, 1 / 3], [0.25, 0.25, 0.5]),
+    "denormal probabilities": ([1.0, 5e-324, 1e-310], [1e-310, 1.0, 5e-324]),
+    "a target a little above the draft": ([0.5, 0.5 - 1e-16, 1e-16], [0.5 - 1e-16, 0.5, 1e-16]),
+}
+"""Draft and target probabilities at which residuals vanish, divisions fail and tests of equality mislead."""
+
+
+def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The checks that apply to `verifier`, by name."""
+    yield "declaration", partial(check_declaration, verifier)
+    if verifier.lossless:
+        for law in sorted(verifier.laws, key=lambda law: law.__name__):
+            yield f"lossless-{law.__name__}", partial(check_lossless, verifier, law)
+            yield f"corners-{law.__name__}", partial(check_corners, verifier, law)
+            if verifier.adaptive and verifier.branches:
+                yield f"adaptive-{law.__name__}", partial(check_adaptive, verifier, law)
+        yield "rounds", partial(check_rounds, verifier)
+    yield "bad-input", partial(check_bad_input, verifier)
+    yield "repeatable", partial(check_repeatable, verifier)
+
+
+def check_declaration(verifier: Verifier, models: int) -> None:
+    """It declares the laws it serves, and what it promises about them."""
+    laws = verifier.laws
+    assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
+    assert laws, "laws is empty; name the proposal laws that it can judge."
+    strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
+    assert not strange, f"laws holds {strange}; give classes of proposals."
+    for name in ("lossless", "adaptive", "branches", "greedy"):
+        assert isinstance(getattr(verifier, name), bool), f"{name} is no bool."
+    assert isinstance(verifier.source, str), f"source is {verifier.source!r}; name a paper or an author."
+
+
+def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The emitted tokens have the target's law on trees of several small shapes."""
+
+    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        for shape in shapes(verifier):
+            policy = Shaped(shape, law)
+            drafter = toy_drafter(policy, draft, other)
+            assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
+
+    for_models(prove, verifier, models)
+
+
+def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The same on trees where a sibling's existence depends on the tokens of those before it."""
+
+    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        for shape in BRANCHING.values():
+            policy = Shaped(shape, law, adaptive=True)
+            drafter = toy_drafter(policy, draft, other)
+            assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
+
+    for_models(prove, verifier, models)
+
+
+def check_rounds(verifier: Verifier, models: int) -> None:
+    """Several rounds of the production loop, in which the extra token is the next root."""
+    law = min(verifier.laws, key=lambda law: (law is PerChild, law.__name__))
+    policy = Shaped(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
+    target = ToyModel(2, seed=1, sparsity=1.0 if verifier.greedy else 0.0)
+    drafter = toy_drafter(policy, ToyModel(2, seed=2), ToyModel(2, seed=3))
+    assert_lossless(policy, verifier, target=target, drafter=drafter)
+
+
+def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """It is exact, or refuses with `InvalidDistribution`, where draft and target make residuals vanish."""
+    for name, (draft, wanted) in CORNERS.items():
+        if verifier.greedy and max(wanted) < 1:
+            continue
+        target = Constant(VOCAB, p=torch.tensor(wanted, dtype=torch.float64))
+        proposed = Constant(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
+        for shape in shapes(verifier, "one", "chain of 2", "two", "two, the first with a child"):
+            policy = Shaped(shape, law)
+            drafter = toy_drafter(policy, proposed, proposed)
+            try:
+                assert_lossless(policy, verifier, target=target, drafter=drafter, tokens=2, rounds=1)
+            except AssertionError as error:
+                if not isinstance(error.__cause__, InvalidDistribution):
+                    raise AssertionError(f"With {name}: {error}") from error
+
+
+def check_bad_input(verifier: Verifier, models: int) -> None:
+    """Whatever tree and target it is given, it emits tokens that the target allows, or refuses.
+
+    The trees need not obey law P: they may hold tokens that their proposals give probability 0. Targets
+    come in float64, in float32, and rounded to half precision. Every outcome is visited, and the draws
+    at the ends of the unit interval are made as production makes them.
+    """
+
+    @given(data=st.data())
+    @quietly(max(models, 1) * 5)
+    def judge(data: st.DataObject) -> None:
+        tree = data.draw(
+            token_trees(
+                VOCAB,
+                max_nodes=4,
+                max_children=3 if verifier.branches else 1,
+                laws=sorted(verifier.laws, key=lambda law: law.__name__),
+            )
+        )
+        if data.draw(st.booleans()):
+            tree = with_tokens(tree, data.draw(st.permutations(range(VOCAB))))
+        rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
+        dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
+        target = rounded(torch.stack(rows), dtype)
+        streams: list[Randomness] = [TapeRandomness(torch.zeros(1000, dtype=torch.float64))]
+        streams.append(TapeRandomness(torch.full((1000,), 1 - 2**-53, dtype=torch.float64)))
+        watched = Watched(verifier, refusal=InvalidDistribution)
+        try:
+            for stream in streams:
+                watched.verify(tree, target, stream)
+            for _ in enumerate_outcomes(partial(watched.verify, tree, target), budget=2000):
+                pass
+        except (InvalidDistribution, BudgetExceeded):
+            pass
+        assert not watched.fault, watched.fault
+
+    judge()
+
+
+def check_repeatable(verifier: Verifier, models: int) -> None:
+    """The same tree, target and stream give the same outcome, and the input is left as it was."""
+
+    @given(data=st.data(), seed=st.integers(0, 2**32))
+    @quietly(models)
+    def twice(data: st.DataObject, seed: int) -> None:
+        laws = sorted(verifier.laws, key=lambda law: law.__name__)
+        width = 3 if verifier.branches else 1
+        tree = data.draw(token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws))
+        target = torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))])
+        before = target.clone()
+        marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
+        try:
+            first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in range(2))
+        except InvalidDistribution:
+            return
+        assert first == second, f"{verifier} gives {first} and then {second} on one stream."
+        assert torch.equal(target, before), f"{verifier} writes to the target's probabilities."
+        for node, law in tree.proposals.items():
+            assert torch.equal(law.marginal(0), marginals[node]), f"{verifier} writes to a proposal."
+
+    twice()
+
+
+def shapes(verifier: Verifier, *names: str) -> list[Shape]:
+    """The shapes that `verifier` judges; those of `names` where any are given."""
+    known = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
+    return [shape for name, shape in known.items() if not names or name in names]
+
+
+@attrs.frozen(eq=False)
+class Constant(ToyModel):
+    """The same probabilities `p` `[vocab_size]` in every context."""
+
+    p: Tensor = attrs.field(kw_only=True)
+
+    def logits(self, text: object) -> Tensor:
+        return self.p.log()
+
+
+def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:
+    """Target rows `[VOCAB]`; one-hot ones for a verifier that serves temperature 0 alone."""
+    if one_hot:
+        return st.integers(0, VOCAB - 1).map(lambda token: torch.eye(VOCAB, dtype=torch.float64)[token])
+    return distributions(VOCAB)
+
+
+def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Probabilities as a model computing in `dtype` leaves them: off by its rounding, in float32 or above."""
+    return p if dtype == torch.float64 else p.to(dtype).float()
+
+
+def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
+    """The tree with other tokens under the same proposals, which may give them probability 0."""
+    return TokenTree(torch.tensor(renamed)[tree.tokens], tree.parents, tree.proposals, tree.size)
+
+
+def for_models(
+    prove: Callable[[ToyModel, ToyModel, ToyModel], None], verifier: Verifier | None, models: int
+) -> None:
+    """Call `prove` with `models` random targets and two drafts each: one near the target, one anywhere."""
+
+    @given(data=st.data())
+    @quietly(models)
+    def one(data: st.DataObject) -> None:
+        if verifier is not None and verifier.greedy:
+            # One-hot in every context: what temperature 0 makes of any target.
+            target = ToyModel(VOCAB, seed=data.draw(st.integers(0, 2**32 - 1), "seed"), sparsity=1.0)
+        else:
+            target = data.draw(toy_models(VOCAB), "target")
+        draft = data.draw(st.one_of(toy_models(VOCAB), toy_models(near=target)), "draft")
+        prove(target, draft, data.draw(toy_models(VOCAB), "second draft"))
+
+    one()
+
+
+def quietly(examples: int) -> settings:
+    """Hypothesis settings for a check inside a test: no deadline, no files, no complaints about slowness."""
+    return settings(
+        max_examples=max(examples, 1),
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
