@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from unittest import mock
 
 import attrs
 import torch
+from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
 from draftwood.loop import RoundLoop, Row
@@ -34,6 +35,20 @@ class Betrayal:
         return abs(self.found - self.wanted)
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class Processed(ToyModel):
+    """A toy model with logits processors in front of it, one context at a time."""
+
+    model: ToyModel
+    processors: tuple[Any, ...]
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        scores = self.model.logits(text).unsqueeze(0)
+        for processor in self.processors:
+            scores = processor(torch.tensor([list(text)]), scores)
+        return scores[0]
+
+
 @attrs.frozen
 class Case:
     """A composition on toy models.
@@ -42,6 +57,7 @@ class Case:
         carried: let one loop write the whole text, so that the state of a round comes from the rounds
             before it; else every round starts from a fresh state, which is checked after it.
         eos: tokens that end the text; needs `carried`.
+        processors: of target and draft, reading the prefix; needs `carried`.
     """
 
     policy: TreePolicy
@@ -53,6 +69,7 @@ class Case:
     prompt: tuple[int, ...] = (0,)
     carried: bool = False
     eos: frozenset[int] = frozenset()
+    processors: tuple[Any, ...] = ()
 
     def found(self) -> Law:
         """The law of the texts that the production code writes."""
@@ -74,7 +91,10 @@ class Case:
     def wanted(self) -> Law:
         """The law of sequential sampling."""
         law: Law = {}
-        whole = target_law(self.target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
+        target = self.target
+        if self.processors:
+            target = Processed(target.vocab_size, model=target, processors=self.processors)
+        whole = target_law(target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
         for text, chance in whole.items():
             ends = next((place for place, token in enumerate(text, start=1) if token in self.eos), len(text))
             law[text[:ends]] = law.get(text[:ends], 0.0) + chance
@@ -91,7 +111,7 @@ class Case:
         )
 
     def _write(self, rng: Randomness) -> tuple[int, ...]:
-        sampling = SamplingParams(temperature=self.temperature)
+        sampling = SamplingParams(temperature=self.temperature, processors=self.processors)
         backend, prompt = ToyBackend(self.target), list(self.prompt)
         loop = RoundLoop(
             target=backend,

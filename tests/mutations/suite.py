@@ -7,9 +7,10 @@ from functools import partial
 import attrs
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
-from draftwood import Randomness, randomness
-from draftwood.loop import RoundLoop
+from draftwood import Randomness, TokenTree, randomness
+from draftwood.loop import RoundLoop, Row
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
@@ -21,6 +22,7 @@ from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedT
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.residual import Residual
 from draftwood.strategies.verifiers.traversal import Traversal
+from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
 from tests.mutations.case import Case, Mutation
@@ -66,6 +68,18 @@ EXACT = attrs.evolve(
 def unscaled(self: object, row: object, tree: object, logits: Tensor) -> Tensor:
     """`RoundLoop._target_probs` without the sampling parameters."""
     return logits.softmax(-1)
+
+
+def seen_from_the_root(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+    """`RoundLoop._target_probs` whose processors see the root's context at every node."""
+    return self.sampling.distribution(logits, [torch.tensor(row.text)] * len(tree))
+
+
+class RepeatsLess(LogitsProcessor):
+    """Makes the last token of the context less likely."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter_add(1, input_ids[:, -1:], torch.full_like(scores[:, :1], -2.0))
 
 
 def at_or_above(heights: Tensor, u: float) -> int:
@@ -114,6 +128,12 @@ MUTATIONS = [
         "vllm#10198",
         attrs.evolve(CHAIN, temperature=0.7),
         patch=(RoundLoop, "_target_probs", unscaled),
+    ),
+    Mutation(
+        "processors that read the prefix see the root's at every node",
+        "grammars and penalties on trees",
+        attrs.evolve(CHAIN, policy=Chain(1), carried=True, processors=(RepeatsLess(),)),
+        patch=(RoundLoop, "_target_probs", seen_from_the_root),
     ),
     Mutation(
         "block verification that accepts token by token",
@@ -204,6 +224,12 @@ MUTATIONS = [
         "the residual forgotten",
         CHAIN,
         {"verifier": verifiers.TargetInsteadOfResidual()},
+    ),
+    Mutation(
+        "a token is accepted when the target finds it likely enough",
+        "typical acceptance, were it declared lossless",
+        CHAIN,
+        {"verifier": Typical()},
     ),
     Mutation(
         "siblings are judged in another order than they were drawn in",
