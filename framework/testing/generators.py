@@ -89,7 +89,8 @@ def _children(
     """Up to `count` tokens and a proposal of `law` that may draw them."""
     proposal: Proposal
     if law is PerChild:
-        proposal = PerChild(tuple(draw(distributions(vocab_size)) for _ in range(count)))
+        ps: list[Tensor] = [draw(distributions(vocab_size)) for _ in range(count)]
+        proposal = PerChild(ps)  # type: ignore[arg-type]
     elif law is Deterministic:
         tokens = draw(st.permutations(range(vocab_size)))[:count]
         return tokens, Deterministic(tokens, vocab_size, torch.float64)

@@ -59,7 +59,8 @@ class LayeredDySpec(TreePolicy):
             probs = yield tree.request(level)
             below = []
             for node, children in start_children(self.law, level, probs, self.budget).items():
-                while (value := reach[node] * children.worth) > best[0]:
+                # Rounding must not lift a slot above its own node, which would then be dropped first.
+                while (value := min(reach[node] * children.worth, values[node])) > best[0]:
                     token, chance = children.draw(rng)
                     below.append(tree.add(node, token))
                     values.append(value)
