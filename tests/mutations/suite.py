@@ -61,6 +61,7 @@ EXACT = attrs.evolve(
     policy=Changed(Chain(1), stream=OnGrid),
     verifier=Misled(verifiers.CoinAlone(), stream=OnGrid),
     target=Flat(4, support=(1, 2)),
+    tokens=2,
     drafter=drafter(Flat(4, support=(0, 1, 2, 3))),
 )
 
@@ -203,7 +204,7 @@ MUTATIONS = [
     Mutation(
         "nodes are ranked by what was drawn in them",
         "the same by rank: a slot's value must be fixed before its token is known",
-        attrs.evolve(CHAIN, policy=LayeredDySpec(3)),
+        attrs.evolve(CHAIN, policy=LayeredDySpec(3), tokens=2),
         {"policy": Changed(LayeredDySpec(3), tree=policies.two_likeliest)},
         breaks_law_p=True,
     ),
@@ -276,7 +277,7 @@ MUTATIONS = [
     Mutation(
         "several siblings are looked at together although the tree is adaptive",
         "class order on a DySpec tree without phantoms",
-        attrs.evolve(CHAIN, policy=DySpec(2), verifier=ClassOrderedTraversal(phantoms=True)),
+        attrs.evolve(CHAIN, policy=DySpec(2), verifier=ClassOrderedTraversal(phantoms=True), tokens=2),
         {"verifier": ClassOrderedTraversal(phantoms=False)},
     ),
     Mutation(
