@@ -46,4 +46,6 @@ def report(mutations: Sequence[Mutation], console: Console) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(report(MUTATIONS, Console()) > 0)
+    console = Console()
+    # A log has no width of its own.
+    sys.exit(report(MUTATIONS, console if console.is_terminal else Console(width=150)) > 0)
