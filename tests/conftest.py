@@ -8,11 +8,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from hypothesis import HealthCheck, settings
+from draftwood_pytest import register_profiles
+from hypothesis import settings
 
 torch.set_num_threads(1)
 
-# A loaded machine is slow, not wrong: no deadlines. CI repeats the same cases at every run.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# CI repeats the same cases at every run; `--draftwood-profile thorough` tries ten times as many.
+register_profiles()
+settings.load_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
