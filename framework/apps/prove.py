@@ -295,7 +295,7 @@ def prove(
         total=len(wanted),
         console=console,
     )
-    _show(verdicts, models, console)
+    _show(verdicts, models, given.get("law", ""), console)
     if any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
 
@@ -327,7 +327,8 @@ def _check_options(given: Mapping[str, str], strategies: Sequence[tuple[str, str
             raise UnknownStrategy(f"None of the strategies has an option {option!r}{nearest(option, known)}")
 
 
-def _show(verdicts: Sequence[Verdict], models: int, console: Console) -> None:
+def _show(verdicts: Sequence[Verdict], models: int, law: str, console: Console) -> None:
+    """The table, what is wrong, and the counts; `law` is the one that all policies were given."""
     from rich.table import Table
     from rich.text import Text
 
@@ -344,7 +345,7 @@ def _show(verdicts: Sequence[Verdict], models: int, console: Console) -> None:
         pair = verdict.pair
         cells = (
             pair.policy,
-            pair.law.__name__ if pair.law else "",
+            pair.law.__name__ if pair.law else law,
             pair.verifier_in_words,
             "" if verdict.error is None else f"{verdict.error:.1e}",
             verdict.word,

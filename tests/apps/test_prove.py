@@ -100,6 +100,7 @@ def test_a_third_partys_verifiers_are_proved_and_a_biased_one_is_found(draftwood
     arguments = ("prove", "--policy", "fixed-tree", "--models", 1, "-o", "depth=1", "-o", "law=top-k")
     right = draftwood(*arguments, "--verifier", "acme-right")
     assert right.exit_code == 0, right.output
+    assert "top-k" in right.stdout
     wrong = draftwood(*arguments, "--verifier", "acme-right", "--verifier", "acme-forgetful")
     assert wrong.exit_code == 1
     assert "biased" in wrong.stdout
