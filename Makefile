@@ -43,7 +43,7 @@ thorough: .venv/.ready-test
 	@.venv/bin/draftwood prove --models 200
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
-	  --hypothesis-profile=thorough tests/framework tests/strategies
+	  --draftwood-profile=thorough tests/framework tests/strategies
 
 lint: .venv/.ready-lint
 	@.venv/bin/python -m ruff check .
