@@ -1,8 +1,12 @@
-"""`python -m benchmarks` (or `make bench`): the decoding race."""
+"""`python -m benchmarks` (or `make bench`): the decoding race; `python -m benchmarks verifiers`."""
 
 import typer
 
 from benchmarks.decode import decode
+from benchmarks.verifiers import verifiers
 from draftwood.apps.failures import plainly
 
-typer.run(plainly(decode))
+app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
+app.command("decode")(plainly(decode))
+app.command("verifiers")(plainly(verifiers))
+app()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+
 from draftwood import Randomness
-from draftwood.proposals import WithoutReplacement, check_distribution
-from draftwood.strategies.verifiers.residual import Law, Residual, SiblingOrder, Trial
+from draftwood.proposals import Proposal, WithoutReplacement, check_distribution
+from draftwood.strategies.verifiers.residual import DrawnOrder, Law, Residual, SiblingOrder, Trial
 from draftwood.strategies.verifiers.window import Window
 
 
@@ -91,3 +92,12 @@ class ClassOrder(SiblingOrder):
             first, second = second, first
         self._held = Trial(*second, window.second(first[1]))
         return Trial(*first, window.first())
+
+
+def in_class_order(
+    tokens: Sequence[int], proposal: Proposal, rng: Randomness, phantoms: bool
+) -> SiblingOrder:
+    """Class order where the law is without replacement; siblings of other laws stay as drawn."""
+    if isinstance(proposal, WithoutReplacement):
+        return ClassOrder(tokens, proposal, rng, phantoms)
+    return DrawnOrder(tokens, proposal)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood import Randomness
-from draftwood.proposals import Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
+from draftwood.proposals import Proposal
+from draftwood.strategies.verifiers.class_order import in_class_order
+from draftwood.strategies.verifiers.residual import SiblingOrder
 from draftwood.strategies.verifiers.traversal import Traversal
 
 
@@ -34,6 +34,4 @@ class ClassOrderedTraversal(Traversal):
         return self.phantoms
 
     def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        if isinstance(proposal, WithoutReplacement):
-            return ClassOrder(tokens, proposal, rng, self.phantoms)
-        return DrawnOrder(tokens, proposal)
+        return in_class_order(tokens, proposal, rng, self.phantoms)

@@ -97,7 +97,7 @@ class Residual:
 
 @attrs.frozen(eq=False)
 class Trial:
-    """A sibling to be tried: its place among the drawn ones (None: a phantom without a node), token and law."""
+    """A sibling to be tried: its place among the drawn ones (None: a phantom has no node), token and law."""
 
     place: int | None
     token: int

@@ -37,9 +37,7 @@ class Window:
     f: Float[Tensor, " members"]
 
     @classmethod
-    def open(
-        cls, held: Law, p: Float[Tensor, " vocab"], tried: Sequence[int], residual: Residual
-    ) -> Window:
+    def open(cls, held: Law, p: Float[Tensor, " vocab"], tried: Sequence[int], residual: Residual) -> Window:
         """The window with the class that lets most of `residual` through.
 
         Args:
@@ -68,7 +66,9 @@ class Window:
         outside = float(self.odds.sum()) - float((f * odds).sum())
         p1 = self.h.sub(self.odds, alpha=inside)
         p1[self.members] = (
-            self.h[self.members] - (1 - f) * odds * (inside - f * draft) + f * draft * (outside - (1 - f) * odds)
+            self.h[self.members]
+            - (1 - f) * odds * (inside - f * draft)
+            + f * draft * (outside - (1 - f) * odds)
         )
         return Law(p1.clamp_(min=0))
 
@@ -117,9 +117,7 @@ def choose_class(
     candidates = (stake > _STAKE).nonzero().flatten()
     if len(candidates) > _MOST:
         candidates = stake.topk(_MOST).indices
-    u, h_c, d, q, o = (
-        one[candidates] for one in (residual.weights / residual.scale, h, draft, beside, odds)
-    )
+    u, h_c, d, q, o = (one[candidates] for one in (residual.weights / residual.scale, h, draft, beside, odds))
     all_odds = odds.sum()
     proposed = h_c + d * (all_odds - o)
     order = (u / proposed).nan_to_num(posinf=torch.inf).argsort(descending=True)
@@ -157,7 +155,9 @@ def passed(
     passes = torch.minimum(u, p1)
     failed = torch.where(p1 > 0, (p1 - passes) / p1, 0)
     gone = failed * o
-    p2 = d * (gone.sum(-1, keepdim=True) - gone - f * ((gone * (1 - f)).sum(-1, keepdim=True) - gone * (1 - f)))
+    p2 = d * (
+        gone.sum(-1, keepdim=True) - gone - f * ((gone * (1 - f)).sum(-1, keepdim=True) - gone * (1 - f))
+    )
     come = failed * d * f
     p2 = p2 + out * (come.sum(-1, keepdim=True) - come)
     return passes.sum(-1) + torch.minimum(u - passes, p2.clamp(min=0)).sum(-1)
