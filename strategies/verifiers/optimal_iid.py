@@ -37,7 +37,10 @@ class Selection:
 
     @classmethod
     def optimal(cls, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"], k: int) -> Selection:
-        """The law m that maximises the sum of min(m, T); `target` and `draft` are float64 and sum to 1."""
+        """The law m that maximises the sum of min(m, T).
+
+        `target` and `draft` are float64 `[vocab]`; the draft sums to 1 and the target to at most 1.
+        """
         tokens = draft.nonzero().flatten()
         tokens = tokens[(target[tokens] / draft[tokens]).argsort()]
         d, t = draft[tokens], target[tokens]
@@ -54,6 +57,10 @@ class Selection:
             ceiling = ((1 - least[cut] - (wanted[cut:-1] - wanted[cut])) / tails).max()
             chances[cut:] = torch.minimum(t[cut:], ceiling * d[cut:])
         return cls(tokens, d, t, chances, k)
+
+    def law(self, vocab_size: int) -> Float[Tensor, " vocab"]:
+        """`chances` over the whole vocabulary."""
+        return self.chances.new_zeros(vocab_size).index_put_((self.tokens,), self.chances)
 
     def propose(self, drawn: Sequence[int], rng: Randomness) -> int | None:
         """The place of the proposed one among the tokens `drawn`; None if D has none of them.
@@ -131,7 +138,7 @@ class OptimalIID(NodeWise):
     Only the half that holds the winner is pursued.
 
     The number of siblings matters, so adaptive trees are refused. Level by level it is optimal; over
-    several levels a rule that knows the subtrees can do better.
+    several levels `TransportBlock` does better.
 
     Cost: a sort and O(vocab) a node of the accepted path, and O(k log vocab) coins.
     Source: draftwood, for the problem of SpecTr (arXiv 2310.15141, optimal transport with membership
