@@ -37,6 +37,7 @@ class Entry:
     Attributes:
         laws: names of the proposal laws it proposes or verifies; with its defaults first.
         lossless: whether a verifier keeps the target's law; None where the question does not arise.
+        trees: which trees a verifier judges with its defaults: "any", "not adaptive", "chains".
         options: option names and their defaults as text; None where one must be given.
         problem: why it cannot be loaded, or None.
     """
@@ -45,6 +46,7 @@ class Entry:
     name: str
     laws: tuple[str, ...] = ()
     lossless: bool | None = None
+    trees: str = ""
     source: str = ""
     options: dict[str, str | None] = attrs.field(factory=dict)
     problem: str | None = None
@@ -67,6 +69,7 @@ def _entry(kind: str, name: str) -> Entry:
         name,
         laws=_laws(strategy, parameters),
         lossless=lossless if isinstance(lossless, bool) else None,
+        trees=_trees(kind, name) if kind == "verifiers" else "",
         source=_source(strategy),
         options={option: _default(parameter) for option, parameter in parameters.items()},
     )
@@ -89,6 +92,14 @@ def _laws_with(strategy: Any, **options: Any) -> list[str]:
         except Exception:  # needs other options, or refuses this law
             return []
     return sorted(law.__name__ for law in laws)
+
+
+def _trees(kind: str, name: str) -> str:
+    try:
+        verifier = registry.create(kind, name)
+        return "chains" if not verifier.branches else "any" if verifier.adaptive else "not adaptive"
+    except Exception:  # needs options, or a third party's class fails
+        return ""
 
 
 def _source(strategy: Any) -> str:
@@ -137,19 +148,27 @@ def _show(found: list[Entry]) -> None:
         columns = {heading: cells for heading, cells in columns.items() if any(cells)}
         table = Table(title=kind, title_justify="left", title_style="bold", show_lines=True)
         for heading in columns:
-            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "laws", "options"))
+            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "laws"))
         for entry, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
             table.add_row(*map(Text, cells), style="red" if entry.problem else None)
         if rows:
             console.print(table)
 
 
+def _options(entry: Entry) -> list[str]:
+    """Indented below the name: a column of their own would leave the source too little room."""
+    return [
+        f"  {option}" if default is None else f"  {option}={default}"
+        for option, default in entry.options.items()
+    ]
+
+
 _CELLS: dict[str, Callable[[Entry], str]] = {
-    "name": lambda entry: entry.name,
-    "laws": lambda entry: "\n".join(entry.laws),
-    "lossless": lambda entry: {None: "", True: "yes", False: "no"}[entry.lossless],
-    "options": lambda entry: "\n".join(
-        option if default is None else f"{option}={default}" for option, default in entry.options.items()
+    "name": lambda entry: "\n".join((entry.name, *_options(entry))),
+    "laws": lambda entry: "\n".join(
+        ["all"] if set(entry.laws) == {law.__name__ for law in _LAWS} else entry.laws
     ),
+    "trees": lambda entry: entry.trees,
+    "lossless": lambda entry: {None: "", True: "yes", False: "no"}[entry.lossless],
     "source": lambda entry: f"cannot be loaded: {entry.problem}" if entry.problem else entry.source,
 }

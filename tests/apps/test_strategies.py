@@ -51,6 +51,10 @@ def test_json_holds_laws_losslessness_options_and_source(draftwood):
     assert found["dyspec"]["options"]["budget"] == "32"
     assert found["dyspec"]["source"].startswith("DySpec")
     assert found["dyspec"]["lossless"] is None
+    assert found["typical"]["lossless"] is False
+    assert found["recursive-rejection"]["trees"] == "any"
+    assert found["optimal-iid"]["trees"] == "not adaptive"
+    assert found["block"]["trees"] == "chains"
     assert found["prompt-lookup"]["options"]["vocab_size"] is None
     for row in found.values():
         assert row["source"]
