@@ -355,6 +355,8 @@ def _show(verdicts: Sequence[Verdict], models: int, law: str, console: Console) 
     for verdict in verdicts:
         if verdict.why and verdict.word != "refused":
             pair = verdict.pair
-            console.print(Text(f"{pair.policy} with {pair.verifier_in_words}: {verdict.why}", style="bold"))
+            of_law = f" ({pair.law.__name__})" if pair.law else ""
+            heading = f"{pair.policy}{of_law} with {pair.verifier_in_words}"
+            console.print(Text(f"{heading}: {verdict.why}", style="bold"))
     counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")

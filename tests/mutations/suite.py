@@ -18,10 +18,10 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.residual import Residual
-from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
@@ -139,13 +139,13 @@ MUTATIONS = [
     Mutation(
         "block verification that accepts token by token",
         "vllm-ascend#7807",
-        attrs.evolve(CHAIN, verifier=Traversal()),
+        attrs.evolve(CHAIN, verifier=Block()),
         patch=(Residual, "chance", verifiers.chance_of_the_token),
     ),
     Mutation(
         "block verification with the residual of token-wise rejection",
         "vllm-ascend#7807",
-        attrs.evolve(CHAIN, verifier=Traversal()),
+        attrs.evolve(CHAIN, verifier=Block()),
         patch=(Residual, "reject", verifiers.residual_of_the_token),
     ),
     Mutation(
