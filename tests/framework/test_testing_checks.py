@@ -1,0 +1,312 @@
+"""`check_strategy` and its pytest side: what is right passes, what is wrong is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+
+from draftwood import (
+    Deterministic,
+    InvalidInput,
+    Outcome,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    WithoutReplacement,
+    draw_children,
+)
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dyspec import DySpec
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
+from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def failing(strategy, models=10):
+    """Names of the checks that fail, and what they say."""
+    messages = {}
+    for name, check in checks_for(strategy, models=models):
+        try:
+            check()
+        except AssertionError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def test_a_third_partys_verifier_is_proved_by_one_call():
+    check_strategy(FirstChildren(), models=5)
+
+
+def test_a_third_partys_mistake_is_named_with_sequence_tree_and_laws():
+    with pytest.raises(AssertionError) as raised:
+        check_strategy(TargetAgain(), models=5)
+    message = str(raised.value)
+    assert "TargetAgain fails the check 'lossless-" in message
+    for part in (
+        "is biased: tokens (",
+        "and should have",
+        "off by",
+        "target [",
+        "drawn from [",
+        "* 0: token",
+    ):
+        assert part in message, part
+
+
+def test_a_token_that_the_target_forbids_is_named_with_its_tree():
+    checks = dict(checks_for(DraftInstead(), models=3))
+    with pytest.raises(AssertionError, match=r"has target probability 0 after node 0, on the tree\n  0:"):
+        checks["bad-input"]()
+
+
+class Loops(FirstChildren):
+    def verify(self, tree, target_probs, rng):
+        while rng.accept(1.0):
+            pass
+
+
+class Forgets(FirstChildren):
+    def verify(self, tree, target_probs, rng):
+        target_probs[0] = 1
+        return super().verify(tree, target_probs, rng)
+
+
+class Elsewhere(FirstChildren):
+    def verify(self, tree, target_probs, rng):
+        outcome = super().verify(tree, target_probs, rng)
+        return attrs.evolve(outcome, path=[*outcome.path[:-1], len(tree) - 1])
+
+
+class NoLaws(FirstChildren):
+    laws = ()
+
+
+class Wandering(FirstChildren):
+    """Its chance is its own."""
+
+    def verify(self, tree, target_probs, rng):
+        extra = int(torch.multinomial(target_probs[0], 1))
+        return Outcome.of(tree, [0], extra=extra, bonus=len(tree) == 1)
+
+
+class Divides(FirstChildren):
+    """Takes it for granted that the draft gives every token of a tree some probability."""
+
+    def verify(self, tree, target_probs, rng):
+        for child in tree.children(0):
+            chance = float(tree.proposals[0].conditional(0, ())[tree.tokens[child]])
+            rng.accept(float(target_probs[0, tree.tokens[child]]) / chance)
+        return super().verify(tree, target_probs, rng)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "check", "message"),
+    [
+        (Loops(), "bad-input", "does not end"),
+        (Loops(), "lossless-WithReplacement", "does not end"),
+        (Forgets(), "repeatable", "writes to the target's probabilities"),
+        (Elsewhere(), "bad-input", "no path from the root|names the tokens"),
+        (NoLaws(), "declaration", "laws is"),
+        (Wandering(), "repeatable", "on one stream"),
+        (Divides(), "bad-input", r"raises \(ZeroDivisionError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_every_check_of_a_verifier_can_fail(verifier, check, message):
+    checks = dict(checks_for(verifier, models=20))
+    with pytest.raises(AssertionError, match=message):
+        checks[check]()
+
+
+def test_greedy_is_proved_at_temperature_0_alone():
+    check_strategy(Greedy(), models=5)
+
+
+POLICIES = [
+    Chain(2),
+    FixedTree(2, 2, 3),
+    FixedTree(1, 2, law="per-drafter"),
+    FixedTree(1, 2, law="with-replacement"),
+    DySpec(3),
+    LayeredDySpec(3),
+    DySpec(3, "top-k"),
+]
+
+
+@parametrize_with_checks(POLICIES, models=10)
+def test_policies(check):
+    check()
+
+
+@parametrize_with_checks([ModelDrafter(ToyBackend(ToyModel(13))), PromptLookup(13)])
+def test_drafters(check):
+    check()
+
+
+@parametrize_with_checks(
+    [ToyBackend(ToyModel(13))],
+    expected_failures={"bad-calls-leave-the-state": "a toy, fed by the production loop alone"},
+    models=5,
+)
+def test_backends(check):
+    check()
+
+
+@attrs.frozen
+class OverBudget(TreePolicy):
+    budget: int = 1
+    laws = frozenset({Deterministic})
+
+    def grow(self, root, rng):
+        tree = TreeBuilder(root)
+        (drawn,) = draw_children(Deterministic, (yield tree.request([0])), count=2, rng=rng)
+        tree.add_children(0, drawn.tokens, drawn.proposal)
+        return tree.finish()
+
+
+@attrs.frozen
+class Fickle(TreePolicy):
+    """Every tree is wider than the one before."""
+
+    grown: list[int] = attrs.field(factory=list)
+    laws = frozenset({Deterministic})
+
+    def grow(self, root, rng):
+        self.grown.append(root)
+        return (yield from FixedTree(1, len(self.grown), law="top-k").grow(root, rng))
+
+
+class Narrow(OverBudget):
+    budget = 2
+    branches = False
+
+
+class Insists(Chain):
+    """Takes it for granted that there is something to draw."""
+
+    def grow(self, root, rng):
+        tree = TreeBuilder(root)
+        p = (yield tree.request([0]))[0]
+        tree.add_children(0, [rng.choose(p)], WithoutReplacement(p))
+        return tree.finish()
+
+
+class Stubborn(OverBudget):
+    budget = 2
+
+    def __deepcopy__(self, memo):
+        return FixedTree(1, 1, law="top-k")
+
+    def __reduce__(self):
+        return (type(self), ())
+
+
+@pytest.mark.parametrize(
+    ("policy", "check", "message"),
+    [
+        (OverBudget(), "budget", "drafts 2 nodes, over its budget of 1"),
+        (Fickle(), "repeatable", "another tree from the same seed"),
+        (Narrow(), "chain", "branches = False"),
+        (Insists(1), "nothing-to-propose", "Cannot draw"),
+        (Stubborn(), "copies", "A deep copy of"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_every_check_of_a_policy_can_fail(policy, check, message):
+    with pytest.raises(AssertionError, match=message):
+        dict(checks_for(policy, models=5))[check]()
+
+
+class Absent(ModelDrafter):
+    """Forgets what was accepted."""
+
+    def commit(self, outcomes):
+        super().commit([attrs.evolve(one, tokens=one.tokens[:1], path=one.path[:1]) for one in outcomes])
+
+
+class OneRow(ModelDrafter):
+    """Answers every row as it answers the first."""
+
+    def distributions(self, requests):
+        logits = super().distributions(requests)
+        return logits[:1].expand_as(logits)
+
+
+class Flattened(ModelDrafter):
+    def distributions(self, requests):
+        return super().distributions(requests)[0]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "check"), [(Absent, "commit"), (OneRow, "rows"), (Flattened, "shapes")], ids=lambda v: str(v)
+)
+def test_every_check_of_a_drafter_can_fail(drafter, check):
+    assert check in failing(drafter(ToyBackend(ToyModel(13))))
+
+
+def test_a_tree_is_no_strategy():
+    tree = TokenTree(torch.tensor([0]), torch.tensor([-1]))
+    with pytest.raises(InvalidInput, match="TokenTree is derived from none of TreePolicy, Verifier"):
+        list(checks_for(tree))
+
+
+@pytest.mark.parametrize("reason", ["", "  "])
+def test_an_expected_failure_needs_a_reason(reason):
+    with pytest.raises(InvalidInput, match="'bad-input' has no reason; say why"):
+        parametrize_with_checks([FirstChildren()], expected_failures={"bad-input": reason})
+
+
+def test_an_expected_failure_of_no_check_is_refused():
+    with pytest.raises(InvalidInput, match="no check 'bad-inputs' here; did you mean 'bad-input'"):
+        parametrize_with_checks([FirstChildren()], expected_failures={"bad-inputs": "none"})
+
+
+CASES = """
+    import os
+    from draftwood import Verifier
+    from draftwood.testing.checks import parametrize_with_checks
+    from tests.framework.third_party import FirstChildren, TargetAgain
+
+    biased = {f"TargetAgain-{name}": "the residual is the target" for name in ("rounds", "declaration")}
+
+    @parametrize_with_checks([FirstChildren(), TargetAgain()], expected_failures=biased)
+    def test_mine(check):
+        assert os.environ["DRAFTWOOD_MODELS"] == "2"
+        check()
+"""
+
+
+def test_under_pytest_every_check_is_a_case_and_expected_failures_are_strict(tmp_path):
+    lines = [line[4:] for line in CASES.splitlines()]
+    (tmp_path / "test_mine.py").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    command += ["--draftwood-models=2", "--draftwood-profile=ci", "-k", "rounds or declaration"]
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    words = [line.split() for line in done.stdout.splitlines() if "test_mine.py::" in line]
+    said = {(word[0], word[1].split("::")[1]) for word in words}
+    assert said == {
+        ("PASSED", "test_mine[FirstChildren-declaration]"),
+        ("PASSED", "test_mine[FirstChildren-rounds]"),
+        ("XFAIL", "test_mine[TargetAgain-rounds]"),
+        ("FAILED", "test_mine[TargetAgain-declaration]"),  # expected to fail, and passes
+    }, done.stdout
+
+
+def test_the_plugin_loads_no_torch():
+    code = (
+        "import sys, draftwood_pytest; print(sorted({'torch', 'hypothesis', 'draftwood'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
