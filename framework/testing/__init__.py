@@ -7,6 +7,7 @@ from draftwood.testing.block_efficiency import (
     one_round,
     optimal_tokens,
 )
+from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
 from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
 from draftwood.testing.proposal_law import assert_proposal_law
@@ -22,6 +23,8 @@ __all__ = [
     "WeightedTree",
     "assert_lossless",
     "assert_proposal_law",
+    "check_strategy",
+    "checks_for",
     "drawn_trees",
     "enumerate_outcomes",
     "expected_tokens",
@@ -29,5 +32,6 @@ __all__ = [
     "largest_error",
     "one_round",
     "optimal_tokens",
+    "parametrize_with_checks",
     "target_law",
 ]

@@ -149,6 +149,13 @@ def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
     assert found.runs != short.runs
 
 
+@pytest.mark.parametrize("rounds", [None, 1])
+def test_the_temperature_is_the_targets_and_the_drafts(rounds):
+    options = {"tokens": 2, "rounds": rounds, "temperature": 0.5, **case()}
+    assert largest_error(TREE, RecursiveRejection(), **options) < 1e-14
+    assert largest_error(TREE, TargetAgain(), **options) > 1e-3
+
+
 def test_other_numbers_of_rounds_are_refused():
     with pytest.raises(InvalidInput, match="rounds is 2; give 1, or None"):
         joint_law(TREE, RecursiveRejection(), rounds=2, **case())
