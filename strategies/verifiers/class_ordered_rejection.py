@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from draftwood import Randomness
-from draftwood.proposals import ALL_LAWS, Proposal
-from draftwood.strategies.verifiers.class_order import in_class_order
+from draftwood.proposals import ALL_LAWS, Proposal, WithoutReplacement
+from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.node_wise import NodeWise
-from draftwood.strategies.verifiers.residual import Residual
+from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
 
 
 @attrs.frozen
@@ -40,7 +40,10 @@ class ClassOrderedRejection(NodeWise):
     def judge(
         self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
     ) -> tuple[int | None, Tensor]:
-        order, residual = in_class_order(tokens, proposal, rng, self.phantoms), Residual.of(target)
+        order: SiblingOrder = DrawnOrder(tokens, proposal)
+        if isinstance(proposal, WithoutReplacement):
+            order = ClassOrder(tokens, proposal.p, proposal.p, rng, self.phantoms)
+        residual = Residual.of(target)
         while trial := order.next(residual):
             if rng.accept(residual.chance(trial)):
                 if trial.place is not None:

@@ -34,14 +34,6 @@ class Law:
         rest[list(gone)] = 0
         return cls(weights, float(rest.sum(dtype=torch.float64)), tuple(gone))
 
-    def dense(self) -> Float[Tensor, " vocab"]:
-        """The probabilities `[vocab]`; not to be written to."""
-        if self.total == 1 and not self.gone:
-            return self.weights
-        p = self.weights / self.total
-        p[list(self.gone)] = 0
-        return p
-
     def __getitem__(self, token: int) -> float:
         return 0.0 if token in self.gone or not self.total else float(self.weights[token]) / self.total
 
@@ -97,11 +89,19 @@ class Residual:
 
 @attrs.frozen(eq=False)
 class Trial:
-    """A sibling to be tried: its place among the drawn ones (None: a phantom has no node), token and law."""
+    """A sibling to be tried.
+
+    Attributes:
+        place: its place among the drawn ones; None for a phantom, which has no node.
+        token: its token.
+        law: the law by which it is tried.
+        levels: the chances of its levels `[levels]` given all that is known (see `ClassOrder`), or None.
+    """
 
     place: int | None
     token: int
     law: Law
+    levels: Float[Tensor, " levels"] | None = None
 
 
 class SiblingOrder(Protocol):

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
+from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.proposals import ALL_LAWS
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder, Trial
+
+
+@attrs.frozen(eq=False)
+class Judged:
+    """What is to be judged: a tree, its tokens as a list, and the target's distribution at every node."""
+
+    tree: TokenTree
+    tokens: list[int]
+    targets: Float[Tensor, "nodes vocab"]
+    rng: Randomness
+
+    def below(self, node: int) -> list[int]:
+        """The tokens of the children of `node` in drawn order."""
+        return [self.tokens[child] for child in self.tree.children(node)]
 
 
 @attrs.frozen
@@ -28,40 +41,38 @@ class Traversal(Verifier):
     laws = ALL_LAWS
     source = "Traversal verification, arXiv 2505.12398"
 
-    def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        """The order in which the children of a node, holding `tokens`, are tried."""
-        return DrawnOrder(tokens, proposal)
+    def siblings(self, judged: Judged, node: int, trial: Trial | None) -> SiblingOrder:
+        """The order in which the children of `node`, itself reached by `trial` (None: root), are tried."""
+        return DrawnOrder(judged.below(node), judged.tree.proposals[node])
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        tokens = tree.tokens.tolist()
-
-        def visit(node: int, allowance: float) -> _Visit:
-            children = tree.children(node)
-            order = None
-            if children:
-                order = self.siblings([tokens[child] for child in children], tree.proposals[node], rng)
-            return _Visit(node, children, order, Residual.of(target_probs[node], allowance))
-
-        visits = [visit(0, 1.0)]
+        judged = Judged(tree, tree.tokens.tolist(), target_probs, rng)
+        visits = [self._visit(judged, 0, None, 1.0)]
         while True:
             here = visits[-1]
             here.trial = trial = here.siblings.next(here.residual) if here.siblings else None
             if trial is not None:
                 chance = here.residual.chance(trial)
                 if trial.place is not None and chance > 0:
-                    visits.append(visit(here.children[trial.place], chance))
+                    child = tree.children(here.node)[trial.place]
+                    visits.append(self._visit(judged, child, trial, chance))
                 elif trial.place is None and rng.accept(chance):
                     return Outcome.of(tree, [one.node for one in visits], extra=trial.token, bonus=False)
                 else:
                     here.residual.reject(trial)
             elif rng.accept(here.residual.allowance):
                 extra = rng.choose(here.residual.weights)
-                return Outcome.of(tree, [one.node for one in visits], extra=extra, bonus=not here.children)
+                path = [one.node for one in visits]
+                return Outcome.of(tree, path, extra=extra, bonus=here.siblings is None)
             else:
                 visits.pop()
                 above = visits[-1]
                 assert above.trial is not None
                 above.residual.reject(above.trial)
+
+    def _visit(self, judged: Judged, node: int, trial: Trial | None, allowance: float) -> _Visit:
+        siblings = self.siblings(judged, node, trial) if judged.tree.children(node) else None
+        return _Visit(node, siblings, Residual.of(judged.targets[node], allowance))
 
 
 @attrs.define(eq=False)
@@ -69,7 +80,6 @@ class _Visit:
     """A node on the way down, and the child that is being tried there."""
 
     node: int
-    children: list[int]
     siblings: SiblingOrder | None
     residual: Residual
     trial: Trial | None = None

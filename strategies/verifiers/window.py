@@ -1,4 +1,4 @@
-"""Two siblings without replacement, the one of the better class first: the choice of the class, the laws."""
+"""Two siblings without replacement, the better one first: how they are ranked, and their laws."""
 
 from __future__ import annotations
 
@@ -6,158 +6,241 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.strategies.verifiers.residual import Law, Residual
 
-# Tokens that hold less of the target and the draft than this do not enter the choice one by one.
-_STAKE = 1e-4
-_MOST = 512  # tokens that do
-
 
 @attrs.frozen(eq=False)
 class Window:
-    """A held sibling z of law h and the next one, drawn by D without the tried tokens and z.
+    """A held sibling z, and the next one, drawn by D without the tried tokens and z.
 
-    The laws and the formulas are those of `ClassOrder`.
+    The rank of a sibling is `levels * class + level`. Its level is random, independent of its token, and
+    known of the siblings themselves (see `ClassOrder`); its class is 1 with a chance f(y) that depends on
+    its token y. The next sibling goes first if its rank is the higher one.
 
     Attributes:
-        h: the held one's law `[vocab]`, summing to 1.
+        h: the held one's law, jointly with its level, `[levels, vocab]`, summing to 1.
         draft: D with the tried tokens at 0, `[vocab]`.
-        odds: h(z) / q(z) with q(z) what D holds beside the tried tokens and z, `[vocab]`.
-        members: tokens of the class H, `[members]`.
-        f: the chances with which they belong to it, `[members]`.
+        chances: of the next one's levels, `[levels]`, summing to 1.
+        odds: h / q, with q(z) what D holds beside the tried tokens and z, `[levels, vocab]`.
+        members: tokens that may be of class 1, `[members]`.
+        f: the chances with which they are, `[members]`.
     """
 
-    h: Float[Tensor, " vocab"]
+    h: Float[Tensor, "levels vocab"]
     draft: Float[Tensor, " vocab"]
-    odds: Float[Tensor, " vocab"]
-    members: Float[Tensor, " members"]
+    chances: Float[Tensor, " levels"]
+    odds: Float[Tensor, "levels vocab"]
+    members: Int[Tensor, " members"]
     f: Float[Tensor, " members"]
 
     @classmethod
-    def open(cls, held: Law, p: Float[Tensor, " vocab"], tried: Sequence[int], residual: Residual) -> Window:
+    def open(
+        cls,
+        h: Float[Tensor, "levels vocab"],
+        p: Float[Tensor, " vocab"],
+        *,
+        chances: Float[Tensor, " levels"],
+        tried: Sequence[int],
+        further: int,
+        residual: Residual,
+    ) -> Window:
         """The window with the class that lets most of `residual` through.
 
         Args:
-            held: the law of the held sibling.
+            h: the held one's law, jointly with its level.
             p: the draft's distribution D.
-            tried: the tokens X.
+            chances: of the next one's levels.
+            tried: the tried tokens.
+            further: siblings after the two; their number must not depend on these two.
             residual: what is left of the target.
         """
-        h, draft = held.dense(), p
+        draft = p
         if tried:
             draft = p.clone()
             draft[list(tried)] = 0
-        beside = others(draft)
-        odds = torch.where(beside > 0, h / beside, 0)
-        members, f = choose_class(h, draft, beside, odds, residual)
-        return cls(h, draft, odds, members, f)
+        # A token that is all that is left has nobody beside it, and is nobody's rival.
+        odds = (h / others(draft)).nan_to_num_(nan=0, posinf=0)
+        whole_h, whole_odds = (h[0], odds[0]) if len(h) == 1 else (h.sum(0), odds.sum(0))
+        members, f = choose_class(whole_h, draft, whole_odds, residual, further)
+        return cls(h, draft, chances, odds, members, f)
 
-    def swaps(self, held: int, following: int) -> float:
-        """The chance that the held token and the one that follows it change places."""
-        return self._belongs(following) * (1 - self._belongs(held))
+    def chance_of_class(self, token: int) -> float:
+        """f(token)."""
+        return float(self.f[self.members == token].sum())
 
     def first(self) -> Law:
-        """The law p1 of the one that is tried first."""
-        f, draft, odds = self.f, self.draft[self.members], self.odds[self.members]
-        inside = float((f * draft).sum())
-        outside = float(self.odds.sum()) - float((f * odds).sum())
-        p1 = self.h.sub(self.odds, alpha=inside)
-        p1[self.members] = (
-            self.h[self.members]
-            - (1 - f) * odds * (inside - f * draft)
-            + f * draft * (outside - (1 - f) * odds)
-        )
+        """The law of the one that is tried first.
+
+        Tokens of class 0 that are no members lose to every higher rank what they keep as the held one
+        and gain from every lower rank as the next one; what both take from the token itself cancels.
+        """
+        levels = len(self.chances)
+        better, worse = self._rivals()
+        p1 = self.h[0] if levels == 1 else self.h.sum(0)
+        p1 = p1 - better[:levels] @ self.odds
+        if levels > 1:
+            p1.add_(self.draft, alpha=float(self.chances @ worse[:levels]))
+        p1[self.members] = sum(self._joint(self.members, self.f, better, worse)).sum(0)
         return Law(p1.clamp_(min=0))
 
-    def second(self, first: int) -> Law:
-        """The law p2 of the other one, given the token tried `first`."""
-        f, belongs = self.f, self._belongs(first)
-        stays, comes = float(self.odds[first]), float(self.draft[first]) * belongs
-        p2 = self.draft * stays
-        if comes > 0:
-            p2.add_(self.odds, alpha=comes)
-        p2[self.members] = (1 - (1 - belongs) * f) * stays * self.draft[self.members] + comes * (
-            1 - f
-        ) * self.odds[self.members]
-        p2[first] = 0
-        total = float(p2.sum(dtype=torch.float64))
-        return Law(p2, total)
+    def levels(self, token: int, came: bool) -> Float[Tensor, " levels"]:
+        """The chances of the levels of the one tried first, given its token and whether it `came` second.
 
-    def _belongs(self, token: int) -> float:
-        return float(self.f[self.members == token].sum())
+        Computed apart from `first`, so that no bit of p1 depends on the token: a rounding that did would
+        tell of it wherever two classes are equally good.
+        """
+        f = self.f.new_tensor([self.chance_of_class(token)])
+        joint = self._joint(self.members.new_tensor([token]), f, *self._rivals())[came]
+        of_token = joint.unflatten(0, (2, len(self.chances))).sum((0, 2))
+        return of_token / of_token.sum()
+
+    def second(self, token: int) -> Float[Tensor, "1 vocab"]:
+        """The law of the other one, given the `token` that went first; for windows of one level."""
+        belongs = self.chance_of_class(token)
+        stayed, came = float(self.odds[0, token]), float(self.draft[token]) * belongs
+        p2 = self.draft * stayed
+        if came > 0:
+            p2.add_(self.odds[0], alpha=came)
+        draft, odds = self.draft[self.members], self.odds[0, self.members]
+        p2[self.members] = stayed * (1 - (1 - belongs) * self.f) * draft + came * (1 - self.f) * odds
+        return _normalised(p2.unsqueeze(0), token)
+
+    def second_of_level(self, token: int, *, rank: int, came: bool) -> Float[Tensor, "levels vocab"]:
+        """The law of the other one, jointly with its level, given all of the one that went first.
+
+        With levels the law below a sibling depends on whether it `came` second, and what happened below
+        has told of that; so the other one's law must be the one given that, too.
+        """
+        levels = len(self.chances)
+        ranks = torch.arange(2 * levels, device=self.f.device).unflatten(0, (2, levels))
+        if came:
+            weights = self.odds * (ranks[0] < rank)[:, None]
+            members, lower = self.odds[:, self.members], ranks < rank
+        else:
+            weights = self.draft * (self.chances * (ranks[0] <= rank))[:, None]
+            members, lower = self.draft[self.members] * self.chances[:, None], ranks <= rank
+        of_class = torch.stack([1 - self.f, self.f]).unsqueeze(1) * lower[..., None]
+        weights[:, self.members] = of_class.sum(0) * members
+        return _normalised(weights, token)
+
+    def _rivals(self) -> tuple[Tensor, Tensor]:
+        """For every rank, the next ones that beat it and, over q, the held ones that it beats: `[ranks]`."""
+        levels = len(self.chances)
+        following, held = (mass.sum(-1) for mass in self._masses(self.members, self.f))
+        following[:levels] += self.chances * (self.draft.sum() - self.draft[self.members].sum())
+        held[:levels] += self.odds.sum(-1) - self.odds[:, self.members].sum(-1)
+        return _later(following), _earlier(held)
+
+    def _masses(self, tokens: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """The mass of every rank as the next one, and as the held one over q, each `[ranks, tokens]`."""
+        of_class = torch.stack([1 - f, f]).unsqueeze(1)
+        following = of_class * self.chances[:, None] * self.draft[tokens]
+        return following.flatten(0, 1), (of_class * self.odds[:, tokens]).flatten(0, 1)
+
+    def _joint(self, tokens: Tensor, f: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
+        """The laws of a held one that stays first and of a next one that comes first, `[ranks, tokens]`."""
+        following, held = self._masses(tokens, f)
+        h = (torch.stack([1 - f, f]).unsqueeze(1) * self.h[:, tokens]).flatten(0, 1)
+        stays = h - held * (better[:, None] - _later(following))
+        comes = following * (worse[:, None] - _earlier(held))
+        return stays.clamp_(min=0), comes.clamp_(min=0)
+
+
+def _normalised(weights: Float[Tensor, "levels vocab"], without: int) -> Float[Tensor, "levels vocab"]:
+    """`weights` with the token `without` at 0, summing to 1; changed in place."""
+    weights[:, without] = 0
+    return weights.div_(weights.sum(dtype=torch.float64).clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _earlier(weights: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """For every rank the sum over the lower ones."""
+    return weights.cumsum(0) - weights
+
+
+def _later(weights: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """For every rank the sum over the higher ones."""
+    return _earlier(weights.flip(0)).flip(0)
 
 
 def others(draft: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
     """What `draft` holds beside each token, `[vocab]`."""
-    total = float(draft.sum(dtype=torch.float64))
-    beside = total - draft
+    beside = float(draft.sum(dtype=torch.float64)) - draft
     # The difference cancels where one token holds nearly all; there alone the rest is summed.
     top = int(draft.argmax())
     beside[top] = draft[:top].sum() + draft[top + 1 :].sum()
     return beside.clamp_(min=0)
 
 
+def heavy(stake: Float[Tensor, " vocab"]) -> Int[Tensor, " some"]:
+    """The tokens worth a look of their own: those above 1e-4, or above 1e-3 if these are many."""
+    some = (stake > 1e-4).nonzero().flatten()
+    return some if len(some) <= 512 else some[stake[some] > 1e-3]
+
+
 def choose_class(
     h: Float[Tensor, " vocab"],
     draft: Float[Tensor, " vocab"],
-    beside: Float[Tensor, " vocab"],
     odds: Float[Tensor, " vocab"],
     residual: Residual,
-) -> tuple[Tensor, Tensor]:
+    further: int = 0,
+) -> tuple[Int[Tensor, " members"], Float[Tensor, " members"]]:
     """Tokens that are tried first, and the chance with which each belongs to them.
 
     They are the first of the order of T / (h + n), n being the law of the next sibling; the last one may
     belong in part. Prefixes of several sizes are scored by the mass that the two siblings together let
     through, the second one's law averaged over the first. Tokens of little stake count as one.
     """
-    stake = residual.weights / residual.scale + draft
-    candidates = (stake > _STAKE).nonzero().flatten()
-    if len(candidates) > _MOST:
-        candidates = stake.topk(_MOST).indices
-    u, h_c, d, q, o = (one[candidates] for one in (residual.weights / residual.scale, h, draft, beside, odds))
-    all_odds = odds.sum()
-    proposed = h_c + d * (all_odds - o)
-    order = (u / proposed).nan_to_num(posinf=torch.inf).argsort(descending=True)
-    order = order[proposed[order] > 0]
-    candidates = candidates[order]
-    # The last column stands for the tokens of little stake, none of which belongs to the class.
-    left_over = (residual.allowance, 1.0, float(draft.sum()), 0.0, float(all_odds))
-    u, h_c, d, q, o, proposed = (one[order] for one in (u, h_c, d, q, o, proposed))
-    columns = [
-        torch.cat([one, (total - one.sum()).clamp(min=0).reshape(1)])
-        for one, total in zip((u, h_c, d, o), (left_over[0], *left_over[1:3], left_over[4]), strict=True)
-    ]
+    target = residual.weights / residual.scale
+    some = heavy(target + draft)
+    proposed = h[some] + draft[some] * (odds.sum() - odds[some])
+    order = torch.where(proposed > 0, target[some] / proposed, -1).argsort(descending=True)
+    some, proposed = some[order], proposed[order]
+    live = int((proposed > 0).sum())
+    if live == 0:
+        return some[:0], proposed[:0]
+    some, proposed = some[:live], proposed[:live]
+    # The last column stands for all other tokens, none of which belongs to the class.
+    columns = []
+    for whole in (target, h, draft, odds):
+        own = whole[some]
+        columns.append(torch.cat([own, (whole.sum() - own.sum()).clamp(min=0).reshape(1)]))
     ends = proposed.cumsum(0)
-    if not len(ends):
-        return candidates, u
     sizes = torch.cat([ends[:16], ends[-1] * torch.linspace(0, 1, 25, dtype=ends.dtype, device=ends.device)])
     f = ((sizes.unsqueeze(1) - (ends - proposed)) / proposed).clamp(0, 1)
-    best = int(passed(torch.nn.functional.pad(f, (0, 1)), *columns).argmax())
+    f = torch.where(f < 1e-6, 0, f)  # what rounding left is not worth a coin
+    best = int(passed(torch.nn.functional.pad(f, (0, 1)), *columns, further).argmax())
     count = int((f[best] > 0).sum())
-    return candidates[:count], f[best, :count]
+    return some[:count], f[best, :count]
 
 
 def passed(
     f: Float[Tensor, "sizes n"],
-    u: Float[Tensor, " n"],
+    target: Float[Tensor, " n"],
     h: Float[Tensor, " n"],
-    d: Float[Tensor, " n"],
-    o: Float[Tensor, " n"],
+    draft: Float[Tensor, " n"],
+    odds: Float[Tensor, " n"],
+    further: int,
 ) -> Float[Tensor, " sizes"]:
-    """The mass `[sizes]` of the target `u` that both siblings let through, for every class `f`."""
-    inside = (f * d).sum(-1, keepdim=True)
-    out = (1 - f) * o
-    outside = out.sum(-1, keepdim=True)
-    p1 = (h - out * (inside - f * d) + f * d * (outside - out)).clamp(min=0)
-    passes = torch.minimum(u, p1)
+    """The mass `[sizes]` of `target` that the siblings let through, for every class `f`.
+
+    Those after the first two are taken for draws from D.
+    """
+    inside = (f * draft).sum(-1, keepdim=True)
+    out = (1 - f) * odds
+    p1 = (h - out * (inside - f * draft) + f * draft * (out.sum(-1, keepdim=True) - out)).clamp(min=0)
+    passes = torch.minimum(target, p1)
     failed = torch.where(p1 > 0, (p1 - passes) / p1, 0)
-    gone = failed * o
-    p2 = d * (
-        gone.sum(-1, keepdim=True) - gone - f * ((gone * (1 - f)).sum(-1, keepdim=True) - gone * (1 - f))
-    )
-    come = failed * d * f
-    p2 = p2 + out * (come.sum(-1, keepdim=True) - come)
-    return passes.sum(-1) + torch.minimum(u - passes, p2.clamp(min=0)).sum(-1)
+    stayed = failed * odds
+    low = stayed * (1 - f)
+    came = failed * draft * f
+    p2 = draft * (stayed.sum(-1, keepdim=True) - stayed - f * (low.sum(-1, keepdim=True) - low))
+    p2 = p2 + out * (came.sum(-1, keepdim=True) - came)
+    more = torch.minimum(target - passes, p2.clamp(min=0))
+    total, left = (passes + more).sum(-1), target - passes - more
+    for _ in range(further):
+        again = torch.minimum(left, (h.sum() - total).unsqueeze(-1) * (draft / draft.sum()))
+        total, left = total + again.sum(-1), left - again
+    return total
