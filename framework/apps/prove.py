@@ -24,7 +24,7 @@ from draftwood.apps import options
 from draftwood.apps.failures import FAILED, one_line
 from draftwood.apps.progress import watched
 from draftwood.decoder import check_strategy_fits
-from draftwood.errors import DraftwoodError, UnknownStrategy, nearest
+from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
 from draftwood.proposals import ALL_LAWS
 
 if TYPE_CHECKING:
@@ -112,17 +112,18 @@ class Pair:
 
     Attributes:
         law: None where the policy has no choice.
-        switches: the verifier's options that are on or off.
+        switches: the verifier's options that are on or off (see `switch_values`).
     """
 
     policy: str
     law: type[Proposal] | None
     verifier: str
-    switches: Mapping[str, bool] = attrs.field(factory=dict)
+    switches: Mapping[str, bool | float] = attrs.field(factory=dict)
 
     @property
     def verifier_in_words(self) -> str:
-        return " ".join([self.verifier, *(f"{name}={on}".lower() for name, on in self.switches.items())])
+        on = (f"{name}={value}".lower() for name, value in self.switches.items() if value)
+        return " ".join([self.verifier, *on])
 
     def build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
         """Both with what they take of the options.
@@ -183,14 +184,22 @@ def pairs(
     ]
 
 
-def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool]]:
-    names = [
-        name
-        for name, parameter in _options("verifiers", verifier).items()
-        if isinstance(parameter.default, bool) and name not in given
-    ]
-    for values in itertools.product((False, True), repeat=len(names)):
-        yield dict(zip(names, values, strict=True))
+def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
+    from draftwood.testing.pairs import switch_values
+
+    known = _options("verifiers", verifier).items()
+    switches = {
+        name: values for name, option in known if name not in given and (values := switch_values(option))
+    }
+    for chosen in itertools.product(*switches.values()):
+        on = dict(zip(switches, chosen, strict=True))
+        try:
+            create("verifiers", verifier, {**on, **_own("verifiers", verifier, given)})
+        except InvalidInput:  # these do not go together
+            continue
+        except Exception:  # a third party's strategy may fail in any way; its verdict will say why
+            pass
+        yield on
 
 
 def _may_be_lossless(verifier: str, given: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import Parameter
 from typing import Any
 
 import attrs
@@ -49,6 +50,13 @@ def small_verifiers() -> list[Named]:
     return [one for one in built if one.strategy.lossless and not one.strategy.greedy]
 
 
+def switch_values(option: Parameter) -> tuple[bool, bool] | tuple[float, float] | None:
+    """Off and on for an option that is a switch: a boolean, or a number that is 0.0 unless given."""
+    if isinstance(option.default, bool):
+        return False, True
+    return (0.0, 0.5) if isinstance(option.default, float) and option.default == 0 else None
+
+
 def fits(policy: TreePolicy, verifier: Verifier) -> bool:
     """Whether `verifier` judges the trees of `policy`."""
     try:
@@ -82,7 +90,7 @@ def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[Named]:
         except Exception:  # a third party's module may fail in any way
             continue
         values = {option: sizes[option] for option in known if option in sizes}
-        values |= {option: (False, True) for option, p in known.items() if isinstance(p.default, bool)}
+        values |= {option: switch for option, p in known.items() if (switch := switch_values(p))}
         for chosen in itertools.product(*values.values()):
             options = dict(zip(values, chosen, strict=True))
             try:

@@ -63,6 +63,10 @@ class FixedTree(TreePolicy):
         return frozenset({self.law})
 
     @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return max(self.levels) > 1
+
+    @property
     def levels(self) -> tuple[int, ...]:
         """Children of a node, level by level."""
         return self.branching if isinstance(self.branching, tuple) else (self.branching,) * self.depth
