@@ -35,12 +35,12 @@ test: .venv/.ready-test
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
 
 prove: .venv/.ready-test
-	@.venv/bin/draftwood prove $(ARGS)
+	@.venv/bin/draftwood prove --processes $(WORKERS) $(ARGS)
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
 	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes about an hour."
-	@.venv/bin/draftwood prove --models 200
+	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough tests/framework tests/strategies

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -282,6 +286,7 @@ def prove(
         list[str] | None,
         typer.Option("--option", "-o", help="name=value for the policies and verifiers; repeatable."),
     ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Pairs proved at a time.")] = 1,
 ) -> None:
     """Prove that verifiers keep the target's law on the trees of policies.
 
@@ -303,15 +308,27 @@ def prove(
     _check_options(given, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers])
     wanted = pairs(policies, verifiers, given)
     console = Console()
-    verdicts = watched(
-        (prove_pair(pair, map(Toys, range(models)), given) for pair in wanted),
-        "Proving",
-        total=len(wanted),
-        console=console,
-    )
+    proof = partial(prove_pair, models=[Toys(number) for number in range(models)], given=given)
+    with _pool(processes) as apply:
+        verdicts = watched(apply(proof, wanted), "Proving", total=len(wanted), console=console)
     _show(verdicts, models, given.get("law", ""), console)
     if any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[Callable[..., Iterable[Verdict]]]:
+    """`map`, or the same over processes of one thread each."""
+    if processes == 1:
+        yield map
+        return
+    import torch
+
+    workers = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    )
+    with workers:
+        yield workers.map
 
 
 def _options(kind: str, name: str) -> dict[str, Parameter]:

@@ -119,6 +119,13 @@ def test_lossy_verifiers_have_no_row_and_misfits_are_refused(draftwood, acme):
     assert "1 refused, 1 ok." in result.stdout
 
 
+def test_several_processes_find_what_one_finds(draftwood):
+    arguments = ("prove", "--policy", "chain", "--verifier", "traversal", "--models", 1)
+    alone, together = draftwood(*arguments), draftwood(*arguments, "--processes", 2)
+    assert together.exit_code == 0
+    assert together.stdout == alone.stdout
+
+
 def test_a_verifiers_switches_are_proved_on_and_off(draftwood, acme):
     arguments = ("prove", "--policy", "chain", "--verifier", "acme-switched", "--models", 1)
     result = draftwood(*arguments, "-o", "law=without-replacement")
