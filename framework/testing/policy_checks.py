@@ -45,7 +45,7 @@ def check_declaration(policy: TreePolicy, models: int) -> None:
     assert laws, "laws is empty; name the proposal laws that its trees may carry."
     strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
     assert not strange, f"laws holds {strange}; give classes of proposals."
-    for name in ("adaptive", "branches", "learns"):
+    for name in ("adaptive", "branches", "local", "learns"):
         assert isinstance(getattr(policy, name), bool), f"{name} is no bool."
     assert isinstance(policy.source, str), f"source is {policy.source!r}; name a paper or an author."
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -20,6 +22,9 @@ from draftwood.tree import TokenTree
 
 Context = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens from the root to a node, and the tokens of its earlier children."""
+
+Grown = tuple[Any, ...]
+"""A subtree: its root's token, then the subtrees below."""
 
 _NEGLIGIBLE = 1e-200
 """Weights below this have lost their digits; what happens there has no measurable law."""
@@ -61,8 +66,9 @@ def assert_proposal_law(
     trees in which it is declared.
 
     Also checked: the requests, the shape of the tree, that every node with children has a proposal among
-    the policy's `laws`, and that a policy which calls itself not adaptive lets no sibling's existence
-    depend on the tokens of those before it.
+    the policy's `laws`, that a policy which calls itself not adaptive lets no sibling's existence
+    depend on the tokens of those before it, and that in the trees of one which calls itself local what
+    grows below a node is independent of all else, given the path.
 
     Args:
         policy: grows the trees.
@@ -81,7 +87,10 @@ def assert_proposal_law(
     def grow(rng: Randomness) -> TokenTree:
         return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng)
 
+    trees: list[tuple[float, TokenTree]] = []
     for weight, tree in enumerate_outcomes(grow, budget=budget):
+        if policy.local:
+            trees.append((weight, tree))
         for context, child, proposal in _children(policy, tree):
             seen = existence.setdefault(context, _Existence())
             seen.weight += weight
@@ -97,6 +106,8 @@ def assert_proposal_law(
         _check_law(policy, context, one, tolerance)
     if not policy.adaptive:
         _check_not_adaptive(policy, existence, tolerance)
+    if policy.local:
+        _check_local(policy, trees, tolerance)
 
 
 def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, tolerance: float) -> None:
@@ -125,6 +136,38 @@ def _check_not_adaptive(policy: TreePolicy, existence: dict[Context, _Existence]
             f"probability {known:.6g} behind the siblings {other} and {chance:.6g} behind {earlier}; "
             "declare adaptive = True."
         )
+
+
+def _check_local(policy: TreePolicy, trees: list[tuple[float, TokenTree]], tolerance: float) -> None:
+    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tuple[Grown, Grown], float]] = {}
+    for weight, tree in trees:
+        tokens = tree.tokens.tolist()
+        for node in range(1, len(tree)):
+            path = tree.path(node)
+            # Equal siblings are told apart by their places.
+            places = (tree.children(above).index(below) for above, below in itertools.pairwise(path))
+            joint = seen.setdefault((tuple(tokens[above] for above in path), tuple(places)), {})
+            both = _grown(tree, tokens, node), _grown(tree, tokens, 0, without=node)
+            joint[both] = joint.get(both, 0.0) + weight
+    for (path_tokens, _), joint in seen.items():
+        total = sum(joint.values())
+        below: dict[Grown, float] = {}
+        beside: dict[Grown, float] = {}
+        for (one, other), weight in joint.items():
+            below[one] = below.get(one, 0.0) + weight / total
+            beside[other] = beside.get(other, 0.0) + weight / total
+        for one, other in itertools.product(below, beside):
+            off = abs(joint.get((one, other), 0.0) / total - below[one] * beside[other])
+            assert off <= tolerance, (
+                f"{policy} declares local = True, but the subtree {one} after {path_tokens} comes with the "
+                f"rest {other} more or less often than by itself (off by {off:.2g}); declare local = False."
+            )
+
+
+def _grown(tree: TokenTree, tokens: list[int], node: int, without: int = -1) -> Grown:
+    """The subtree at `node` as nested tuples of tokens; the subtree at `without` is left out."""
+    below = (_grown(tree, tokens, child, without) for child in tree.children(node) if child != without)
+    return (tokens[node], *below)
 
 
 def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:

@@ -37,6 +37,7 @@ class Shaped(TreePolicy):
     shape: Shape
     law: type[Proposal]
     adaptive: bool = False
+    local = True
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]

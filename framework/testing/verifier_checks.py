@@ -60,7 +60,7 @@ def check_declaration(verifier: Verifier, models: int) -> None:
     assert laws, "laws is empty; name the proposal laws that it can judge."
     strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
     assert not strange, f"laws holds {strange}; give classes of proposals."
-    for name in ("lossless", "adaptive", "branches", "greedy"):
+    for name in ("lossless", "adaptive", "branches", "local", "greedy"):
         assert isinstance(getattr(verifier, name), bool), f"{name} is no bool."
     assert isinstance(verifier.source, str), f"source is {verifier.source!r}; name a paper or an author."
 

@@ -17,7 +17,7 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.fields import at_least
+from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import as_law
 
 
@@ -25,12 +25,18 @@ from draftwood.strategies.laws import as_law
 class Chain(TreePolicy):
     """`length` tokens in a row, each drawn from the draft (or its most likely one, with law `"top-k"`).
 
+    The chain ends early behind a token whose own draft probability is below `stop_below`: that token
+    stays, since dropping it for its probability would bias the output, and nothing is drafted behind it.
+
     Source: Leviathan et al. 2023, algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+    The stop is that of Draft & Verify (arXiv 2309.08168), which looks at the last token, not at the path.
     """
 
     length: int = attrs.field(default=5, validator=at_least(1))
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
+    stop_below: float = attrs.field(default=0.0, validator=probability)
     branches = False
+    local = True
     source = "Leviathan et al. 2023, algorithm 1"
 
     @property
@@ -45,4 +51,6 @@ class Chain(TreePolicy):
             if not drawn.tokens:
                 break
             (node,) = tree.add_children(node, drawn.tokens, drawn.proposal)
+            if drawn.chances[0] < self.stop_below:
+                break
         return tree.finish()

@@ -29,9 +29,9 @@ class ClassOrderedTraversal(Traversal):
         phantoms: what adaptive trees (DySpec) need, because there a sibling's existence tells of the
             ones before it; on other trees the full window is stronger. Not together with luck.
         luck: the chance b of `Foresight`, 0 for none. Of two siblings of one class the one whose first
-            child is a lucky draw goes first: worth it where nodes below the first level have one child
-            (over [3,1] trees 0.5 closes ten more points of the gap to the optimum), less where they have
-            several.
+            child is a lucky draw goes first. Needs local trees: the shape of one subtree must not tell of
+            the tokens in another. Worth it where nodes below the first level have one child (over [3,1]
+            trees 0.5 closes ten more points of the gap to the optimum), less where they have several.
 
     Cost: about 15 passes over the vocabulary for every pair of siblings that is visited, 25 with luck.
 
@@ -45,6 +45,10 @@ class ClassOrderedTraversal(Traversal):
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.phantoms
+
+    @property
+    def local(self) -> bool:  # type: ignore[override]
+        return self.luck > 0
 
     def siblings(self, judged: Judged, node: int, trial: Trial | None) -> SiblingOrder:
         proposal = judged.tree.proposals[node]
