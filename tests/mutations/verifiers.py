@@ -136,7 +136,7 @@ def residual_of_the_token(self: Residual, trial: Trial) -> None:
     """`Residual.reject` that keeps the allowance right but forgets it in the residual."""
     target = self.weights / self.weights.sum()
     _reject(self, trial)
-    left = (target - trial.law.dense()).clamp(min=0)
+    left = (target - trial.law.weights / trial.law.total).clamp(min=0)
     self.weights = left * (self.weights.sum() / left.sum())
 
 
