@@ -23,7 +23,7 @@ help:
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
-	@echo "make bench   run the benchmarks"
+	@echo "make bench   race the decoders; ARGS=--help lists the other benchmarks"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo "The first call sets up .venv with locked versions; later calls reuse it."
 
@@ -59,7 +59,7 @@ wheel: .venv/.ready-test
 	@echo "Built $$(ls dist/*.whl)."
 
 bench: .venv/.ready-bench
-	@.venv/bin/python -m benchmarks $(ARGS)
+	@.venv/bin/python -m benchmarks $(or $(ARGS),decode)
 
 clean:
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
