@@ -1,0 +1,43 @@
+"""ReDrafter's drafts: the paths that a beam search ends with, merged into a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import attrs
+from torch import Tensor
+
+from draftwood import Deterministic, Randomness, Request, TokenTree, TreePolicy
+from draftwood.fields import at_least
+from draftwood.strategies.likely_paths import LikelyPaths
+
+
+@attrs.frozen
+class BeamPaths(TreePolicy):
+    """The `width` paths of `length` tokens that a beam search ends with; common beginnings are one node.
+
+    A path left behind is not in the tree. Where the draft has nothing to propose a path ends, and drops
+    out unless all end there.
+
+    Source: ReDrafter, beam search and its dynamic tree attention (arXiv 2403.09919).
+    """
+
+    width: int = attrs.field(default=4, validator=at_least(1))
+    length: int = attrs.field(default=5, validator=at_least(1))
+    laws = frozenset({Deterministic})
+    source = "ReDrafter"
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return self.width > 1
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        paths, beam = LikelyPaths(root), [0]
+        for _ in range(self.length):
+            probs = yield paths.tree.request(beam)
+            longer = paths.extend(beam, probs, branching=self.width, count=self.width)
+            if not longer:
+                break
+            beam = longer
+        tree = paths.tree.finish()
+        return paths.finish({node for end in beam for node in tree.path(end)} - {0})
