@@ -1,0 +1,176 @@
+"""DynaTree: branching by confidence, depth by path probability, both tuned by recent outcomes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from draftwood import (
+    Deterministic,
+    InvalidInput,
+    Outcome,
+    Proposal,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    draw_children,
+)
+from draftwood.fields import at_least, probability
+from draftwood.strategies.laws import as_law
+
+# The authors' schedule; the paper promises it and does not print it.
+_ACCEPTANCE, _TOLERANCE = 0.7, 0.1
+_STEP = 0.05
+_LEAST_DEPTH = 2
+_CONFIDENT, _DEEP = (0.5, 0.95), (0.3, 0.8)  # least and most
+
+
+def in_order(low: str) -> Any:
+    """A probability that is no less than the field `low`."""
+
+    def check(policy: DynaTree, field: attrs.Attribute[Any], value: Any) -> None:
+        probability(policy, field, value)
+        if value < getattr(policy, low):
+            raise InvalidInput(
+                f"{field.name} is {value} and {low} is {getattr(policy, low)}; {field.name} must not be less."
+            )
+
+    return check
+
+
+def deeper(policy: DynaTree, field: attrs.Attribute[Any], value: Any) -> None:
+    at_least(1)(policy, field, value)
+    if value <= policy.depth:
+        raise InvalidInput(f"max_depth is {value} and depth is {policy.depth}; give a max_depth above depth.")
+
+
+@attrs.define
+class DynaTree(TreePolicy):
+    """A node gets few children where the draft is sure of the next token, and more where it is not.
+
+    The number of children is 1 where the most likely token has a probability of at least `confident`,
+    `branching` where it is below `unsure`, and the middle of both (rounded up) in between. A node is
+    expanded while the draft's probability of its path is at least `stop_below`, and from `depth` on only
+    while it is at least `deep`. A path below `threshold` is pruned: a child that is a fixed function of
+    the context (law `"top-k"`) is itself dropped; a drawn one never is, since dropping it for its own
+    probability would bias the output, but it gets no children.
+
+    With `history`, the mean share of accepted levels over the last `window` rounds moves `depth`,
+    `confident` and `deep` after every round, once `warmup` rounds were seen: above 0.8 to larger trees,
+    below 0.6 to smaller ones. (A share of the drafted tokens, as section 3.3 has it, could not reach the
+    acceptance rates of table 3 in any tree that branches.)
+
+    Source: DynaTree, section 3.3 and algorithm 1, with its settings as defaults. Its root is the draft's
+    best token, so that the first level never branches; here the root is the last committed token.
+    """
+
+    depth: int = attrs.field(default=5, validator=at_least(1))
+    max_depth: int = attrs.field(default=8, validator=deeper)
+    branching: int = attrs.field(default=3, validator=at_least(1))
+    budget: int = attrs.field(default=256, validator=at_least(1))
+    unsure: float = attrs.field(default=0.4, validator=probability)
+    confident: float = attrs.field(default=0.9, validator=in_order("unsure"))
+    stop_below: float = attrs.field(default=0.1, validator=probability)
+    deep: float = attrs.field(default=0.5, validator=in_order("stop_below"))
+    threshold: float = attrs.field(default=0.05, validator=probability)
+    history: bool = True
+    window: int = attrs.field(default=10, validator=at_least(1))
+    warmup: int = attrs.field(default=5, validator=at_least(1))
+    law: type[Proposal] = attrs.field(default=Deterministic, converter=as_law)
+    now: Tuned = attrs.field(init=False)
+    # Shares of the levels that were accepted, round by round.
+    _shares: deque[float] = attrs.field(init=False, repr=False)
+    _levels: int = attrs.field(default=0, init=False, repr=False)  # of the tree that is being judged
+    source = "DynaTree, section 3.3"
+
+    def __attrs_post_init__(self) -> None:
+        self.now = Tuned(self.depth, self.confident, self.deep)
+        self._shares = deque(maxlen=self.window)
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return frozenset({self.law})
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return self.branching > 1
+
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.history
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        tree = TreeBuilder(root)
+        level, reach = [0], {0: 1.0}  # reach: the draft's probability of the path to a node
+        while level and len(tree) <= self.budget:
+            probs = yield tree.request(level)
+            below: list[int] = []
+            for node, p, confidence in zip(level, probs, probs.flatten(1).amax(1).tolist(), strict=True):
+                # The room left depends on nodes drawn before, never on these children's own tokens.
+                room = self.budget + 1 - len(tree)
+                if room < 1:
+                    break
+                count = min(self._branching(confidence), room)
+                (drawn,) = draw_children(self.law, p.unsqueeze(0), count=count, rng=rng)
+                chances = [reach[node] * chance for chance in drawn.chances]
+                if self.law is Deterministic:
+                    chances = [chance for chance in chances if chance >= self.threshold]
+                children = tree.add_children(node, drawn.tokens[: len(chances)], drawn.proposal)
+                reach.update(zip(children, chances, strict=True))
+                below += children
+            level = [node for node in below if self._expands(tree.depths[node], reach[node])]
+        self._levels = max(tree.depths)
+        return tree.finish()
+
+    def _branching(self, confidence: float) -> int:
+        if confidence >= self.now.confident:
+            return 1
+        return self.branching if confidence < self.unsure else self.branching // 2 + 1
+
+    def _expands(self, depth: int, reach: float) -> bool:
+        likely = reach >= max(self.stop_below, self.threshold)
+        return likely and depth < self.max_depth and (depth < self.now.depth or reach >= self.now.deep)
+
+    def observe(self, outcome: Outcome) -> None:
+        if not self.history or not self._levels:
+            return
+        self._shares.append(outcome.accepted / self._levels)
+        if len(self._shares) < min(self.warmup, self.window):
+            return
+        mean = sum(self._shares) / len(self._shares)
+        if mean > _ACCEPTANCE + _TOLERANCE:
+            self._tune(1)
+        elif mean < _ACCEPTANCE - _TOLERANCE:
+            self._tune(-1)
+
+    def _tune(self, larger: int) -> None:
+        """Move the settings by a step to larger (1) or smaller (-1) trees."""
+        # A setting that starts outside the authors' limits is not pushed back into them.
+        depths = (min(_LEAST_DEPTH, self.depth), self.max_depth - 1)
+        self.now = Tuned(
+            depth=min(max(self.now.depth + larger, depths[0]), depths[1]),
+            confident=_moved(self.now.confident, -larger, _CONFIDENT, self.unsure),
+            deep=_moved(self.now.deep, -larger, _DEEP, self.stop_below),
+        )
+
+
+@attrs.frozen
+class Tuned:
+    """The settings that outcomes move."""
+
+    depth: int
+    confident: float
+    deep: float
+
+
+def _moved(value: float, way: int, limits: tuple[float, float], floor: float) -> float:
+    least, most = max(limits[0], floor), limits[1]
+    if way < 0:
+        return max(value - _STEP, min(least, value))
+    return min(value + _STEP, max(most, value))
