@@ -1,0 +1,151 @@
+"""Dynamic depth for any policy: a tree grows no deeper where the draft is unsure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import Outcome, Proposal, Randomness, Request, TokenTree, TreePolicy, registry
+from draftwood.fields import at_least, probability
+
+_MEMORY = 0.5  # share of the past in the acceptance so far
+_STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
+
+
+def by_name(policy: TreePolicy | str) -> TreePolicy:
+    return registry.create("policies", policy) if isinstance(policy, str) else policy
+
+
+@attrs.define
+class DynamicDepth(TreePolicy):
+    """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
+
+    Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
+    that the draft's own text passes through one of them. For a policy that asks level by level that is
+    how sure the draft is of the whole level. Below `stop_below` the draft is not asked, and `policy` is
+    told that there is nothing to propose. What was drawn stays; whether more is drawn is decided by
+    tokens drawn before.
+
+    With `history`, the threshold follows the outcomes: it rises while less than `target` of the drafted
+    levels are accepted, and falls while more are, unless nothing was stopped that a lower threshold
+    would have let through.
+
+    Attributes:
+        policy: any policy, or the name of a registered one.
+        stop_below: the threshold at first.
+        depth: levels at most; None leaves them to `policy`.
+        history: whether outcomes move the threshold.
+        target: share of the drafted levels that should be accepted.
+        threshold: where outcomes have moved it.
+
+    Source: Dynamic Depth Decoding (arXiv 2409.00142), where `policy` is EAGLE-2's tree, checked before
+    every level rather than some; the moving threshold is Draft & Verify's (arXiv 2309.08168).
+    """
+
+    policy: TreePolicy = attrs.field(default="expand-rerank", converter=by_name)  # type: ignore[assignment]
+    stop_below: float = attrs.field(default=0.3, validator=probability)
+    depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    history: bool = True
+    target: float = attrs.field(default=0.9, validator=probability)
+    threshold: float = attrs.field(init=False)
+    # Share of the levels, recent rounds counting most.
+    _accepted: float = attrs.field(init=False, repr=False)
+    _levels: int = attrs.field(default=0, init=False, repr=False)  # of the tree that is being judged
+    _stopped: bool = attrs.field(default=False, init=False, repr=False)
+    source = "Dynamic Depth Decoding; Draft & Verify"
+
+    def __attrs_post_init__(self) -> None:
+        self.threshold, self._accepted = self.stop_below, self.target
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return self.policy.laws
+
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.policy.adaptive
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return self.policy.branches
+
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.history or self.policy.learns
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        growing = self.policy.grow(root, rng)
+        asked: list[_Asked] = []
+        places = 0  # nodes that the draft was asked for
+        self._stopped = False
+        try:
+            request = next(growing)
+            while True:
+                nodes = [
+                    _Asked.below(asked[parent] if parent >= 0 else None, token)
+                    for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
+                ]
+                # A node below one that was not asked for has no state to be asked in.
+                open_ = [place for place, node in enumerate(nodes) if node.open and node.depth != self.depth]
+                unsure = sum(node.reach for node in nodes) < self.threshold
+                self._stopped |= unsure
+                if unsure or not open_:
+                    blank = asked[0].probs
+                    assert blank is not None
+                    answer = torch.zeros(len(nodes), *blank.shape, dtype=blank.dtype, device=blank.device)
+                else:
+                    above = [asked[parent].place for parent in request.parents[open_].tolist() if parent >= 0]
+                    parents = torch.tensor(above or [-1], dtype=torch.int64)
+                    probs = yield Request(tokens=request.tokens[open_], parents=parents)
+                    answer = probs.new_zeros(len(nodes), *probs.shape[1:])
+                    answer[open_] = probs
+                    for place in open_:
+                        nodes[place].probs, nodes[place].place = answer[place], places
+                        places += 1
+                asked += nodes
+                request = growing.send(answer)
+        except StopIteration as finished:
+            tree: TokenTree = finished.value
+            self._levels = tree.depth
+            return tree
+
+    def observe(self, outcome: Outcome) -> None:
+        self.policy.observe(outcome)
+        if not self.history or not self._levels:
+            return
+        now = outcome.accepted / self._levels
+        self._accepted = _MEMORY * self._accepted + (1 - _MEMORY) * now
+        if self._accepted < self.target:
+            self.threshold = min(self.threshold + _STEP, 1.0)
+        elif self._stopped:
+            self.threshold = max(self.threshold - _STEP, 0.0)
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A node that the policy asked for.
+
+    Attributes:
+        reach: the draft's probability of the path to it.
+        open: whether the draft was asked for its parent.
+        probs: its draft distribution; None where the draft was not asked.
+        place: its number among the nodes that the draft was asked for.
+    """
+
+    depth: int
+    reach: float
+    open: bool
+    probs: Tensor | None = None
+    place: int = -1
+
+    @classmethod
+    def below(cls, parent: _Asked | None, token: int) -> _Asked:
+        if parent is None:
+            return cls(0, 1.0, open=True)
+        if parent.probs is None:
+            return cls(parent.depth + 1, 0.0, open=False)
+        # Of several drafters, each is as likely to have written the text.
+        return cls(parent.depth + 1, parent.reach * float(parent.probs[..., token].mean()), open=True)
