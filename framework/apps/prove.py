@@ -43,13 +43,17 @@ BUDGET = 100_000  # random outcomes of one case
 # next root; the others over one round, which is much cheaper.
 _ROUNDS_EVERY = 20
 
+# Static shapes; both skip a rank.
+_TWO = ((0,), (2,))
+_THREE = ((0,), (2,), (0, 0))
+
 # Trees small enough to enumerate: a registered policy gets those of these options that it has. The
 # models take turns with them.
 _SHAPES: tuple[dict[str, Any], ...] = (
-    {"length": 2, "depth": 2, "branching": 2, "budget": 3},
-    {"length": 1, "depth": 1, "branching": 3, "budget": 3},
-    {"length": 3, "depth": 2, "branching": 2, "budget": 4},
-    {"length": 2, "depth": 3, "branching": 2, "budget": 4},
+    {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 1, "width": 1, "shape": _TWO},
+    {"length": 1, "depth": 1, "branching": 3, "budget": 3, "paths": 3, "width": 3, "shape": _THREE},
+    {"length": 3, "depth": 2, "branching": 2, "budget": 4, "paths": 1, "width": 2, "shape": _THREE},
+    {"length": 2, "depth": 3, "branching": 2, "budget": 4, "paths": 2, "width": 1, "shape": _THREE},
 )
 
 

@@ -21,6 +21,9 @@ SIZES: Mapping[str, Sequence[Any]] = {
     "depth": (1, 2),
     "branching": (2,),
     "budget": (3,),
+    "paths": (2,),
+    "shape": (((0,), (2,), (0, 0)),),
+    "width": (2,),
     "law": sorted(ALL_LAWS, key=lambda law: law.__name__),
 }
 """Values that keep a proof small, for the options of these names that a policy has."""

@@ -49,7 +49,8 @@ class FixedTree(TreePolicy):
     its own probability would bias the output, but it gets no children.
 
     Source: DynaTree's fixed-tree baseline (section 4.3, appendix A), with its settings as defaults;
-    SpecInfer's expansion (arXiv 2305.09781) with law `"with-replacement"`.
+    SpecInfer's expansion (arXiv 2305.09781) with law `"with-replacement"`; RSD-C (RSD, algorithms 2 to 4)
+    with one number for every level and law `"without-replacement"`.
     """
 
     depth: int = attrs.field(default=5, validator=at_least(1))
@@ -57,7 +58,7 @@ class FixedTree(TreePolicy):
     budget: int = attrs.field(default=256, validator=at_least(1))
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
-    source = "DynaTree, section 4.3; SpecInfer"
+    source = "DynaTree, section 4.3; SpecInfer; RSD, algorithm 2 (RSD-C)"
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]

@@ -1,0 +1,92 @@
+"""Acceptance vectors: how likely the first, second, ... child of a node is to be the accepted one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
+from draftwood.records import RowRecord
+from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
+
+
+def acceptance_vector(
+    target: Float[Tensor, "positions vocab"],
+    draft: Float[Tensor, "positions vocab"],
+    *,
+    width: int,
+    rng: Randomness,
+    law: type[Proposal] = WithoutReplacement,
+) -> list[float]:
+    """The vector by recursive rejection, from the models' distributions on a text.
+
+    At every position `width` children are drawn, and the chance of each to be accepted is worked out
+    rather than drawn, so that some thousand positions suffice.
+
+    Args:
+        target: the target's probabilities `[positions, vocab]`, at the temperature of decoding.
+        draft: the draft's `[positions, vocab]`, likewise.
+        width: length of the vector.
+        rng: draws the children.
+        law: how they are drawn.
+
+    Returns:
+        For every rank the mean over positions; where a law runs out of tokens, that rank counts 0 there.
+
+    Raises:
+        InvalidInput: `width` below 1, no position, or shapes that differ.
+
+    Source: Sequoia, section 3.1 (arXiv 2402.12374).
+    """
+    _check_width(width)
+    if target.shape != draft.shape or target.dim() != 2 or not len(target):
+        raise InvalidInput(
+            f"target and draft are {list(target.shape)} and {list(draft.shape)}; give both as "
+            "[positions, vocab] for at least one position."
+        )
+    chances = [0.0] * width
+    for wanted, drawn in zip(target, draw_children(law, draft, count=width, rng=rng), strict=True):
+        residual, order, failed = Residual.of(wanted), DrawnOrder(drawn.tokens, drawn.proposal), 1.0
+        for rank in range(len(drawn.tokens)):
+            trial = order.next(residual)
+            assert trial is not None
+            chance = residual.chance(trial)
+            chances[rank] += failed * chance
+            failed *= 1 - chance
+            residual.reject(trial)
+    return [chance / len(target) for chance in chances]
+
+
+def acceptance_of_rounds(records: Iterable[RowRecord], *, width: int) -> list[float]:
+    """The vector from traced rounds: of the nodes that were judged and have a child of that rank, the share
+    in which it was accepted.
+
+    Args:
+        records: rows of rounds with their trees; siblings must have been judged in drawn order.
+        width: length of the vector.
+
+    Returns:
+        For every rank its share; 0 where no judged node had so many children.
+
+    Raises:
+        InvalidInput: `width` below 1, or a record without a tree.
+    """
+    _check_width(width)
+    judged, accepted = [0] * width, [0] * width
+    for record in records:
+        if record.tree is None:
+            raise InvalidInput("A record has no tree; trace the rounds.")
+        path = record.outcome.path
+        for node, after in zip(path, (*path[1:], None), strict=True):
+            children = [child for child, parent in enumerate(record.tree.parents) if parent == node]
+            for rank, child in enumerate(children[:width]):
+                judged[rank] += 1
+                accepted[rank] += child == after
+    return [hit / tried if tried else 0.0 for hit, tried in zip(accepted, judged, strict=True)]
+
+
+def _check_width(width: int) -> None:
+    if width < 1:
+        raise InvalidInput(f"width is {width}; give an integer >= 1.")

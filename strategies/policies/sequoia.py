@@ -1,0 +1,136 @@
+"""Sequoia's trees: the static shape that is best for a measured acceptance vector."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+
+import attrs
+import numpy as np
+from torch import Tensor
+
+from draftwood import Randomness, Request, TokenTree, TreePolicy, WithoutReplacement
+from draftwood.errors import InvalidInput
+from draftwood.fields import at_least
+from draftwood.strategies.policies.shapes import Place, Shape
+from draftwood.strategies.policies.static_tree import StaticTree
+
+
+def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape:
+    """The shape of at most `budget` nodes and `depth` levels with the most accepted tokens expected.
+
+    A node that is judged has its k-th child accepted with probability `acceptance[k]`, wherever it stands,
+    so a node is accepted with the product of the entries on its path, and a shape's value is the sum over
+    its nodes. Child k needs its elder siblings; no node gets more than `len(acceptance)` children.
+
+    The dynamic programme runs over levels left, ranks and nodes left, and stops at the level where one
+    more gains nothing: O(levels * ranks * budget²) at most.
+
+    Args:
+        acceptance: as for `Sequoia`.
+        budget: nodes at most, the root not counted, at least 1.
+        depth: levels at most, at least 1.
+
+    Returns:
+        The nodes' places, level by level. Nodes that can never be accepted are left out, but for (0,).
+
+    Source: Sequoia, section 3.1 (arXiv 2402.12374), with the depth limit of its appendix.
+    """
+    check_acceptance(acceptance)
+    if budget < 1 or depth < 1:
+        raise InvalidInput(f"budget is {budget} and depth {depth}; give at least 1 of both.")
+    most = min(budget, len(acceptance))
+    # values[m]: the best value below a judged node with m nodes to spend and the levels done so far.
+    values = np.zeros(budget + 1)
+    choices: list[np.ndarray] = []  # [level][rank, nodes left]: nodes for this child with its subtree
+    left = np.arange(budget + 1)[:, None] - np.arange(1, budget + 1)  # after a child took 1, 2, ... of m
+    for _ in range(min(depth, budget)):
+        chosen = np.zeros((most, budget + 1), dtype=np.int64)
+        below = np.zeros(budget + 1)  # value of the children of higher ranks
+        for rank in reversed(range(most)):
+            own = acceptance[rank] * (1 + values[:-1])
+            gains = np.where(left >= 0, own + below[left.clip(min=0)], -np.inf)
+            best = gains.max(axis=1)
+            chosen[rank] = np.where(best > 0, gains.argmax(axis=1) + 1, 0)
+            below = best.clip(min=0)
+        if (below <= values).all():
+            break
+        choices.append(chosen)
+        values = below
+    places: list[Place] = []
+    open_: list[tuple[Place, int, int, int]] = [((), len(choices), 0, budget)]
+    while open_:
+        place, levels, rank, nodes = open_.pop()
+        taken = int(choices[levels - 1][rank, nodes]) if levels and rank < most else 0
+        if taken:
+            child = (*place, rank)
+            places.append(child)
+            open_ += [(place, levels, rank + 1, nodes - taken), (child, levels - 1, 0, taken - 1)]
+    return tuple(sorted(places or [(0,)], key=lambda place: (len(place), place)))
+
+
+def check_acceptance(acceptance: Sequence[float]) -> None:
+    """Raise `InvalidInput` unless the entries are in [0, 1] and sum to at most 1."""
+    if not acceptance:
+        raise InvalidInput("acceptance is empty; give the chance of every child, the first one first.")
+    for rank, chance in enumerate(acceptance):
+        if not 0 <= chance <= 1:
+            raise InvalidInput(f"acceptance[{rank}] is {chance}; give chances in [0, 1].")
+    if sum(acceptance) > 1 + 1e-6:
+        raise InvalidInput(
+            f"acceptance sums to {sum(acceptance):.4g}; at most one sibling is accepted, so give at most 1."
+        )
+
+
+def _floats(values: Sequence[float] | str) -> tuple[float, ...]:
+    words = values.split(",") if isinstance(values, str) else values
+    try:
+        return tuple(float(value) for value in words)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"acceptance is {values!r}; give numbers such as 0.5,0.2,0.1.") from error
+
+
+def _acceptance(_: object, __: object, values: tuple[float, ...]) -> None:
+    check_acceptance(values)
+
+
+# The tree depends on the options alone; policies are copied for every row.
+_known_shape = lru_cache(maxsize=64)(best_shape)
+
+
+_ZOO_PAIR = (0.513, 0.118, 0.073, 0.033, 0.023, 0.027, 0.016, 0.013)
+
+
+@attrs.frozen
+class Sequoia(TreePolicy):
+    """The best static tree for an acceptance vector, its children drawn without replacement.
+
+    Attributes:
+        budget: nodes in the tree.
+        depth: levels at most.
+        acceptance: the chance of the first, second, ... child to be the accepted one at a node that is
+            judged; no node gets more children than it has entries. `draftwood.strategies.acceptance`
+            measures it. Default: that of the zoo's llama-7m with llama-draft at temperature 1, over 1,536
+            tokens that the target wrote after 24 prompts (GSM8K, HumanEval, WikiText-2).
+
+    Source: Sequoia, section 3.1 (arXiv 2402.12374).
+    """
+
+    budget: int = attrs.field(default=32, validator=at_least(1))
+    depth: int = attrs.field(default=10, validator=at_least(1))
+    acceptance: tuple[float, ...] = attrs.field(default=_ZOO_PAIR, converter=_floats, validator=_acceptance)
+    laws = frozenset({WithoutReplacement})
+    local = True
+    source = "Sequoia, section 3.1"
+
+    @property
+    def shape(self) -> Shape:
+        """The tree, as in `StaticTree`."""
+        return _known_shape(self.acceptance, budget=self.budget, depth=self.depth)
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return StaticTree(self.shape).branches
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        return StaticTree(self.shape, WithoutReplacement).grow(root, rng)

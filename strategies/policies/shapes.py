@@ -1,0 +1,104 @@
+"""Static tree shapes, as data.
+
+A shape is the set of its nodes' *places*: the ranks on the way from the root, so that (0, 2) is the third
+child of the root's first child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from draftwood.errors import InvalidInput, nearest
+
+Place: TypeAlias = "tuple[int, ...]"
+Shape: TypeAlias = "tuple[Place, ...]"
+
+# Children of the nodes of every level, in order; a level's last nodes may be left out, as leaves.
+_LEVELS: dict[str, tuple[tuple[int, ...], ...]] = {
+    # The tree of 64 nodes, root included, for four heads (arXiv 2401.10774, figure 6; `mc_sim_7b_63` in
+    # the authors' code).
+    "medusa": (
+        (10,),
+        (10, 7, 3, 2, 1, 1, 1, 1, 1, 1),
+        (10, 3, 2, 1, 1, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1),
+        (2,),
+    ),
+    # STree's configurations (arXiv 2505.14969, table 3). A is the authors' (figure 4a and their code). Of
+    # the others the text gives width, depth and number of tokens alone; who has which children is chosen
+    # here to meet them: B and C evenly, D from wide to narrow, E as A with one more level.
+    "stree-a": ((3,), (2, 1), (2, 1), (3,)),
+    "stree-b": ((4,), (2,) * 4, (2,) * 8),
+    "stree-c": ((3,), (2,) * 3, (1,) * 6),
+    "stree-d": ((4,), (2, 1, 1), (1, 1), (1, 1)),
+    "stree-e": ((3,), (2, 1), (2, 1), (2, 1), (3,)),
+}
+
+
+def _of_levels(levels: Sequence[Sequence[int]]) -> Shape:
+    places: list[Place] = []
+    level: list[Place] = [()]
+    for counts in levels:
+        level = [(*place, rank) for place, count in zip(level, counts, strict=False) for rank in range(count)]
+        places += level
+    return tuple(places)
+
+
+SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS.items()}
+"""The shapes known by name."""
+
+
+def as_shape(shape: str | Iterable[int] | Iterable[Iterable[int]]) -> Shape:
+    """A shape from its name in `SHAPES`, its nodes' places in any order, or its nodes' parents.
+
+    Parents are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its
+    children.
+
+    Returns:
+        The places level by level, siblings by rank.
+
+    Raises:
+        InvalidInput: an unknown name, no node, a place twice or without its parent's, a negative rank,
+            or parents out of order.
+    """
+    if isinstance(shape, str):
+        if shape not in SHAPES:
+            raise InvalidInput(f"There is no tree shape {shape!r}{nearest(shape, SHAPES)}")
+        return SHAPES[shape]
+    nodes = list(shape)
+    parents = [node for node in nodes if isinstance(node, int)]
+    places = [tuple(node) for node in nodes if not isinstance(node, int)]
+    if parents and places:
+        raise InvalidInput("shape mixes parents and places; give one of them for every node.")
+    ordered = sorted(places or _of_parents(parents), key=lambda place: (len(place), place))
+    known = set(ordered) | {()}
+    for place in ordered:
+        if not place or any(
+            isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in place
+        ):
+            raise InvalidInput(f"shape has a node at {place}; a place is one or more ranks >= 0.")
+        if place[:-1] not in known:
+            raise InvalidInput(f"shape has a node at {place} and none at {place[:-1]}; add its parent.")
+    if not ordered:
+        raise InvalidInput("shape has no node below the root; give at least the place (0,).")
+    if len(ordered) >= len(known):
+        twice = next(place for place, after in pairwise(ordered) if place == after)
+        raise InvalidInput(f"shape has two nodes at {twice}; name every place once.")
+    return tuple(ordered)
+
+
+def _of_parents(parents: Sequence[int]) -> list[Place]:
+    places: list[Place] = []
+    counts: list[int] = []
+    for node, parent in enumerate(parents):
+        if not (parent == -1 if node == 0 else 0 <= parent < node):
+            raise InvalidInput(
+                f"shape gives node {node} the parent {parent}; node 0 is the root with parent -1, and every "
+                "other parent stands before its child."
+            )
+        places.append((*places[parent], counts[parent]) if node else ())
+        counts.append(0)
+        if node:
+            counts[parent] += 1
+    return places[1:]

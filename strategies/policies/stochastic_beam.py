@@ -1,0 +1,88 @@
+"""Stochastic beam search: the tree of sequences drawn without replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
+from draftwood.fields import at_least
+from draftwood.strategies.policies.dyspec import start_children
+
+
+@attrs.frozen
+class StochasticBeam(TreePolicy):
+    """RSD-S: on every level the first `width` distinct prefixes of sequences drawn from the draft.
+
+    The papers perturb log-probabilities by Gumbel noise. Read as clocks, every sequence strikes after an
+    exponential time whose rate is its probability, a prefix when the first of its sequences does, and the
+    beam of a level is the `width` prefixes that strike first. That is the order in which prefixes first
+    appear in a stream of independent sequences, and it can be drawn level by level without any clock:
+
+    - Given the order of a level's prefixes, how often the stream comes back to those seen already says
+      nothing about which prefixes come next, and the other way round.
+    - So after j prefixes of a level have appeared, the next new one of the level below is a further child
+      of one of them, in proportion to the mass of its children not yet drawn; or it is the first child of
+      prefix j + 1, in proportion to the mass of all prefixes that have not appeared.
+    - The child itself is then drawn from what is left of its parent's distribution.
+
+    The law of trees is that of stochastic beam search exactly (tests compare both, noise for noise and
+    law for law); no Gumbel has to be truncated, which is where its implementations lose their digits, and
+    all choices are finite, so that they can be enumerated. A child's token is drawn after it is decided that
+    its parent gets one more, and no node is dropped: law P. Siblings stand in the order of their perturbed
+    values.
+
+    A prefix after which the draft proposes nothing stays a leaf and its mass is gone.
+
+    Attributes:
+        width: prefixes on a level; the tree has up to `width * depth` nodes.
+        depth: levels.
+
+    Source: RSD, algorithms 8 and 9 (RSD-S); stochastic beam search, Kool et al. 2019 (arXiv 1903.06059).
+    """
+
+    width: int = attrs.field(default=4, validator=at_least(1))
+    depth: int = attrs.field(default=4, validator=at_least(1))
+    laws = frozenset({WithoutReplacement})
+    adaptive = True
+    source = "RSD, algorithms 8 and 9"
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return self.width > 1
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        tree = TreeBuilder(root)
+        reach = [1.0]  # the draft's probability of the path to every node
+        beam, ahead = [0], [0.0]  # the level in order, and the mass of all that appears after each
+        for _ in range(self.depth):
+            probs = yield tree.request(beam)
+            children = list(start_children(WithoutReplacement, beam, probs, self.width).values())
+            below: list[int] = []
+            ahead_below: list[float] = []
+            # What may come next: a further child of a prefix that has appeared, or the next prefix.
+            weights = [1.0]
+            while len(below) < self.width and sum(weights) > 0:
+                place = rng.choose(torch.tensor(weights, dtype=torch.float64))
+                parent, left = beam[place], children[place]
+                if place == len(weights) - 1:
+                    # Once the whole beam has appeared, nothing new is to come.
+                    weights.append(ahead[place] if place + 1 < len(beam) else 0.0)
+                if left.worth == 0:
+                    weights[place] = 0.0
+                    continue
+                token, chance = left.draw(rng)
+                weights[place] = reach[parent] * left.worth
+                below.append(tree.add(parent, token))
+                reach.append(reach[parent] * chance)
+                ahead_below.append(sum(weights))
+            for node, drawn in zip(beam, children, strict=True):
+                if drawn.tokens:
+                    tree.proposals[node] = drawn.proposal()
+            if not below:
+                break
+            beam, ahead = below, ahead_below
+        return tree.finish()
