@@ -245,6 +245,8 @@ def test_dynatree_forgets_what_lies_behind_its_window():
     assert (observed(extreme, 0.0, 30).confident, extreme.now.deep, extreme.now.depth) == (0.99, 0.9, 1)
     assert observed(extreme, 1.0, 30).confident == 0.6
     assert extreme.now.depth == 1
+    assert observed(DynaTree(depth=1), 0.0, 10).depth == 1
+    assert observed(DynaTree(confident=0.45), 1.0, 10).confident == 0.45
 
 
 POLICIES = {
@@ -308,6 +310,8 @@ def test_what_lies_below_a_node_that_was_not_asked_for_is_not_asked_for_either()
     tree, asked = grow(DynamicDepth(Guess(), 0.5), lambda path: torch.tensor(rows.get(path, [0.0, 0.0, 1.0])))
     assert len(tree) == 15
     assert asked == [[(0,)], [(0, 2)], [(0, 2, 2)]]
+    tree, asked = grow(DynamicDepth(Guess(), 0.0, 1), lambda path: torch.full((3,), 1 / 3))
+    assert (len(tree), asked) == (15, [[(0,)]])
 
 
 def test_the_threshold_follows_the_outcomes():
@@ -323,6 +327,11 @@ def test_the_threshold_follows_the_outcomes():
     assert after(1.0, 0.0) == 0.0
     assert after(1.0, 1e-9) == 1e-9, "no level was stopped, so a lower threshold changes nothing"
     assert after(0.0, 1.0) == 1.0
+    policy, certain = DynamicDepth(Chain(4, "top-k"), 0.9), torch.tensor([0.0, 1.0, 0.0])
+    for probs, threshold in ((table(4, 3), 0.899), (lambda path: certain, 0.899)):
+        tree, _ = grow(policy, probs)
+        policy.observe(outcome(tree.depth))
+        assert policy.threshold == pytest.approx(threshold), "what was stopped in an earlier round is past"
 
 
 def toy(seed=7, vocab=3):
