@@ -49,7 +49,7 @@ SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS
 """The shapes known by name."""
 
 
-def as_shape(shape: str | Iterable[int] | Iterable[Iterable[int]]) -> Shape:
+def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
     """A shape from its name in `SHAPES`, its nodes' places in any order, or its nodes' parents.
 
     Parents are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its
@@ -68,7 +68,7 @@ def as_shape(shape: str | Iterable[int] | Iterable[Iterable[int]]) -> Shape:
         return SHAPES[shape]
     nodes = list(shape)
     parents = [node for node in nodes if isinstance(node, int)]
-    places = [tuple(node) for node in nodes if not isinstance(node, int)]
+    places: list[Place] = [tuple(node) for node in nodes if not isinstance(node, int)]
     if parents and places:
         raise InvalidInput("shape mixes parents and places; give one of them for every node.")
     ordered = sorted(places or _of_parents(parents), key=lambda place: (len(place), place))
