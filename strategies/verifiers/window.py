@@ -57,12 +57,18 @@ class Window:
             further: siblings after the two; their number must not depend on these two.
             residual: what is left of the target.
         """
-        draft = p
+        draft = p.to(h.dtype)
         if tried:
-            draft = p.clone()
+            draft = draft.clone() if draft is p else draft
             draft[list(tried)] = 0
+        beside = others(draft)
+        if h.dtype != torch.float64 and float(beside.min()) < 1e-30:
+            # The odds of a token that is nearly certain leave the range of float32.
+            h, draft, chances = h.double(), draft.double(), chances.double()
+            beside = others(draft)
         # A token that is all that is left has nobody beside it, and is nobody's rival.
-        odds = (h / others(draft)).nan_to_num_(nan=0, posinf=0)
+        odds = (h / beside).nan_to_num_(nan=0, posinf=0)
+        chances = chances.to(h.dtype)
         whole_h, whole_odds = (h[0], odds[0]) if len(h) == 1 else (h.sum(0), odds.sum(0))
         members, f = choose_class(whole_h, draft, whole_odds, residual, further)
         return cls(h, draft, chances, odds, members, f)
@@ -84,6 +90,9 @@ class Window:
         if levels > 1:
             p1.add_(self.draft, alpha=float(self.chances @ worse[:levels]))
         p1[self.members] = sum(self._joint(self.members, self.f, better, worse)).sum(0)
+        # What a nearly certain token takes from itself cancels too badly, so it is left out of its sums.
+        top = self.draft.argmax().reshape(1)
+        p1[top] = sum(self._alone(top)).sum(0)
         return Law(p1.clamp_(min=0))
 
     def levels(self, token: int, came: bool) -> Float[Tensor, " levels"]:
@@ -92,10 +101,11 @@ class Window:
         Computed apart from `first`, so that no bit of p1 depends on the token: a rounding that did would
         tell of it wherever two classes are equally good.
         """
-        f = self.f.new_tensor([self.chance_of_class(token)])
-        joint = self._joint(self.members.new_tensor([token]), f, *self._rivals())[came]
+        joint = self._alone(self.members.new_tensor([token]))[came]
         of_token = joint.unflatten(0, (2, len(self.chances))).sum((0, 2))
-        return of_token / of_token.sum()
+        total = of_token.sum()
+        # What rounding holds to be impossible may still come; it then tells nothing.
+        return of_token / total if float(total) > 0 else torch.full_like(of_token, 1 / len(of_token))
 
     def second(self, token: int) -> Float[Tensor, "1 vocab"]:
         """The law of the other one, given the `token` that went first; for windows of one level."""
@@ -126,12 +136,28 @@ class Window:
         weights[:, self.members] = of_class.sum(0) * members
         return _normalised(weights, token)
 
-    def _rivals(self) -> tuple[Tensor, Tensor]:
-        """For every rank, the next ones that beat it and, over q, the held ones that it beats: `[ranks]`."""
+    def _alone(self, token: Int[Tensor, " 1"]) -> tuple[Tensor, Tensor]:
+        """As `_joint` for one token, which is left out of the sums over its rivals."""
+        f = self.f.new_tensor([self.chance_of_class(int(token))])
+        better, worse = self._rivals(token)
+        following, held = self._masses(token, f)
+        h = (torch.stack([1 - f, f]).unsqueeze(1) * self.h[:, token]).flatten(0, 1)
+        return (h - held * better[:, None]).clamp_(min=0), following * worse[:, None]
+
+    def _rivals(self, beside: Int[Tensor, " some"] | None = None) -> tuple[Tensor, Tensor]:
+        """For every rank, the next ones that beat it and, over q, the held ones that it beats: `[ranks]`.
+
+        Tokens `beside` are left out.
+        """
         levels = len(self.chances)
-        following, held = (mass.sum(-1) for mass in self._masses(self.members, self.f))
-        following[:levels] += self.chances * (self.draft.sum() - self.draft[self.members].sum())
-        held[:levels] += self.odds.sum(-1) - self.odds[:, self.members].sum(-1)
+        members, f = self.members, self.f
+        gone = members
+        if beside is not None:
+            members, f = members[members != beside], f[members != beside]
+            gone = torch.cat([members, beside])
+        following, held = (mass.sum(-1) for mass in self._masses(members, f))
+        following[:levels] += self.chances * self.draft.index_fill(0, gone, 0).sum()
+        held[:levels] += self.odds.index_fill(1, gone, 0).sum(-1)
         return _later(following), _earlier(held)
 
     def _masses(self, tokens: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,12 +178,12 @@ class Window:
 def _normalised(weights: Float[Tensor, "levels vocab"], without: int) -> Float[Tensor, "levels vocab"]:
     """`weights` with the token `without` at 0, summing to 1; changed in place."""
     weights[:, without] = 0
-    return weights.div_(weights.sum(dtype=torch.float64).clamp(min=torch.finfo(torch.float64).tiny))
+    return weights.div_(weights.sum(dtype=torch.float64).clamp(min=torch.finfo(weights.dtype).tiny))
 
 
 def _earlier(weights: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """For every rank the sum over the lower ones."""
-    return weights.cumsum(0) - weights
+    return torch.cat([torch.zeros_like(weights[:1]), weights[:-1].cumsum(0)])
 
 
 def _later(weights: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

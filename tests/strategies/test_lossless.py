@@ -4,7 +4,13 @@ import attrs
 import pytest
 import torch
 
-from draftwood import InvalidDistribution, TorchRandomness, TreeBuilder, WithReplacement
+from draftwood import (
+    InvalidDistribution,
+    TorchRandomness,
+    TreeBuilder,
+    WithoutReplacement,
+    WithReplacement,
+)
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
@@ -12,8 +18,17 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import BudgetExceeded, ToyBackend, ToyModel, assert_lossless, joint_law
+from draftwood.testing import (
+    BudgetExceeded,
+    ToyBackend,
+    ToyModel,
+    assert_lossless,
+    enumerate_outcomes,
+    joint_law,
+)
 
 
 def toy(vocab=3, seed=7):
@@ -114,3 +129,30 @@ def test_a_draft_distribution_that_is_none_is_refused(p, message):
     tree.add_children(0, [0], WithReplacement(torch.tensor(p)))
     with pytest.raises(InvalidDistribution, match=message):
         RecursiveRejection().verify(tree.finish(), torch.full((2, 3), 1 / 3), TorchRandomness.seeded(0))
+
+
+@pytest.mark.parametrize("rest", [1e-3, 1e-8, 1e-11, 1e-39])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        RecursiveRejection(),
+        ClassOrderedRejection(),
+        ClassOrderedRejection(phantoms=True),
+        ClassOrderedTraversal(),
+        ClassOrderedTraversal(luck=0.5),
+    ],
+    ids=str,
+)
+def test_a_nearly_certain_draft_costs_no_digits_in_float32(verifier, rest):
+    draft = torch.tensor([1 - rest, 0.6 * rest, 0.4 * rest], dtype=torch.float64).float()
+    target = torch.tensor([0.2, 0.2, 0.6])
+
+    def first_token(rng):
+        tree = TreeBuilder(0)
+        tree.add_children(0, rng.without_replacement(draft.double(), 2), WithoutReplacement(draft))
+        return verifier.verify(tree.finish(), target.expand(3, 3), rng).emitted[0]
+
+    law = torch.zeros(3, dtype=torch.float64)
+    for weight, token in enumerate_outcomes(first_token):
+        law[token] += weight
+    assert (law - target).abs().max() < 1e-6

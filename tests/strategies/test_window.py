@@ -18,7 +18,6 @@ from tests.strategies import plain
 
 EXACT = {torch.float64: 1e-12, torch.float32: 2e-6}
 DTYPES = list(EXACT)
-cancels = pytest.mark.xfail(strict=False, reason="sums over rivals cancel where the draft is nearly certain")
 
 
 @st.composite
@@ -45,7 +44,7 @@ def arguments(draw, levels=(1, 2)):
     live = p.clone()
     live[tried] = 0
     # Below that, h over what D holds beside a token leaves the numbers of float32.
-    assume(bool(live.any()) and all(not 0 < beside(live, y) < 1e-30 for y in range(vocab)))
+    assume(bool(live.any()) and all(not 0 < beside(live, y) < 1e-300 for y in range(vocab)))
     # Only what D may draw can be held: D itself, or D with other odds, zeros among them.
     h = torch.stack(
         [live / live.sum() if draw(st.booleans()) else draw(drafts(vocab)) for _ in range(levels)]
@@ -108,14 +107,12 @@ def check(window, exact):
                 near(window.second_of_level(x, rank=rank, came=came), plain.given(joint))
 
 
-@cancels
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=arguments())
 def test_the_laws_are_those_of_all_pairs(dtype, case):
     check(opened(case, dtype), EXACT[dtype])
 
 
-@cancels
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=arguments(), data=st.data())
 def test_the_laws_are_those_of_all_pairs_whatever_the_class(dtype, case, data):
@@ -137,7 +134,6 @@ def test_one_class_for_all_is_the_drawn_order(dtype, case, belongs):
             assert (window.second(x)[0] - torch.tensor(rest, dtype=torch.float64)).abs().max() <= EXACT[dtype]
 
 
-@cancels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("luck", [0.0, 0.5])
 @settings(max_examples=15)  # of many orders each
