@@ -89,10 +89,12 @@ class Window:
         p1 = p1 - better[:levels] @ self.odds
         if levels > 1:
             p1.add_(self.draft, alpha=float(self.chances @ worse[:levels]))
-        p1[self.members] = sum(self._joint(self.members, self.f, better, worse)).sum(0)
+        stays, comes = self._joint(self.members, self.f, better, worse)
+        p1[self.members] = (stays + comes).sum(0)
         # What a nearly certain token takes from itself cancels too badly, so it is left out of its sums.
         top = self.draft.argmax().reshape(1)
-        p1[top] = sum(self._alone(top)).sum(0)
+        stays, comes = self._alone(top)
+        p1[top] = (stays + comes).sum(0)
         return Law(p1.clamp_(min=0))
 
     def levels(self, token: int, came: bool) -> Float[Tensor, " levels"]:
@@ -237,7 +239,7 @@ def choose_class(
     sizes = torch.cat([ends[:16], ends[-1] * torch.linspace(0, 1, 25, dtype=ends.dtype, device=ends.device)])
     f = ((sizes.unsqueeze(1) - (ends - proposed)) / proposed).clamp(0, 1)
     f = torch.where(f < 1e-6, 0, f)  # what rounding left is not worth a coin
-    best = int(passed(torch.nn.functional.pad(f, (0, 1)), *columns, further).argmax())
+    best = int(passed(torch.nn.functional.pad(f, (0, 1)), *columns, further=further).argmax())
     count = int((f[best] > 0).sum())
     return some[:count], f[best, :count]
 
@@ -248,6 +250,7 @@ def passed(
     h: Float[Tensor, " n"],
     draft: Float[Tensor, " n"],
     odds: Float[Tensor, " n"],
+    *,
     further: int,
 ) -> Float[Tensor, " sizes"]:
     """The mass `[sizes]` of `target` that the siblings let through, for every class `f`.
