@@ -74,7 +74,8 @@ def test_laws_that_depend_on_an_option_are_found():
     }
 
 
-def test_third_parties_have_rows_too_and_a_broken_one_says_why(draftwood, third_party):
+def test_third_parties_have_rows_too_and_a_broken_one_says_why(draftwood, third_party, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # a narrow table breaks sentences
     found = by_name(entries())
     assert found["bushy"].laws == ("WithReplacement",)
     assert found["bushy"].options == {"width": "3"}

@@ -100,7 +100,7 @@ def check(window, exact):
             chance = sum(pairs.levels[x, came])
             if chance >= 1e-9:
                 told = window.levels(x, came)
-                near(told, plain.normalised(pairs.levels[x, came]), exact * max(1, 1e-3 / chance))
+                near(told, plain.normalised(pairs.levels[x, came]), exact * max(1, 1e-1 / chance))
         for rank, came in itertools.product(range(2 * levels), (False, True)):
             joint = pairs.second_of[x, rank, came]
             if sum(map(sum, joint)) >= 1e-9:
