@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Annotated, Any
 
 import attrs
@@ -158,11 +159,12 @@ def _show(found: list[Entry]) -> None:
 def _options(entry: Entry) -> list[str]:
     """Indented below the name: a column of their own would leave the source too little room."""
     return [
-        f"  {option}" if default is None else f"  {option}={default}"
+        f"  {option}" if default is None else f"  {option}={shorten(default, _WIDEST, placeholder=' ...')}"
         for option, default in entry.options.items()
     ]
 
 
+_WIDEST = 24  # of a default in the table; JSON has it whole
 _CELLS: dict[str, Callable[[Entry], str]] = {
     "name": lambda entry: "\n".join((entry.name, *_options(entry))),
     "laws": lambda entry: "\n".join(

@@ -20,7 +20,7 @@ from draftwood import (
 )
 from draftwood.drawing import Drawn
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.policies.shapes import SHAPES, Place, Shape, as_shape
+from draftwood.strategies.policies.shapes import Place, Shape, as_shape
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class StaticTree(TreePolicy):
     (arXiv 2505.14969).
     """
 
-    shape: Shape = attrs.field(default=SHAPES["stree-a"], converter=as_shape)
+    shape: Shape = attrs.field(default="stree-a", converter=as_shape)  # type: ignore[assignment]
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     local = True
     source = "Medusa, section 2.3.3; STree, section 5.3"
