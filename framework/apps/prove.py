@@ -56,6 +56,12 @@ _SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 2, "depth": 3, "branching": 2, "budget": 4, "paths": 2, "width": 1, "shape": _THREE},
 )
 
+# Over several rounds, a policy that learns is visited with every past it may have had, so its tree is
+# the smallest one, and its memory is short enough to act within them.
+_LEARNING: dict[str, Any] = {
+    "length": 1, "depth": 1, "branching": 1, "budget": 1, "paths": 1, "width": 1, "warmup": 1, "window": 2
+}  # fmt: skip
+
 
 @attrs.frozen
 class Toys:
@@ -237,6 +243,8 @@ def prove_pair(pair: Pair, models: Iterable[Toys], given: Mapping[str, str] | No
     for toys in models:
         try:
             policy, verifier = pair.build(toys.shape, given or {})
+            if policy.learns and toys.rounds is None:
+                policy, verifier = pair.build(_LEARNING, given or {})
             error, why = _prove_on(toys, policy, verifier)
         except IncompatibleStrategy as refusal:
             return Verdict(pair, None, "refused", one_line(refusal))
