@@ -40,7 +40,7 @@ class StaticTree(TreePolicy):
     (arXiv 2505.14969).
     """
 
-    shape: Shape = attrs.field(default="stree-a", converter=as_shape)  # type: ignore[assignment]
+    shape: Shape = attrs.field(default="stree-a", converter=as_shape)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     local = True
     source = "Medusa, section 2.3.3; STree, section 5.3"
