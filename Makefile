@@ -19,7 +19,7 @@ help:
 	@echo "make demo    watch a language model write through a draft tree"
 	@echo "make test    run the tests"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
-	@echo "make thorough the same on 200 toy models, and long searches of the laws: about an hour"
+	@echo "make thorough the same on 200 toy models, and long searches of the laws"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
@@ -39,7 +39,7 @@ prove: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
-	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes about an hour."
+	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes long."
 	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \

@@ -82,15 +82,13 @@ class Panel(Verifier):
         return next(iter(self.judges.values())).verify(tree, target_probs, rng)
 
 
-def interval(totals: Tensor, rounds: Tensor, baseline: Tensor | None = None) -> tuple[float, float, float]:
-    """Tokens a round (or their ratio to `baseline`) over prompts, with a bootstrapped 95 % interval.
+def interval(totals: Tensor, below: Tensor) -> tuple[float, float, float]:
+    """The ratio of two sums over prompts, with a bootstrapped 95 % interval.
 
     Args:
         totals: tokens of every prompt `[prompts]`.
-        rounds: rounds of every prompt `[prompts]`.
-        baseline: tokens of another verifier in the same rounds `[prompts]`.
+        below: its rounds, or another verifier's tokens in them, `[prompts]`.
     """
-    below = rounds if baseline is None else baseline
     draws = np.random.default_rng(0).integers(len(totals), size=(4000, len(totals)))
     ratios = totals.numpy()[draws].sum(1) / below.numpy()[draws].sum(1)
     low, high = np.quantile(ratios, [0.025, 0.975])
@@ -153,7 +151,7 @@ def verifiers(
     for name, totals in emitted.items():
         own = torch.tensor(totals, dtype=torch.float64)
         mean, low, high = interval(own, counted)
-        ratio, least, most = interval(own, counted, baseline)
+        ratio, least, most = interval(own, baseline)
         gain = f"{ratio - 1:+.1%} ({least - 1:+.1%} to {most - 1:+.1%})"
         time = median(panel.seconds[name]) * 1e3
         typer.echo(f"{name:<26}{mean:13.3f}{f'{low:.3f} to {high:.3f}':>17}{gain:>26}{time:12.2f}")

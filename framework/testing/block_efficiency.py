@@ -10,8 +10,8 @@ from torch import Tensor
 
 from draftwood.protocols import Drafter, Outcome, TreePolicy, Verifier
 from draftwood.randomness import Randomness
-from draftwood.sampling import SamplingParams
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.proposal_law import grow_tree
 from draftwood.testing.toy import ToyModel
 from draftwood.tree import TokenTree
 
@@ -37,22 +37,9 @@ def drawn_trees(
     Equal are trees with the same tokens at the same places; their laws are then the same too.
     """
     merged: dict[tuple[tuple[int, ...], tuple[int, ...]], WeightedTree] = {}
-    sampling = SamplingParams(temperature=temperature)
 
     def grow(rng: Randomness) -> TokenTree:
-        drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
-        try:
-            growing = policy.grow(prompt[-1], rng)
-            request = next(growing)
-            while True:
-                logits = drafter.distributions([request])[0]
-                flat = sampling.distribution(logits.flatten(0, -2), may_be_empty=True)
-                request = growing.send(flat.reshape(logits.shape))
-        except StopIteration as finished:
-            tree: TokenTree = finished.value
-            return tree.validated(None)
-        finally:
-            drafter.release()
+        return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng)
 
     for weight, tree in enumerate_outcomes(grow, budget=budget):
         key = (tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()))

@@ -30,8 +30,8 @@ class ClassOrderedTraversal(Traversal):
             ones before it; on other trees the full window is stronger. Not together with luck.
         luck: the chance b of `Foresight`, 0 for none. Of two siblings of one class the one whose first
             child is a lucky draw goes first. Needs local trees: the shape of one subtree must not tell of
-            the tokens in another. Worth it where nodes below the first level have one child (over [3,1]
-            trees 0.5 closes ten more points of the gap to the optimum), less where they have several.
+            the tokens in another. Worth it on toy models where nodes below the first level have one
+            child; on real ones no gain over chance was seen (docs/verifiers.md).
 
     Cost: about 15 passes over the vocabulary for every pair of siblings that is visited, 25 with luck.
 

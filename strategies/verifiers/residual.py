@@ -49,7 +49,7 @@ class Residual:
     recursive rejection.
 
     Attributes:
-        weights: `scale` times a T, `[vocab]`; owned, changed in place.
+        weights: `scale` times a T, `[vocab]`.
         deficit: `scale` times 1 - a, which no rejection changes.
         scale: the sum of both.
     """
