@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import torch
 from torch import Tensor
 
 from draftwood import Randomness
-from draftwood.proposals import ALL_LAWS, Proposal, check_distribution
+from draftwood.proposals import ALL_LAWS, Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
+from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
 
 
 @attrs.frozen
@@ -29,20 +31,19 @@ class RecursiveRejection(NodeWise):
     laws = ALL_LAWS
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
 
+    def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+        """The order in which the children of a node are tried."""
+        return DrawnOrder(tokens, proposal)
+
     def judge(
         self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
     ) -> tuple[int | None, Tensor]:
-        earlier: list[int] = []
-        for k, token in enumerate(tokens):
-            draft = proposal.conditional(k, earlier)
-            if k == 0:
-                check_distribution(draft, f"The draft distribution of {type(proposal).__name__}")
-            wanted, offered = float(target[token]), float(draft[token])
-            if wanted > 0 and rng.accept(wanted / offered if offered > 0 else 1.0):
-                return k, target
-            residual = (target - draft).clamp_(min=0)
-            total = residual.sum()
-            if float(total) > 0:
-                target = residual / total
-            earlier.append(token)
-        return None, target
+        order, residual = self.siblings(tokens, proposal, rng), Residual.of(target)
+        while trial := order.next(residual):
+            chance = residual.chance(trial)
+            if chance > 0 and rng.accept(chance):
+                if trial.place is not None:
+                    return trial.place, target
+                return None, torch.zeros_like(target).index_fill_(0, torch.tensor([trial.token]), 1)
+            residual.reject(trial)
+        return None, residual.weights

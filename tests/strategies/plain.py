@@ -187,7 +187,7 @@ def class_ordered_rejection(tree, targets, coins, choose, *, phantoms=False):
             p = proposal.p.tolist()
             tries = ClassOrder(tokens, p, p, left, coins, choose, phantoms).tries()
         for tried in tries:
-            if coins.accept(left.chance(tried)):
+            if left.target[tried.token] > 0 and coins.accept(left.chance(tried)):
                 if tried.place is None:
                     left.target = [float(token == tried.token) for token in range(len(left.target))]
                     return Outcome.of(tree, path, extra=coins.choose(left.target), bonus=False)

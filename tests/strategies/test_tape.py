@@ -100,12 +100,12 @@ def compare(verifier, tree, targets, *, tape):
     uniforms = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(tape))
     rng, coins, choices = TapeRandomness(uniforms), plain.Coins(uniforms.tolist()), Choices()
     found = choices.record(verifier.verify, tree, targets, rng)
-    if isinstance(verifier, RecursiveRejection):
-        expected = plain.recursive_rejection(tree, targets, coins)
-    elif isinstance(verifier, ClassOrderedRejection):
+    if isinstance(verifier, ClassOrderedRejection):
         expected = plain.class_ordered_rejection(
             tree, targets, coins, choices.replay, phantoms=verifier.phantoms
         )
+    elif isinstance(verifier, RecursiveRejection):
+        expected = plain.recursive_rejection(tree, targets, coins)
     elif isinstance(verifier, ClassOrderedTraversal):
         expected = plain.Traversal(
             tree, targets, coins, choices.replay, verifier.phantoms, verifier.luck
