@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.utils import is_accelerate_available
 
+from draftwood.backends.masks import reaches
 from draftwood.backends.probe import disagreement
+from draftwood.backends.recurrent.rebuild import recurrent_layers, unclamped
+from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
@@ -26,6 +28,8 @@ Attention = Literal["auto", "mask", "paths"]
 
 # The self-check's verdict for every model seen: None where a mask serves it, else the reason against it.
 _verdicts: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+# Which ways of running trees were seen to serve a model with recurrent layers.
+_recurrent_checked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
 
 def load(
@@ -46,12 +50,13 @@ def load(
         device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
             accelerator where there is one, else the CPU.
         attention: how trees run. `"mask"`: in one pass under a tree mask; `"paths"`: one batch row for each
-            path; `"auto"`: by mask where a short self-check agrees with the model's own decoding.
+            path; `"auto"`: by mask where a short self-check agrees with the model's own decoding. Recurrent
+            layers follow the same mask; by paths, each path has a copy of their states.
 
     Raises:
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
-        UnsupportedModel: no safetensors, remote code, an encoder-decoder, recurrent state, or a model that
-            fails the self-check both ways.
+        UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
+            kind, or a model that fails the self-check.
         OutOfMemory: the self-check did not fit.
     """
     if attention not in ("auto", "mask", "paths"):
@@ -64,7 +69,9 @@ def load(
         )
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
-    refuse_unserved(model.config, stateful=getattr(model, "_is_stateful", False))
+    refuse_unserved(model.config)
+    if _is_recurrent(model):
+        return _recurrent(model, attention)
     if attention == "mask":
         return TransformerBackend(model)
     if attention == "paths":
@@ -108,24 +115,19 @@ def load_model(
     return model.eval() if place == "auto" else model.to(place).eval()
 
 
-def refuse_unserved(config: Any, *, stateful: bool = False) -> None:
+def refuse_unserved(config: Any) -> None:
     """`UnsupportedModel` for the families that no backend serves."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
         )
     try:
-        layers = DynamicCache(config=config).layers
+        DynamicCache(config=config)
     except Exception as error:  # configs of models whose cache is of their own making fail in many ways
         raise UnsupportedModel(
             f"{config.model_type} has no cache that transformers' DynamicCache can hold "
-            f"({type(error).__name__}: {error}); use a model whose layers are attention with a KV cache."
+            f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
         ) from error
-    if stateful or any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
-        raise UnsupportedModel(
-            f"{config.model_type} keeps recurrent states, which are not served yet; use a model whose "
-            "layers are attention with a KV cache."
-        )
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
@@ -198,6 +200,35 @@ def _checked(model: Any) -> StateBackend:
                     "use a causal language model with a KV cache."
                 )
     return TransformerBackend(model) if _verdicts[model] is None else UnrolledBackend(model)
+
+
+def _is_recurrent(model: Any) -> bool:
+    """Whether any layer of `model` keeps a recurrent state."""
+    text = model.config.get_text_config(decoder=True)
+    # Models with a cache of their own making, such as RWKV, say no more than that they are stateful.
+    unlisted = getattr(model, "_is_stateful", False) and getattr(text, "layer_types", None) is None
+    return bool(recurrent_layers(model.config)) or unlisted
+
+
+def _recurrent(model: Any, attention: Attention) -> StateBackend:
+    """The backend of a model with recurrent layers; each way of running trees is checked once a model."""
+
+    def made() -> StateBackend:
+        if attention == "paths":
+            return UnrolledBackend(model)
+        pure = not reaches(model.config, recurrent=True)
+        return SSMBackend(model) if pure else HybridBackend(model)
+
+    backend = made()
+    if attention == "mask" or _recurrent_checked.get(model, {}).get(attention):
+        return backend
+    if (reason := disagreement(backend, unclamped(model))) is not None:
+        raise UnsupportedModel(
+            f"{type(backend).__name__} does not decode what {type(model).__name__} itself does ({reason}); "
+            + ('load it with attention="auto".' if attention == "paths" else "use a model of another family.")
+        )
+    _recurrent_checked.setdefault(model, {})[attention] = True
+    return backend
 
 
 def _verdict(model: Any) -> str | None:

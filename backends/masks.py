@@ -38,8 +38,12 @@ class Reach:
         return queries // self.chunk == keys // self.chunk
 
 
-def reaches(config: Any) -> dict[str, Reach]:
+def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
     """The reach of every kind of attention layer in a model, by the name transformers gives the kind.
+
+    Args:
+        config: of the model.
+        recurrent: whether its recurrent layers are served by others, and may leave it without any kind.
 
     Raises:
         UnsupportedModel: for layers that are not attention with a KV cache, or windows of several sizes.
@@ -50,9 +54,10 @@ def reaches(config: Any) -> dict[str, Reach]:
     found: dict[str, Reach] = {}
     for place, layer in enumerate(layers):
         # Reads another layer's keys, or has no attention. By name: transformers 5.17 has no such class.
-        if type(layer).__name__ == "DummyLayer":
+        name = type(layer).__name__
+        if name == "DummyLayer" or (recurrent and name == "LinearAttentionLayer"):
             continue
-        if type(layer) is DynamicLayer:
+        if type(layer) is DynamicLayer or (recurrent and name == "LinearAttentionAndFullAttentionLayer"):
             kind, reach = "full_attention", Reach()
         elif type(layer) is DynamicSlidingWindowLayer:
             chunked = getattr(text, "attention_chunk_size", None) is not None
@@ -61,15 +66,14 @@ def reaches(config: Any) -> dict[str, Reach]:
             reach = Reach(chunk=size) if kind == "chunked_attention" else Reach(window=size)
         else:
             raise UnsupportedModel(
-                f"Layer {place} of {text.model_type} keeps a {type(layer).__name__}, which is no "
-                "plain KV cache."
+                f"Layer {place} of {text.model_type} keeps a {name}, which is no plain KV cache."
             )
         if found.setdefault(kind, reach) != reach:
             raise UnsupportedModel(
                 f"The {kind} layers of {text.model_type} differ in size ({found[kind]}, {reach}); one mask "
                 "cannot serve them."
             )
-    return found or {"full_attention": Reach()}
+    return found if found or recurrent else {"full_attention": Reach()}
 
 
 class Masks:
@@ -87,8 +91,8 @@ class Masks:
 
     def build(
         self, visible: Tensor, *, queries: Tensor, keys: Tensor | None, longest: int
-    ) -> Tensor | dict[str, Tensor]:
-        """The mask, or one for every kind of layer where a model mixes them.
+    ) -> Tensor | dict[str, Tensor] | None:
+        """The mask, or one for every kind of layer where a model mixes them; None where it has no attention.
 
         Args:
             visible: bool `[rows, queries, keys]`, by ancestry alone.
@@ -103,7 +107,7 @@ class Masks:
                 assert keys is not None
                 seen = visible & reach.sees(queries, keys)
             masks[kind] = torch.where(seen, self._open, self._shut).unsqueeze(1)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return masks if len(masks) > 1 else next(iter(masks.values()), None)
 
     def limited(self, longest: int) -> bool:
         """Whether key positions matter for sequences of up to `longest` tokens."""

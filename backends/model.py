@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.errors import InvalidInput
+from draftwood.backends.layers import count_layers, without
+from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
 
@@ -17,13 +18,15 @@ class ModelBackend(StateBackend):
     """Abstract: a backend that runs a decoder-only transformers model.
 
     Attributes:
-        model: the transformers model, in evaluation mode.
+        model: the transformers model, in evaluation mode, as it was given.
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
         max_length: positions the model was made for, or None where it names no limit.
         weight_bytes: bytes of its parameters, tied ones counted once.
         eos_token_ids: tokens that end a text, by the model's generation config.
         pad_token_id: what pads finished rows, by the same, or None.
+        skippable_layers: its decoder layers; 0 where they are not found.
+        hidden_size: what its LM head reads; None where that is not known.
         device: where token ids go.
     """
 
@@ -44,26 +47,92 @@ class ModelBackend(StateBackend):
         head = model.get_output_embeddings()
         limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
         self.model, self.chunk = model, chunk
+        # What runs: the model, or a copy of its structure over the same weights.
+        self._module = model
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
         self.max_length: int | None = int(limit) if limit else None
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.eos_token_ids = tuple(_listed(_generation(model, "eos_token_id")))
         self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)
+        self.skippable_layers = count_layers(model)
+        width = getattr(head, "in_features", None)
+        self.hidden_size: int | None = None if width is None else int(width)
         self.device = input_device(model)
-        self._takes_positions = _takes(model, "position_ids")
+        self._keeps_hidden = False
+        self._read: Tensor
+        self._takes_positions = takes(model, "position_ids")
         # Pure state-space models call their cache by another name.
-        self._cache_name = "cache_params" if _takes(model, "cache_params") else "past_key_values"
-        self._prefill_options = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+        self._cache_name = "cache_params" if takes(model, "cache_params") else "past_key_values"
+        self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}, lengths={self.lengths})"
 
+    def without_layers(self, layers: Sequence[int]) -> StateBackend:
+        """A backend of the same class for the same weights without `layers`, with rows of its own.
+
+        Raises:
+            InvalidInput: a layer that the model does not have, one named twice, or all of them.
+            UnsupportedModel: the model's layers are not found, or do not work without these.
+        """
+        from draftwood.backends.probe import disagreement  # which needs this module
+        from draftwood.backends.recurrent.rebuild import unclamped
+
+        smaller = type(self)(without(self.model, layers), chunk=self.chunk)
+        if (reason := disagreement(smaller, unclamped(smaller.model))) is not None:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
+                "use a draft model."
+            )
+        return smaller
+
+    def keep_hidden(self) -> None:
+        """Keep what the LM head reads at every row's last committed token.
+
+        Raises:
+            InvalidInput: there are rows already.
+            UnsupportedModel: the width of the LM head is not known.
+        """
+        if self.hidden_size is None:
+            super().keep_hidden()
+        if not self._keeps_hidden and self.lengths:
+            raise InvalidInput(
+                f"The hidden states of {len(self.lengths)} row(s) were not kept; call keep_hidden() before "
+                "rows join."
+            )
+        self._keeps_hidden = True
+
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
-        """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds."""
+        """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds.
+
+        Where hidden states are kept, `_read` is afterwards what the LM head read, `[batch, n, hidden]`.
+        """
         options[self._cache_name] = cache
-        output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **options)
+        options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
+        if self._keeps_hidden:
+            self._read, output = self._watched(options)
+        else:
+            output = self._module(**options)
         logits: Tensor = output.logits
         return logits
+
+    def _watched(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
+        """What the LM head read in a pass, and what the pass gave."""
+        read: list[Tensor] = []
+        # For this pass alone: the model is its owner's, who may run or copy it in between.
+        hook = self._module.get_output_embeddings().register_forward_pre_hook(
+            lambda _, given: read.append(given[0])
+        )
+        try:
+            output = self._module(**options)
+        finally:
+            hook.remove()
+        if len(read) != 1:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} called its LM head {len(read)} times in a pass, so its hidden "
+                "states are not known; use a draft model."
+            )
+        return read[0], output
 
 
 def input_device(model: Any) -> torch.device:
@@ -78,7 +147,8 @@ def input_device(model: Any) -> torch.device:
     return weight.device
 
 
-def _takes(model: Any, argument: str) -> bool:
+def takes(model: Any, argument: str) -> bool:
+    """Whether the model's forward has an argument of this name."""
     return argument in inspect.signature(model.forward).parameters
 
 

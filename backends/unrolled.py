@@ -43,6 +43,8 @@ class Row:
         tokens: tokens of the uncommitted nodes.
         parents: their parents; -1 is the committed state.
         trial: what the last pass left.
+        hidden: what the LM head read at the last committed token, `[hidden]`, where that is kept.
+        uncommitted: the same for the uncommitted nodes, `[nodes, hidden]` a pass.
     """
 
     cache: Cache | None = None
@@ -50,6 +52,8 @@ class Row:
     tokens: list[int] = attrs.field(factory=list)
     parents: list[int] = attrs.field(factory=list)
     trial: Trial | None = None
+    hidden: Tensor | None = None
+    uncommitted: list[Tensor] = attrs.field(factory=list)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`."""
@@ -149,6 +153,17 @@ class UnrolledBackend(ModelBackend):
         with checks.guarded_pass(len(self._rows)):
             self._rows = [self._settle(row, list(path)) for row, path in zip(self._rows, paths, strict=True)]
 
+    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
+        """What the LM head read at every row's last committed token, in the model's dtype.
+
+        Undefined for a row without committed tokens; needs `keep_hidden` first.
+        """
+        if not self._keeps_hidden:
+            return super().last_hidden()
+        nothing = torch.zeros(self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
+        states = [nothing if row.hidden is None else row.hidden.to(nothing) for row in self._rows]
+        return torch.stack([nothing, *states])[1:]
+
     def _try(self, place: int, row: Row, tokens: list[int], parents: list[int]) -> tuple[Row, Tensor]:
         """`row` with these nodes added, and their logits `[nodes, vocab]`."""
         start = len(row.tokens)
@@ -170,30 +185,33 @@ class UnrolledBackend(ModelBackend):
         cache.activate_past_recording()
         logits = self._run(cache, fed, start=row.length)
         lines, depths = zip(*(where[node] for node in range(start, start + len(tokens))), strict=True)
-        return attrs.evolve(row, trial=Trial(cache, paths, width)), logits[list(lines), list(depths)]
+        nodes = list(lines), list(depths)
+        read = [*row.uncommitted, self._read[nodes]] if self._keeps_hidden else []
+        return attrs.evolve(row, trial=Trial(cache, paths, width), uncommitted=read), logits[nodes]
 
     def _settle(self, row: Row, path: list[int]) -> Row:
         """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
         if not path:
-            return Row(row.cache, row.length)
+            return Row(row.cache, row.length, hidden=row.hidden)
         trial = row.trial
         if trial is not None and trial.cache.is_croppable:
             line = next((i for i, tried in enumerate(trial.paths) if tried[: len(path)] == path), None)
             if line is not None:
                 cache = self._copied(trial.cache, copies=1, line=line)
                 cache.crop(len(path) - trial.width)
-                return Row(cache, row.length + len(path))
+                hidden = torch.cat(row.uncommitted)[path[-1]] if row.uncommitted else None
+                return Row(cache, row.length + len(path), hidden=hidden)
         return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
 
     def _advance(self, row: Row, tokens: Tensor) -> Row:
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
-            return Row(row.cache, row.length)
+            return Row(row.cache, row.length, hidden=row.hidden)
         cache, length = self._copied(row.cache, copies=1), row.length
         for chunk in tokens.split(self.chunk):
             self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
-        return Row(cache, length)
+        return Row(cache, length, hidden=self._read[0, -1].clone() if self._keeps_hidden else None)
 
     def _copied(self, cache: Cache | None, *, copies: int, line: int = 0) -> Cache:
         """Batch row `line` of `cache`, `copies` times, in tensors of its own; a new cache for None."""

@@ -1,0 +1,269 @@
+"""`PackedBackend`: draft trees in one pass under a mask, for whatever layers a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from draftwood.backends import checks
+from draftwood.backends.attention import TreeAttention
+from draftwood.backends.host_region import HostRegion
+from draftwood.backends.kv import RowCache
+from draftwood.backends.masks import Masks, Reach
+from draftwood.backends.model import ModelBackend
+from draftwood.backends.recurrent.states import States
+from draftwood.backends.region import Region
+from draftwood.errors import InvalidInput
+
+
+class PackedBackend(ModelBackend):
+    """Abstract: runs a draft tree in one pass, in which every node sees the text and its own ancestors.
+
+    Attention: uncommitted nodes lie behind the committed slots; a commit moves the accepted ones down.
+    Recurrent layers: one committed state and a few vectors a node; a commit replays the accepted ones. Either
+    way the rest is forgotten without a second pass.
+    """
+
+    def __init__(
+        self, model: Any, module: Any, *, kinds: dict[str, Reach], states: States, chunk: int
+    ) -> None:
+        """Serve `model`; see `ModelBackend`.
+
+        Args:
+            model: as it was given.
+            module: what runs: `model`, or a copy of its structure over the same weights.
+            kinds: the kinds of its attention layers.
+            states: of its recurrent layers.
+            chunk: tokens a prefill pass takes at once.
+        """
+        super().__init__(model, chunk=chunk)
+        self._module, self._states = module, states
+        self._attention = TreeAttention(module) if kinds else None
+        self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
+        self._cache = RowCache()
+        self._lengths: list[int] = []
+        # Where hidden states are kept: `[rows, hidden]` of the committed text, and one `[rows, nodes,
+        # hidden]` for every pass over uncommitted nodes.
+        self._hidden: Tensor | None = None
+        self._uncommitted: list[Tensor] = []
+        self._region = self._new_region(0)
+        self._refresh()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of every row."""
+        return list(self._lengths)
+
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
+        """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
+
+        Raises:
+            InvalidInput: a token outside the vocabulary, a row beyond `max_length`, or uncommitted nodes.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+        """
+        texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        if any(self._region.counts):
+            raise InvalidInput(
+                "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
+            )
+        if not texts:
+            return
+        have, more = len(self._lengths), len(texts)
+        lengths = [len(text) for text in texts]
+        longest = max(lengths)
+        with checks.guarded_pass(have + more):
+            padded = pad_sequence(texts, batch_first=True).to(self.device)
+            # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
+            slots = longest if self._cache.settled else min(longest, self.chunk)
+            self._cache.reserve(rows=have + more, slots=slots)
+            hidden = self._blank(more) if self._keeps_hidden else None
+            self._states.begin()
+            for start in range(0, longest, self.chunk):
+                self._prefill_chunk(padded, start, lengths, hidden)
+                self._cache.reserve(rows=have + more, slots=longest)
+            joined = self._states.joined(have, more)
+            region = self._new_region(have + more)
+            if hidden is not None:
+                self._hidden = hidden if self._hidden is None else torch.cat([self._hidden, hidden])
+            self._region = region
+            self._states.settle(joined)
+        self._lengths += lengths
+        self._refresh()
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
+        keep = checks.kept(rows, have=len(self._lengths))
+        with checks.guarded_pass(len(keep)):
+            if keep:
+                self._cache.keep(keep, slots=self._base + self._region.columns)
+            else:
+                self._cache = RowCache()  # gives the memory back
+            self._region.keep(keep)
+            self._states.keep(keep)
+            if self._hidden is not None:
+                self._hidden = self._hidden[keep]
+                self._uncommitted = [states[keep] for states in self._uncommitted]
+        self._lengths = [self._lengths[row] for row in keep]
+        # Uncommitted nodes stay in the slots that they have.
+        self._refresh(base=self._base if self._region.columns else None)
+
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
+        """Append nodes to the uncommitted region of every row and return their logits.
+
+        Args:
+            tokens: `[rows, nodes]` int64.
+            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
+                committed state.
+            counts: valid nodes of every row, the rest being padding; None means all.
+
+        Returns:
+            Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
+
+        Raises:
+            InvalidTree: a token outside the vocabulary or a parent not before its child.
+            InvalidInput: a node beyond `max_length`.
+            OutOfMemory: the pass does not fit. After any error the state is as it was.
+        """
+        region = self._region
+        tokens, parents, valid = checks.as_nodes(
+            tokens, parents, counts, have=region.counts, vocab=self.vocab_size
+        )
+        rows, n = tokens.shape
+        start = self._base + region.columns
+        with checks.guarded_pass(rows):
+            if not rows or not n:
+                return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
+            staged = region.stage(parents.to(self.device, non_blocking=True), valid)
+            self._cache.reserve(rows=rows, slots=start + n)
+            positions = staged.depths + self._offsets
+            longest = start + n
+            if self.max_length is not None and longest > self.max_length:
+                positions = self._within_limit(positions, valid)
+            keys = None
+            if self._masks.limited(longest):
+                keys = torch.cat([self._slots.expand(rows, -1), region.depths + self._offsets, positions], 1)
+            visible = torch.cat([self._committed.expand(rows, n, -1), staged.visible], 2)
+            mask = self._masks.build(visible, queries=positions, keys=keys, longest=longest)
+            self._plan(0, rows, start=start, stop=start + n)
+            self._states.extend(staged.visible)
+            logits = self._forward(tokens.to(self.device, non_blocking=True), mask, positions)
+            self._states.accept()
+            region.accept(staged)
+            if self._keeps_hidden:
+                self._uncommitted.append(self._read)
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep these uncommitted nodes of every row, in order, and drop the others.
+
+        Raises:
+            InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
+                has changed then.
+        """
+        checks.check_paths(paths, rows=len(self._lengths))
+        moves = []
+        columns_of = self._region.columns_of(paths)
+        for row, columns in enumerate(columns_of):
+            slots = enumerate((self._base + column for column in columns), start=self._lengths[row])
+            moves += [(row, source, target) for target, source in slots if source != target]
+        with checks.guarded_pass(len(self._lengths)):
+            replayed = self._states.replayed(columns_of, self._region.columns)
+            if moves:
+                self._cache.move(*zip(*moves, strict=True))
+            self._keep_last(columns_of)
+            self._states.settle(replayed)
+            self._region.clear()
+        self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
+        self._refresh()
+
+    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
+        """What the LM head read at every row's last committed token, in the model's dtype.
+
+        Undefined for a row without committed tokens; needs `keep_hidden` first.
+        """
+        if not self._keeps_hidden:
+            return super().last_hidden()
+        return self._blank(0) if self._hidden is None else self._hidden.clone()
+
+    def _blank(self, rows: int) -> Tensor:
+        """Hidden states `[rows, hidden]` to be filled."""
+        return torch.zeros(rows, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
+
+    def _keep_last(self, columns_of: Sequence[Sequence[int]]) -> None:
+        """The hidden states after a commit of these columns of every row."""
+        moved = [(row, columns[-1]) for row, columns in enumerate(columns_of) if columns]
+        if self._hidden is not None and moved:
+            rows, last = zip(*moved, strict=True)
+            read = torch.cat(self._uncommitted, 1)
+            self._hidden[list(rows)] = read[list(rows), list(last)].to(self._hidden)
+        self._uncommitted = []
+
+    def _new_region(self, rows: int) -> Region | HostRegion:
+        return HostRegion(rows) if self.device.type == "cpu" else Region(rows, self.device)
+
+    def _prefill_chunk(
+        self, padded: Tensor, start: int, lengths: Sequence[int], hidden: Tensor | None
+    ) -> None:
+        """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there.
+
+        Fills in the rows of `hidden` whose text, of these `lengths`, ends in it.
+        """
+        have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
+        rows, n = tokens.shape
+        keys = torch.arange(start + n, device=self.device).expand(rows, -1)
+        queries = keys[:, start:]
+        # Padding stands behind a row's text, so no token of the text sees it.
+        visible = queries.unsqueeze(2) >= keys.unsqueeze(1)
+        mask = self._masks.build(visible, queries=queries, keys=keys, longest=start + n)
+        self._plan(have, have + rows, start=start, stop=start + n)
+        self._states.prefill(start, n, lengths, self.device)
+        options: dict[str, Any] = dict(self._prefill_options)
+        ends = {row: length - 1 - start for row, length in enumerate(lengths) if start < length <= start + n}
+        read = sorted(set(ends.values())) or [n - 1]
+        if hidden is not None and options:
+            options["logits_to_keep"] = torch.tensor(read, device=self.device)
+        self._forward(tokens, mask, queries, **options)
+        if hidden is not None:
+            for row, place in ends.items():
+                hidden[row] = self._read[row, read.index(place) if options else place]
+
+    def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
+        if self._takes_positions:
+            options["position_ids"] = positions
+        with self._attention or nullcontext():
+            logits = self._logits(tokens, self._cache, attention_mask=mask, **options)
+        self._cache.settle()
+        return logits
+
+    def _plan(self, first: int, last: int, *, start: int, stop: int) -> None:
+        plan = self._cache.plan
+        plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
+
+    def _refresh(self, base: int | None = None) -> None:
+        """What passes need to know of the committed text; uncommitted nodes begin at slot `base`."""
+        self._base = max(self._lengths, default=0) if base is None else base
+        self._slots = torch.arange(self._base, device=self.device).unsqueeze(0)
+        self._offsets = torch.tensor(self._lengths, dtype=torch.int64, device=self.device).unsqueeze(1)
+        self._committed = (self._slots < self._offsets).unsqueeze(1)
+
+    def _within_limit(self, positions: Tensor, valid: Sequence[int]) -> Tensor:
+        assert self.max_length is not None
+        highest = positions.amax(1).tolist()
+        for row, position in enumerate(highest):
+            if valid[row] and position >= self.max_length:
+                raise InvalidInput(
+                    f"A node of row {row} stands at position {position}, but the model's context holds "
+                    f"{self.max_length} tokens; stop the row or grow a shallower tree."
+                )
+        return positions.clamp(max=self.max_length - 1)

@@ -1,0 +1,34 @@
+"""The state of a causal convolution: its last inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.backends.recurrent.states import LayerState, Pass, Vectors, grown
+from draftwood.kernels.tree_conv import reference as tree_conv
+
+
+class ConvState(LayerState):
+    """Nodes hold their inputs `[rows, nodes, channels]`; the state is `[rows, width - 1, channels]`."""
+
+    def __init__(self, conv: torch.nn.Conv1d) -> None:
+        super().__init__()
+        self._conv = conv
+
+    def blank(self, new: Vectors) -> Tensor:
+        """No inputs yet."""
+        rows, _, channels = new[0].shape
+        return new[0].new_zeros(rows, self._conv.kernel_size[0] - 1, channels)
+
+    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
+        """Outputs before any activation."""
+        weight = self._conv.weight.squeeze(1)
+        (inputs,) = grown(old, new)
+        window = now.window(weight.shape[1])
+        out = tree_conv.attend(inputs=inputs, state=state, weight=weight, bias=self._conv.bias, window=window)
+        return out, new
+
+    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+        """The last inputs of the path."""
+        return tree_conv.replay(inputs=nodes[0], state=state, kept=kept)

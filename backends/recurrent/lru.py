@@ -1,0 +1,65 @@
+"""The state of a real-gated linear recurrent unit, and the mixer of RecurrentGemma."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.mixer import Mixer, precise
+from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors
+from draftwood.kernels.lru_tree import reference as lru_tree
+
+
+class LRUState(LayerState):
+    """Nodes hold their outputs `[rows, nodes, channels]`, which are states themselves."""
+
+    def blank(self, new: Vectors) -> Tensor:
+        """Zeros."""
+        return new[0].new_zeros(len(new[0]), new[0].shape[-1])
+
+    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
+        """From parent to child; `new` is the gated inputs and their log decay."""
+        values, decay = new
+        outputs = old[0] if old else values[:, :0]
+        out = lru_tree.attend(values=values, outputs=outputs, decay=decay, state=state, visible=now.visible)
+        return out, (out,)
+
+    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+        """The path's last output."""
+        return lru_tree.replay(outputs=nodes[0], state=state, kept=kept)
+
+
+class LRUMixer(Mixer):
+    """RecurrentGemmaRecurrentBlock."""
+
+    def __init__(self, given: Any, states: States) -> None:
+        super().__init__(given, states)
+        self._conv = self._keeps(ConvState(given.conv_1d))
+        self._scan = self._keeps(LRUState())
+
+    def forward(
+        self, hidden_states: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """The block's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        given, unit = self.given, self.given.rg_lru
+        branch = given.act_fn(given.linear_y(hidden_states))
+        inputs = self._states.run(self._conv, given.linear_x(hidden_states))
+        gate = _gate(inputs, unit.input_gate_weight, unit.input_gate_bias)
+        decay = precise(_gate(inputs, unit.recurrent_gate_weight, unit.recurrent_gate_bias))
+        decay = -8.0 * decay * softplus(precise(unit.recurrent_param))
+        # The first token of a text forgets what was before it, and is taken whole.
+        first = (position_ids == 0).unsqueeze(-1)
+        scale = torch.where(first, 1.0, (1 - (2 * decay).exp()).clamp(min=0).sqrt())
+        values = precise(inputs * gate) * scale
+        out = self._states.run(self._scan, values, decay.masked_fill(first, -torch.inf))
+        return given.linear_out(out.to(hidden_states.dtype) * branch), None
+
+
+def _gate(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Sigmoid of a block-diagonal product: `[rows, nodes, channels]` by `[blocks, width, width]`."""
+    blocks = inputs.unflatten(-1, bias.shape)
+    return (torch.einsum("rnbi,bij->rnbj", blocks, weight) + bias).sigmoid().flatten(2)

@@ -1,0 +1,105 @@
+"""The state of a Mamba-1 layer, and the mixers of the models that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu, softplus
+
+from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.mixer import Mixer, precise
+from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.kernels.mamba1_tree import reference as mamba1_tree
+
+
+class Mamba1State(LayerState):
+    """Nodes hold B, the inputs times their step, and the step; the state is `[rows, channels, n]`."""
+
+    def __init__(self, log_rates: Tensor) -> None:
+        super().__init__()
+        self._log_rates = log_rates
+
+    @property
+    def rates(self) -> Tensor:
+        """A, `[channels, n]`."""
+        return -precise(self._log_rates).exp().flatten(0, -2)
+
+    def blank(self, new: Vectors) -> Tensor:
+        """Zeros."""
+        _, keys, values, _ = new
+        return values.new_zeros(len(values), values.shape[-1], keys.shape[-1])
+
+    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
+        """Level by level; `new` is C, B, the inputs times their step, and the step."""
+        queries, *held = new
+        keys, values, steps = grown(old, tuple(held))
+        out = mamba1_tree.attend(
+            queries=queries,
+            keys=keys,
+            values=values,
+            steps=steps,
+            rates=self.rates,
+            state=state,
+            levels=now.levels,
+        )
+        return out, tuple(held)
+
+    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+        """One decayed sum over the path."""
+        keys, values, steps = nodes
+        return mamba1_tree.replay(
+            keys=keys, values=values, steps=steps, rates=self.rates, state=state, kept=kept
+        )
+
+
+class Mamba1Mixer(Mixer):
+    """MambaMixer and those that norm the step, B and C besides: FalconMamba, Jamba."""
+
+    def __init__(self, given: Any, states: States) -> None:
+        super().__init__(given, states)
+        self._conv = self._keeps(ConvState(given.conv1d))
+        self._scan = self._keeps(Mamba1State(given.A_log))
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        given = self.given
+        inputs, gate = given.in_proj(hidden_states).chunk(2, dim=-1)
+        inputs = given.act(self._states.run(self._conv, inputs))
+        size = given.ssm_state_size
+        step, keys, queries = given.x_proj(inputs).split([given.time_step_rank, size, size], dim=-1)
+        if hasattr(given, "dt_layernorm"):
+            step, keys = given.dt_layernorm(step), given.b_layernorm(keys)
+            queries = given.c_layernorm(queries)
+        step = softplus(precise(linear(step, given.dt_proj.weight)) + given.dt_proj.bias)
+        inputs = precise(inputs)
+        out = self._states.run(
+            self._scan, precise(queries).unsqueeze(2), precise(keys).unsqueeze(2), inputs * step, step
+        )
+        out = (out + inputs * given.D) * silu(precise(gate))
+        return given.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]
+
+
+class ZambaMixer(Mixer):
+    """ZambaMambaMixer: Mamba-1 in heads, each with a step, B and C of its own."""
+
+    def __init__(self, given: Any, states: States) -> None:
+        super().__init__(given, states)
+        self._conv = self._keeps(ConvState(given.conv1d))
+        self._scan = self._keeps(Mamba1State(given.A_log))
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        given, (heads, size) = self.given, (self.given.n_mamba_heads, self.given.ssm_state_size)
+        # Inputs and gates lie channel by channel.
+        inputs, gate = given.in_proj(hidden_states).unflatten(-1, (-1, 2)).unbind(-1)
+        inputs = given.act(self._states.run(self._conv, inputs)).unflatten(-1, (heads, -1))
+        mixed = torch.einsum("rnhc,hoc->rnho", inputs, given.x_proj_weight)
+        step, keys, queries = mixed.split([given.time_step_rank, size, size], dim=-1)
+        step = precise(torch.einsum("rnht,hct->rnhc", step, given.dt_proj_weight))
+        step = softplus(step + given.dt_proj_bias).flatten(2)
+        inputs = precise(inputs).flatten(2)
+        out = self._states.run(self._scan, precise(queries), precise(keys), inputs * step, step)
+        out = (out + inputs * given.D.flatten()) * silu(precise(gate))
+        return given.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]

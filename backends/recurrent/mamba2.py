@@ -1,0 +1,84 @@
+"""The state of a Mamba-2 layer, and the mixers of the models that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.mixer import Mixer, precise
+from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.kernels.mamba2_tree import reference as mamba2_tree
+
+
+class Mamba2State(LayerState):
+    """Nodes hold B, the inputs times their step, and the log decay; the state is `[rows, heads, p, n]`."""
+
+    def blank(self, new: Vectors) -> Tensor:
+        """Zeros."""
+        _, keys, values, _ = new
+        rows, _, heads, dim = values.shape
+        return values.new_zeros(rows, heads, dim, keys.shape[-1])
+
+    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
+        """Attention with decay; `new` is C, B, the inputs times their step, and the log decay."""
+        queries, *held = new
+        keys, values, decay = grown(old, tuple(held))
+        out = mamba2_tree.attend(
+            queries=queries, keys=keys, values=values, decay=decay, state=state, visible=now.visible
+        )
+        return out, tuple(held)
+
+    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+        """One decayed sum over the path."""
+        keys, values, decay = nodes
+        return mamba2_tree.replay(keys=keys, values=values, decay=decay, state=state, kept=kept)
+
+
+class Mamba2Mixer(Mixer):
+    """Mamba2Mixer and those made after it: Bamba, FalconH1, GraniteMoeHybrid, Zamba2, NemotronH.
+
+    The step is not clamped, as it is not when transformers decodes token by token.
+    """
+
+    def __init__(self, given: Any, states: States) -> None:
+        super().__init__(given, states)
+        self._conv = self._keeps(ConvState(given.conv1d))
+        self._scan = self._keeps(Mamba2State())
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        given, (rows, nodes, _) = self.given, hidden_states.shape
+        gate, mixed, dt = self._project(hidden_states).split(
+            [given.intermediate_size, given.conv_dim, given.num_heads], dim=-1
+        )
+        mixed = precise(given.act(self._states.run(self._conv, mixed)))
+        size = given.n_groups * given.ssm_state_size
+        inputs, keys, queries = mixed.split([given.intermediate_size, size, size], dim=-1)
+        inputs = inputs.view(rows, nodes, given.num_heads, given.head_dim)
+        step = softplus(precise(dt) + given.dt_bias)
+        out = self._states.run(
+            self._scan,
+            queries.reshape(rows, nodes, given.n_groups, -1),
+            keys.reshape(rows, nodes, given.n_groups, -1),
+            inputs * step.unsqueeze(-1),
+            step * -precise(given.A_log).exp(),
+        )
+        out = (out + inputs * given.D.unsqueeze(-1)).reshape(rows, nodes, -1)
+        return given.out_proj(self._gated(out, gate).to(hidden_states.dtype))  # type: ignore[no-any-return]
+
+    def _project(self, hidden_states: Tensor) -> Any:
+        given = self.given
+        if not hasattr(given, "ssm_in_multiplier"):
+            return given.in_proj(hidden_states)
+        # FalconH1 alone.
+        return given.in_proj(hidden_states * given.ssm_in_multiplier) * given.mup_vector
+
+    def _gated(self, out: Tensor, gate: Tensor) -> Any:
+        # FalconH1 may go without a norm.
+        return (
+            out * silu(gate) if isinstance(self.given.norm, torch.nn.Identity) else self.given.norm(out, gate)
+        )

@@ -1,0 +1,95 @@
+"""A private copy of a model's structure whose recurrent mixers are ours, over the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from draftwood.backends.layers import decoder_layers, shared_copy
+from draftwood.backends.recurrent.gated_delta import PROJECTIONS, GatedDeltaMixer
+from draftwood.backends.recurrent.lru import LRUMixer
+from draftwood.backends.recurrent.mamba1 import Mamba1Mixer, ZambaMixer
+from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
+from draftwood.backends.recurrent.mixer import Mixer
+from draftwood.backends.recurrent.short_conv import ShortConvMixer
+from draftwood.backends.recurrent.snapshots import Snapshots
+from draftwood.backends.recurrent.states import States
+from draftwood.errors import UnsupportedModel
+
+MIXERS: dict[str, Callable[[Any, States], Mixer]] = {
+    **dict.fromkeys(
+        [
+            *["Mamba2Mixer", "BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer"],
+            *["Zamba2MambaMixer", "NemotronHMamba2Mixer"],
+        ],
+        Mamba2Mixer,
+    ),
+    **dict.fromkeys(PROJECTIONS, GatedDeltaMixer),
+    **dict.fromkeys(["Lfm2ShortConv", "Lfm2MoeShortConv"], ShortConvMixer),
+    **dict.fromkeys(["MambaMixer", "FalconMambaMixer", "JambaMambaMixer"], Mamba1Mixer),
+    "ZambaMambaMixer": ZambaMixer,
+    "RecurrentGemmaRecurrentBlock": LRUMixer,
+}
+"""What stands for transformers' mixers, by the name of their class."""
+
+
+def recurrent_layers(config: Any) -> list[int]:
+    """Places of the layers that keep a recurrent state, by the cache that transformers makes for them."""
+    layers = DynamicCache(config=config).layers
+    return [place for place, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
+    """A copy of `model` with our mixers, and the states that they use.
+
+    The copy has the model's own parameters and buffers; the model itself is not touched, so that any number
+    of copies may run beside it.
+
+    Args:
+        model: a transformers model.
+        snapshots: whether every node keeps a copy of the states.
+
+    Raises:
+        UnsupportedModel: a recurrent layer that none of our mixers stands for.
+    """
+    states, found = States(Snapshots) if snapshots else States(), shared_copy(model)
+    for name, module in list(found.named_modules()):
+        if (mixer := MIXERS.get(type(module).__name__)) is not None:
+            parent, _, attribute = name.rpartition(".")
+            have = len(states.layers)
+            setattr(found.get_submodule(parent), attribute, mixer(module, states))
+            for layer in states.layers[have:]:
+                layer.name = name
+    layers = decoder_layers(found)
+    for place in recurrent_layers(model.config):
+        inside = list(layers[place].modules() if layers else found.modules())
+        if not any(isinstance(module, Mixer) for module in inside):
+            parts = ", ".join(type(part).__name__ for part in (layers[place] if layers else found).children())
+            raise UnsupportedModel(
+                f"Layer {place} of {type(model).__name__} is recurrent, but none of its parts ({parts}) is "
+                f"known; those served are {', '.join(MIXERS)}."
+            )
+    if not states.layers and getattr(model.config.get_text_config(decoder=True), "layer_types", None) is None:
+        what = type(layers[0]).__name__ if layers else type(model).__name__
+        raise UnsupportedModel(
+            f"{type(model).__name__} keeps recurrent states in layers that are not known ({what}); those "
+            f"served are {', '.join(MIXERS)}."
+        )
+    states.may_overflow = model.dtype == torch.float16
+    return found, states
+
+
+def unclamped(model: Any) -> Any:
+    """A copy of `model` for comparison, over the same weights, whose scans over many tokens clamp no step.
+
+    transformers clamps the step there, but not when it decodes token by token, which is the truth.
+    """
+    found = shared_copy(model)
+    for module in found.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
+    return found

@@ -1,0 +1,24 @@
+"""The mixer of layers that are a gated short convolution and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.mixer import Mixer
+from draftwood.backends.recurrent.states import States
+
+
+class ShortConvMixer(Mixer):
+    """Lfm2ShortConv and that of its mixture of experts."""
+
+    def __init__(self, given: Any, states: States) -> None:
+        super().__init__(given, states)
+        self._conv = self._keeps(ConvState(given.conv))
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        before, after, inputs = self.given.in_proj(hidden_states).chunk(3, dim=-1)
+        return self.given.out_proj(after * self._states.run(self._conv, before * inputs))  # type: ignore[no-any-return]

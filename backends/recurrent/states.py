@@ -1,0 +1,249 @@
+"""What the recurrent layers of a model keep during decoding: one committed state, and the nodes beyond it.
+
+A layer keeps a few vectors for every uncommitted node, as attention keeps keys and values, and no state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidDistribution
+from draftwood.kernels.mamba1_tree import reference as mamba1_tree
+from draftwood.kernels.tree_conv import reference as tree_conv
+
+PIECE = 64
+"""Tokens of a prompt that a layer takes at once, as a tree that is one chain."""
+
+Vectors = tuple[Tensor, ...]
+"""What nodes hold, each `[rows, nodes, ...]`."""
+
+
+class Pass:
+    """Who sees whom in a pass, worked out once for all layers.
+
+    Attributes:
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+
+    def __init__(self, visible: Tensor) -> None:
+        self.visible = visible
+        self._windows: dict[int, Tensor] = {}
+        self._levels: list[mamba1_tree.Level] | None = None
+
+    def window(self, width: int) -> Tensor:
+        """Places `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
+        if width not in self._windows:
+            self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
+        return self._windows[width]
+
+    @property
+    def levels(self) -> list[mamba1_tree.Level]:
+        """The nodes and their ancestors by depth; see `mamba1_tree`."""
+        if self._levels is None:
+            self._levels = mamba1_tree.levels(visible=self.visible)
+        return self._levels
+
+
+class LayerState(ABC):
+    """The state of one layer, for every row. Abstract: a kind of layer says how it attends and replays.
+
+    `run` appends nodes and gives their outputs; they stay once the pass is accepted. Nothing changes before.
+
+    Attributes:
+        name: of the mixer in the model.
+        committed: the state `[rows, ...]`; None until it is known what it looks like.
+        nodes: what uncommitted nodes keep.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.committed: Tensor | None = None
+        self.nodes: Vectors = ()
+        self._staged: Vectors = ()
+        self._joining: Tensor | None = None
+
+    @abstractmethod
+    def blank(self, new: Vectors) -> Tensor:
+        """The state before any token, for the rows, dtype and device of `new`."""
+
+    @abstractmethod
+    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
+        """Outputs `[rows, nodes, ...]` of the new nodes, and what they keep.
+
+        Args:
+            state: committed, `[rows, ...]`.
+            old: what older columns keep; empty where there are none.
+            new: what the mixer gives for the new nodes.
+            now: who sees whom.
+        """
+
+    @abstractmethod
+    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+        """The state after committing the columns `kept`, bool `[rows, columns]`, of `nodes`."""
+
+    def run(self, new: Vectors, now: Pass) -> Tensor:
+        """Append nodes and return their outputs."""
+        if self.committed is None:
+            self.committed = self.blank(new)
+        out, self._staged = self.attend(self.committed, self.nodes, new, now)
+        return out
+
+    def run_pieces(self, new: Vectors, pieces: Sequence[tuple[Pass, Tensor]]) -> Tensor:
+        """Outputs of rows that are about to join, piece by piece, each with the tokens that are text."""
+        state = self.blank(new) if self._joining is None else self._joining
+        outputs, start = [], 0
+        for now, kept in pieces:
+            stop = start + kept.shape[1]
+            out, held = self.attend(state, (), tuple(vector[:, start:stop] for vector in new), now)
+            state = self.replay(state, held, kept)
+            outputs.append(out)
+            start = stop
+        self._joining = state
+        return torch.cat(outputs, 1)
+
+    def accept(self) -> None:
+        """The pass succeeded: its nodes stay."""
+        self.nodes = grown(self.nodes, self._staged)
+        self._staged = ()
+
+    def drop(self) -> None:
+        """Forget all nodes."""
+        self.nodes = self._staged = ()
+
+    def begin(self) -> None:
+        """Rows are about to join; what failed to join before is forgotten."""
+        self._joining = None
+
+    def joined(self, have: int, more: int) -> Tensor | None:
+        """The committed state once `more` rows stand behind the `have` that are there."""
+        old, new = self.committed, self._joining
+        known = old if old is not None else new
+        if known is None:
+            return None
+        blank = [known.new_zeros(rows, *known.shape[1:]) for rows in (have, more)]
+        return torch.cat([blank[0] if old is None else old, blank[1] if new is None else new])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order."""
+        if self.committed is not None:
+            self.committed = self.committed[list(rows)] if rows else None
+        self.nodes = tuple(vector[list(rows)] for vector in self.nodes) if rows else ()
+
+
+def grown(old: Vectors, new: Vectors) -> Vectors:
+    """Older columns with the new ones behind them."""
+    return tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True)) if old else new
+
+
+class States:
+    """The states of all recurrent layers of one model, which share what a pass says of the tree.
+
+    Without layers, every call is idle.
+
+    Attributes:
+        layers: in the order in which they run.
+        may_overflow: whether states are looked at for infinities before they are taken over, which costs an
+            accelerator one stall a commit. For half precision with five bits of exponent.
+    """
+
+    def __init__(self, wrap: Callable[[LayerState], LayerState] = lambda layer: layer) -> None:
+        """Without layers.
+
+        Args:
+            wrap: what every layer goes through when it is added.
+        """
+        self.layers: list[LayerState] = []
+        self.may_overflow = False
+        self._wrap = wrap
+        self._now: Pass | None = None
+        self._pieces: list[tuple[Pass, Tensor]] = []
+
+    def add(self, layer: LayerState) -> LayerState:
+        """Keep `layer` with the others; returns what its mixer is to run."""
+        self.layers.append(self._wrap(layer))
+        return self.layers[-1]
+
+    def run(self, layer: LayerState, *new: Tensor) -> Tensor:
+        """What the mixer of `layer` gets for what it gives, in the current pass."""
+        if self._now is None:
+            return layer.run_pieces(new, self._pieces)
+        return layer.run(new, self._now)
+
+    def begin(self) -> None:
+        """Rows are about to join."""
+        for layer in self.layers:
+            layer.begin()
+
+    def prefill(self, start: int, width: int, lengths: Sequence[int], device: torch.device) -> None:
+        """The next pass holds tokens `[start, start + width)` of joining rows of these lengths."""
+        if not self.layers:
+            return
+        rows = len(lengths)
+        left = torch.tensor(lengths, device=device).unsqueeze(1) - start
+        self._now, self._pieces = None, []
+        chain: Pass | None = None
+        for first in range(0, width, PIECE):
+            n = min(PIECE, width - first)
+            if chain is None or chain.visible.shape[1] != n:
+                seen = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+                chain = Pass(seen.expand(rows, n, n))
+            self._pieces.append((chain, torch.arange(first, first + n, device=device) < left))
+
+    def joined(self, have: int, more: int) -> list[Tensor | None]:
+        """All committed states once the rows have joined, for `settle`."""
+        return self._finite([layer.joined(have, more) for layer in self.layers])
+
+    def extend(self, visible: Tensor) -> None:
+        """The next pass appends nodes with this mask, bool `[rows, nodes, columns]`."""
+        self._now = Pass(visible) if self.layers else None
+
+    def accept(self) -> None:
+        """The pass succeeded."""
+        for layer in self.layers:
+            layer.accept()
+
+    def replayed(self, columns_of: Sequence[Sequence[int]], columns: int) -> list[Tensor | None]:
+        """All committed states after these columns of every row, for `settle`."""
+        if not self.layers or not any(columns_of):
+            return [layer.committed for layer in self.layers]
+        chosen = torch.zeros(len(columns_of), columns, dtype=torch.bool)
+        for row, taken in enumerate(columns_of):
+            chosen[row, list(taken)] = True
+        on_device: dict[torch.device, Tensor] = {}
+        found: list[Tensor | None] = []
+        for layer in self.layers:
+            assert layer.committed is not None
+            device = layer.committed.device
+            kept = on_device.setdefault(device, chosen.to(device))
+            found.append(layer.replay(layer.committed, layer.nodes, kept))
+        return self._finite(found)
+
+    def settle(self, committed: Sequence[Tensor | None]) -> None:
+        """Take over what `joined` or `replayed` gave, and drop all nodes."""
+        for layer, state in zip(self.layers, committed, strict=True):
+            layer.committed = state
+            layer.drop()
+            layer.begin()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order."""
+        for layer in self.layers:
+            layer.keep(rows)
+
+    def _finite(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        known = [(layer, state) for layer, state in zip(self.layers, found, strict=True) if state is not None]
+        if not self.may_overflow or not known:
+            return found
+        device = known[0][1].device
+        finite = torch.stack([state.isfinite().all().to(device) for _, state in known]).tolist()
+        for (layer, _), fine in zip(known, finite, strict=True):
+            if not fine:
+                raise InvalidDistribution(
+                    f"The state of {layer.name} is no longer finite in float16; load the model in bfloat16 "
+                    "or float32."
+                )
+        return found

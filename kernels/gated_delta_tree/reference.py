@@ -1,0 +1,57 @@
+"""The gated delta rule along a tree, in plain PyTorch; README.md has the derivation.
+
+Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
+Heads of a group share queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.kernels.mamba2_tree.reference import path_decay, read, replay, scores
+
+__all__ = ["attend", "replay"]
+
+
+def attend(
+    *,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    deltas: Tensor,
+    rates: Tensor,
+    decay: Tensor,
+    state: Tensor,
+    visible: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and deltas of the new nodes, both `[rows, nodes, heads, p]`.
+
+    Deltas are what the state takes in: `replay` of `draftwood.kernels.mamba2_tree` commits them as its
+    values.
+
+    Args:
+        queries: of the new nodes, `[rows, nodes, groups, n]`, scaled.
+        keys: `[rows, columns, groups, n]`.
+        values: of the new nodes, `[rows, nodes, heads, p]`.
+        deltas: of the older columns, `[rows, columns - nodes, heads, p]`.
+        rates: beta of the new nodes, `[rows, nodes, heads]`.
+        decay: the log decay of every step, `[rows, columns, heads]`, at most 0.
+        state: committed, `[rows, heads, p, n]`.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+    nodes, heads = values.shape[1:3]
+    old = deltas.shape[1]
+    weights, left = path_decay(decay=decay, visible=visible)
+    known = keys[:, old:]
+    beta = rates.transpose(1, 2).unsqueeze(-1)
+    overlap = weights * scores(queries=known, keys=keys, heads=heads) * beta
+    wanted = beta * (values.transpose(1, 2) - read(queries=known, state=state, left=left))
+    if old:
+        wanted = wanted - overlap[..., :old] @ deltas.transpose(1, 2)
+    # Ancestors stand before their descendants, so the system is lower triangular, with a unit diagonal.
+    found = torch.linalg.solve_triangular(overlap[..., old:], wanted, upper=False, unitriangular=True)
+    deltas = torch.cat([deltas, found.transpose(1, 2)], 1)
+    weights = weights * scores(queries=queries, keys=keys, heads=heads)
+    out = weights @ deltas.transpose(1, 2) + read(queries=queries, state=state, left=left)
+    return out.transpose(1, 2), deltas[:, deltas.shape[1] - nodes :]

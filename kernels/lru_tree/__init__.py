@@ -1,0 +1,1 @@
+"""A real-gated linear recurrence along a tree."""

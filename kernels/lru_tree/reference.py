@@ -1,0 +1,42 @@
+"""A real-gated linear recurrence along a tree, in plain PyTorch; README.md has the derivation.
+
+Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
+    """Outputs `[rows, nodes, channels]` of the new nodes, which are their states too.
+
+    Args:
+        values: gated inputs of the new nodes, `[rows, nodes, channels]`.
+        outputs: of the older columns, `[rows, columns - nodes, channels]`.
+        decay: the log decay of the new nodes, `[rows, nodes, channels]`, at most 0; -inf forgets all.
+        state: committed, `[rows, channels]`.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+    old = outputs.shape[1]
+    above = torch.cat([state.unsqueeze(1), outputs], 1)
+    places = torch.arange(1, visible.shape[-1] + 1, device=visible.device)
+    strict = visible.clone()
+    strict[..., old:].diagonal(dim1=1, dim2=2).fill_(False)
+    parents = torch.where(strict, places, 0).amax(-1)
+    row = torch.arange(len(values), device=values.device).unsqueeze(1)
+    left = decay.exp()
+    found = values
+    # After so many steps every node of that depth is right.
+    for _ in range(int(visible[..., old:].sum(-1).max())):
+        found = values + left * torch.cat([above, found], 1)[row, parents]
+    return found
+
+
+def replay(*, outputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    places = torch.arange(1, kept.shape[1] + 1, device=kept.device)
+    last = torch.cat([kept.new_zeros(len(kept), 1).long(), torch.where(kept, places, 0)], 1).amax(-1)
+    row = torch.arange(len(kept), device=kept.device)
+    return torch.cat([state.unsqueeze(1), outputs], 1)[row, last]

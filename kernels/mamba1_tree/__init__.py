@@ -1,0 +1,1 @@
+"""Mamba-1 along a tree, level by level."""

@@ -1,0 +1,99 @@
+"""Mamba-1 along a tree, in plain PyTorch; README.md has the derivation.
+
+Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
+Channels of a group, which lie side by side, share queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Level = tuple[Tensor, Tensor]
+"""Columns of one depth and their parents' places in the level above, both int64 `[rows, width]`.
+
+A place that a row does not fill holds the number of columns.
+"""
+
+
+def levels(*, visible: Tensor) -> list[Level]:
+    """The new nodes and their ancestors by depth.
+
+    Args:
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+    rows, nodes, columns = visible.shape
+    places = torch.arange(columns, device=visible.device)
+    # Every node's path from its root, -1 behind its end. Padding's paths are chains of their own.
+    depth = int(visible.sum(-1).max()) if visible.numel() else 0
+    order = torch.where(visible, places, columns).sort(-1).values[..., :depth]
+    row = torch.arange(rows, device=visible.device).unsqueeze(1)
+    slots = visible.new_zeros(rows, columns + 1, dtype=torch.int64)
+    above = order.new_zeros(rows, nodes)
+    found = []
+    for level in range(depth):
+        column = order[..., level]
+        parent_of = slots.new_zeros(rows, columns + 1).scatter_(1, column, slots.gather(1, above))
+        there = slots.new_zeros(rows, columns + 1).scatter_(1, column, 1)[:, :columns].bool()
+        width = int(there.sum(-1).max())
+        taken = torch.where(there, places, columns).sort(-1).values[:, :width]
+        found.append((taken, torch.where(taken < columns, parent_of[row, taken], 0)))
+        slots = slots.scatter(1, taken, torch.arange(width, device=taken.device).expand(rows, -1))
+        above = column
+    return found
+
+
+def attend(
+    *,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    state: Tensor,
+    levels: list[Level],
+) -> Tensor:
+    """Outputs `[rows, nodes, channels]` of the new nodes, holding the states of two levels at a time.
+
+    Args:
+        queries: C of the new nodes, `[rows, nodes, groups, n]`.
+        keys: B, `[rows, columns, groups, n]`.
+        values: the inputs times their step, `[rows, columns, channels]`.
+        steps: the steps, `[rows, columns, channels]`.
+        rates: A, `[channels, n]`, below 0; a step decays the state by `exp(step A)`.
+        state: committed, `[rows, channels, n]`.
+        levels: of `levels`.
+    """
+    rows, columns, channels = values.shape
+    nodes, groups = queries.shape[1:3]
+    row = torch.arange(rows, device=values.device).unsqueeze(1)
+    out = values.new_zeros(rows, columns + 1, channels)
+    held = state.unsqueeze(1)
+    for taken, parents in levels:
+        column = taken.clamp(max=columns - 1)
+        decayed = held[row, parents] * (steps[row, column].unsqueeze(-1) * rates).exp()
+        grouped = values[row, column].unflatten(-1, (groups, -1)).unsqueeze(-1)
+        held = decayed + (grouped * keys[row, column].unsqueeze(-2)).flatten(2, 3)
+        asked = queries[row, (column - columns + nodes).clamp(min=0)]
+        found = held.unflatten(2, (groups, -1)) @ asked.unsqueeze(-1)
+        out[row, taken] = found.squeeze(-1).flatten(2)
+    return out[:, columns - nodes : columns]
+
+
+def replay(
+    *, keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor, kept: Tensor
+) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    if not kept.shape[1]:
+        return state
+    kept = kept.unsqueeze(-1)
+    sums = torch.where(kept, steps, 0.0).flip(1).cumsum(1).flip(1)
+    below = torch.cat([sums[:, 1:], torch.zeros_like(sums[:, :1])], 1)
+    found = state * (sums[:, 0].unsqueeze(-1) * rates).exp()
+    weighted = torch.where(kept, values, 0.0)
+    # One column of the state at a time: `exp` stays inside the sum over the path.
+    for place in range(rates.shape[1]):
+        weight = (below * rates[:, place]).exp() * weighted
+        grouped = weight.unflatten(-1, (keys.shape[2], -1)) * keys[..., place, None]
+        found[..., place] += grouped.sum(1).flatten(1)
+    return found

@@ -1,0 +1,72 @@
+"""Mamba-2 along a tree, in plain PyTorch; README.md has the derivation.
+
+Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
+Heads of a group share queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def path_decay(*, decay: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of a column's value, and of the state, is left when a node reads it.
+
+    Args:
+        decay: log decay `[rows, columns, heads]`, at most 0.
+        visible: bool `[rows, nodes, columns]`.
+
+    Returns:
+        `[rows, heads, nodes, columns]`, 0 where a node does not see a column, and `[rows, heads, nodes]`.
+    """
+    seen = visible.unsqueeze(1)
+    steps = torch.where(seen, decay.transpose(1, 2).unsqueeze(2), 0.0)
+    # Sums from a column down to the node. They hold what is seen alone, so that nothing overflows.
+    sums = steps.flip(-1).cumsum(-1).flip(-1)
+    below = torch.cat([sums[..., 1:], torch.zeros_like(sums[..., :1])], -1)
+    return torch.where(seen, below.exp(), 0.0), sums[..., 0].exp()
+
+
+def scores(*, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
+    """`[rows, heads, nodes, columns]`: the products of queries `[rows, nodes, groups, n]` and keys."""
+    products = queries.transpose(1, 2) @ keys.permute(0, 2, 3, 1)
+    return products.repeat_interleave(heads // products.shape[1], dim=1)
+
+
+def read(*, queries: Tensor, state: Tensor, left: Tensor) -> Tensor:
+    """What queries `[rows, nodes, groups, n]` read in the committed state, `[rows, heads, nodes, p]`."""
+    rows, nodes, groups, size = queries.shape
+    heads, dim = state.shape[1:3]
+    grouped = state.reshape(rows, groups, heads // groups * dim, size)
+    found = (queries.transpose(1, 2) @ grouped.transpose(-1, -2)).view(rows, groups, nodes, -1, dim)
+    return found.transpose(2, 3).reshape(rows, heads, nodes, dim) * left.unsqueeze(-1)
+
+
+def attend(
+    *, queries: Tensor, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, visible: Tensor
+) -> Tensor:
+    """Outputs `[rows, nodes, heads, p]` of the new nodes.
+
+    Args:
+        queries: C of the new nodes, `[rows, nodes, groups, n]`.
+        keys: B, `[rows, columns, groups, n]`.
+        values: the inputs times their step, `[rows, columns, heads, p]`.
+        decay: the log decay of every step, `[rows, columns, heads]`, at most 0.
+        state: committed, `[rows, heads, p, n]`.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+    weights, left = path_decay(decay=decay, visible=visible)
+    weights = weights * scores(queries=queries, keys=keys, heads=values.shape[2])
+    found = weights @ values.transpose(1, 2) + read(queries=queries, state=state, left=left)
+    return found.transpose(1, 2)
+
+
+def replay(*, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, kept: Tensor) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    weights, left = path_decay(decay=decay, visible=kept.unsqueeze(1))
+    rows, heads, dim, size = state.shape
+    groups = keys.shape[2]
+    weighted = values.permute(0, 2, 3, 1) * weights
+    grouped = weighted.reshape(rows, groups, heads // groups * dim, -1)
+    return state * left.unsqueeze(-1) + (grouped @ keys.transpose(1, 2)).view(rows, heads, dim, size)

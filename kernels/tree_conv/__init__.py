@@ -1,0 +1,1 @@
+"""Causal convolution along a tree."""

@@ -1,0 +1,50 @@
+"""Causal convolution along a tree, in plain PyTorch; README.md has the derivation.
+
+Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def windows(*, visible: Tensor, width: int) -> Tensor:
+    """Where every new node's window lies among `width - 1` committed inputs and the columns behind them.
+
+    Args:
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+        width: of the convolution.
+
+    Returns:
+        int64 `[rows, nodes, width]`, ascending: ancestors lie before their descendants, so a window is the
+        last `width` places that the node sees.
+    """
+    seen = pad(visible, (width - 1, 0), value=True)
+    places = torch.arange(seen.shape[-1], device=seen.device)
+    return torch.where(seen, places, -1).topk(width, dim=-1).values.flip(-1)
+
+
+def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Tensor:
+    """Outputs `[rows, nodes, channels]` of the new nodes.
+
+    Args:
+        inputs: `[rows, columns, channels]`.
+        state: the last committed inputs, `[rows, width - 1, channels]`; zeros before the text.
+        weight: `[channels, width]`, the oldest input's first.
+        bias: `[channels]` or None.
+        window: of `windows`.
+    """
+    held = torch.cat([state, inputs], 1)
+    rows = torch.arange(len(held), device=held.device).view(-1, 1, 1)
+    found = torch.einsum("rnwc,cw->rnc", held[rows, window], weight)
+    return found if bias is None else found + bias
+
+
+def replay(*, inputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    held = torch.cat([state, inputs], 1)
+    width = state.shape[1]
+    last = windows(visible=kept.unsqueeze(1), width=width + 1)[:, 0, 1:]
+    return held[torch.arange(len(held), device=held.device).unsqueeze(1), last]

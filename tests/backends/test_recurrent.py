@@ -1,0 +1,86 @@
+"""Law S on models with recurrent layers: what transformers decodes token by token is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+
+import pytest
+import torch
+
+from draftwood.backends.loading import load
+from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.protocols import StateBackend
+from draftwood.testing.backends import Mirror, StateBackendTests
+from tests.backends.recurrent_models import PURES, RECURRENT, VOCAB, Doubled, Stepwise, build
+
+PRECISIONS = [
+    pytest.param(torch.float32, 1e-4, id="fp32"),
+    pytest.param(torch.float64, 1e-9, id="fp64"),
+]
+
+
+@cache
+def oracle(name: str, dtype: torch.dtype) -> Stepwise:
+    """One for all tests of a model, so that what it has decoded is kept."""
+    return Stepwise(build(name, dtype))
+
+
+def backend_for(name: str, dtype: torch.dtype = torch.float32, chunk: int = 512) -> StateBackend:
+    return (SSMBackend if name in PURES else HybridBackend)(build(name, dtype), chunk=chunk)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("name", RECURRENT)
+class TestFamilies(StateBackendTests):
+    vocab_size = VOCAB
+    examples = 4
+
+    @pytest.fixture(autouse=True)
+    def _model(self, name: str, dtype: torch.dtype, tolerance: float) -> Iterator[None]:
+        self.tolerance = tolerance
+        with Doubled() if dtype == torch.float64 else nullcontext():
+            self.backend, self.logits_after = backend_for(name, dtype, chunk=16), oracle(name, dtype)  # type: ignore[method-assign]
+            yield
+
+    def make_backend(self) -> StateBackend:
+        self.backend.release()
+        return self.backend
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
+    mirror, rng = Mirror(backend_for(name), oracle(name, torch.float32)), random.Random(rows)
+    mirror.prefill([[rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))] for _ in range(rows)])
+    for size in (1, 64 if rows == 1 else 20, 7, 3, 12):
+        new = []
+        for _ in range(rows):
+            nodes = range(rng.randint(1, size) if rows > 1 else size)
+            new.append([(rng.randrange(VOCAB), rng.randint(-1, node - 1)) for node in nodes])
+        mirror.extend(new)
+        deepest = [
+            max(range(len(nodes)), key=lambda v, r=row: len(mirror.path(r, v)))
+            for row, nodes in enumerate(new)
+        ]  # type: ignore[misc]
+        mirror.commit([mirror.path(row, node) for row, node in enumerate(deepest)])
+    mirror.check_state()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_long_prompts_in_chunks_and_pieces(name: str) -> None:
+    rng = random.Random(5)
+    texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (97, 40, 65, 0, 64)]
+    mirror = Mirror(backend_for(name, chunk=80), oracle(name, torch.float32))
+    mirror.prefill(texts[:2])
+    mirror.prefill(texts[2:])
+    mirror.check_state()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_load_finds_the_backend(name: str) -> None:
+    model = build(name)
+    assert type(load(model)) is (SSMBackend if name in PURES else HybridBackend)
+    assert type(load(model, attention="mask")) is (SSMBackend if name in PURES else HybridBackend)

@@ -1,0 +1,140 @@
+"""Every family decodes whole texts, as target and as draft, greedily and sampled, one row and three.
+
+A sampled text is compared with that of a target without cache, mask or state, from the same seed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftwood import SamplingParams, SpeculativeDecoder, load
+from draftwood.protocols import StateBackend
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.backends.recurrent_models import RECURRENT, SMALL, VOCAB, Stepwise, build
+
+TOKENS = 14
+PROMPTS = [[5, 9, 2, 40, 17], [33], [7, 7, 1, 50, 28, 3, 12, 60]]
+
+
+class Naive(StateBackend):
+    """Keeps lists of tokens, and asks for the logits of every node's whole text."""
+
+    vocab_size, max_length, weight_bytes = VOCAB, None, 0
+
+    def __init__(self, logits_after: Any) -> None:
+        self.logits_after = logits_after
+        self.texts: list[list[int]] = []
+        self.nodes: list[list[list[int]]] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(text) for text in self.texts]
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        self.texts += [row.tolist() for row in rows]
+        self.nodes += [[] for _ in rows]
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        kept = [row for row in range(len(self.texts)) if rows is not None and row not in rows]
+        self.texts, self.nodes = [self.texts[row] for row in kept], [self.nodes[row] for row in kept]
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        logits = torch.zeros(*tokens.shape, VOCAB)
+        for row, nodes in enumerate(self.nodes):
+            for place in range(tokens.shape[1] if counts is None else counts[row]):
+                parent = int(parents[row, place])
+                nodes.append([*(nodes[parent] if parent >= 0 else []), int(tokens[row, place])])
+                logits[row, place] = self.logits_after(self.texts[row] + nodes[-1])
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            self.texts[row] += self.nodes[row][path[-1]] if path else []
+            self.nodes[row] = []
+
+
+@cache
+def llama() -> Any:
+    torch.manual_seed(11)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.2)
+    return model.eval()
+
+
+def written(target: Any, draft: Any, prompts: list[list[int]], **options: Any) -> Any:
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), LayeredDySpec(9), RecursiveRejection())
+    return decoder.generate(
+        prompts, max_new_tokens=TOKENS, eos_token_id=[], return_dict_in_generate=True, **options
+    )
+
+
+def greedy(logits_after: Any, prompt: list[int]) -> list[int]:
+    text = list(prompt)
+    for _ in range(TOKENS):
+        text.append(int(logits_after(text).argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["1 row", "3 rows"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_as_target(name: str, prompts: list[list[int]]) -> None:
+    model = build(name)
+    oracle = Stepwise(model)
+    out = written(load(model), load(llama()), prompts)
+    assert out.tokens == [greedy(oracle, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["1 row", "3 rows"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_as_target_of_sampled_texts(name: str, prompts: list[list[int]]) -> None:
+    model = build(name)
+    sampling = SamplingParams(temperature=0.7)
+    # Its own draft, so that trees are accepted deeply.
+    found, wanted = (
+        written(target, load(model), prompts, sampling=sampling, seed=3)
+        for target in (load(model), Naive(Stepwise(model)))
+    )
+    assert found.tokens == wanted.tokens
+    assert found.statistics.tokens_per_round > 1.5
+    assert found.tokens != written(load(model), load(model), prompts, sampling=sampling, seed=9).tokens
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["1 row", "3 rows"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_as_draft(name: str, prompts: list[list[int]]) -> None:
+    draft = build(name)
+    naive = Naive(Stepwise(draft))
+    sampling = SamplingParams(temperature=0.7)
+    for options in ({"seed": 4}, {"sampling": sampling, "seed": 4}):
+        found, wanted = (
+            written(load(llama()), drafter, prompts, **options) for drafter in (load(draft), naive)
+        )
+        assert found.tokens == wanted.tokens
+        # The same trees, not only the same text.
+        assert found.statistics.tokens_per_round == wanted.statistics.tokens_per_round
+        naive.release()
+
+
+def test_the_documentation_lists_every_family_and_test() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "state-space.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\w+) \|.*e-\d+ \|$", text, flags=re.MULTILINE)
+    assert listed == list(RECURRENT)
+    named = re.findall(r"`(tests/\S+)::(\w+)`", text)
+    assert len(named) == 6
+    for file, test in named:
+        assert re.search(rf"(def|class) {test}\b", (root / file).read_text(encoding="utf-8"))

@@ -1,0 +1,315 @@
+"""Backends of recurrent models where law S on random calls does not look: errors, threads, memory, limits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch.profiler import ProfilerActivity, profile
+
+from draftwood import zoo
+from draftwood.backends.layers import count_layers
+from draftwood.backends.loading import load
+from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.errors import InvalidDistribution, InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.testing.backends import Mirror
+from tests.backends.recurrent_models import DELTA, HYBRIDS, PURES, RECURRENT, SMALL, VOCAB, Stepwise, build
+from tests.backends.test_capabilities import check_hidden, passing_through, plain, rounds
+from tests.kernels.test_trees import shapes_made
+
+KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
+"""One family for every kind of layer."""
+
+
+def served(model: Any, **options: Any) -> Any:
+    return (SSMBackend if model.config.model_type in PURES else HybridBackend)(model, **options)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_model_itself_is_not_touched(name: str) -> None:
+    model = build(name)
+    modules = {path: (id(module), type(module)) for path, module in model.named_modules()}
+    attributes = {path: dict(vars(module)) for path, module in model.named_modules()}
+    wanted = plain(model, [1, 2, 3])
+    backend = served(model)
+    Mirror(backend, Stepwise(model)).prefill([[1, 2, 3]])
+    backend.extend(torch.tensor([[4, 5]]), torch.tensor([[-1, 0]]))
+    assert {path: (id(module), type(module)) for path, module in model.named_modules()} == modules
+    for path, module in model.named_modules():
+        assert vars(module).keys() == attributes[path].keys()
+    assert {id(weight) for weight in backend._module.parameters()} == {id(w) for w in model.parameters()}
+    assert torch.equal(plain(model, [1, 2, 3]), wanted)
+    assert backend.model is model
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_backends_on_one_model_in_two_threads(name: str) -> None:
+    model = build(name)
+    oracle, failures = Stepwise(model), []
+    mirrors = [Mirror(served(model), oracle) for _ in range(2)]
+    for mirror in mirrors:
+        rounds(mirror, seed=1)  # the oracle has seen all of it before the threads start
+        mirror.release(None)
+
+    def run(mirror: Mirror) -> None:
+        try:
+            for _ in range(3):
+                rounds(mirror, seed=1)
+                mirror.release(None)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(mirror,)) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory")])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pass_that_raises_leaves_the_state(
+    name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = served(build(name), chunk=4)
+    mirror = Mirror(backend, Stepwise(backend.model))
+    head = backend._module.get_output_embeddings()
+    passes: list[int] = []
+
+    def fails_later(*_: Any, **__: Any) -> None:
+        # Behind all layers; of a prompt, in its second chunk.
+        passes.append(1)
+        if len(passes) > 1:
+            raise failure
+        return forward(*_, **__)  # type: ignore[no-any-return]
+
+    forward = head.forward
+
+    def failing(call: Callable[[], object], first: int) -> None:
+        passes[:] = [1] * (1 - first)
+        with monkeypatch.context() as patch:
+            patch.setattr(head, "forward", fails_later)
+            with pytest.raises(OutOfMemory if isinstance(failure, torch.OutOfMemoryError) else RuntimeError):
+                call()
+
+    failing(lambda: backend.prefill([torch.arange(7), torch.arange(2)]), 1)
+    mirror.prefill([[1, 2, 3, 4, 5], [6]])
+    failing(lambda: backend.prefill([torch.arange(7)]), 1)
+    mirror.extend([[(1, -1), (2, 0)], [(3, -1)]])
+    failing(lambda: backend.extend(torch.tensor([[4], [5]]), torch.tensor([[1], [0]])), 0)
+    mirror.extend([[(4, 0), (5, 1)], [(6, 0)]])
+    mirror.commit([[0, 1, 3], [0]])
+    mirror.check_state()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_commit_that_raises_leaves_the_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = served(build(name))
+    mirror = Mirror(backend, Stepwise(backend.model))
+    mirror.prefill([[1, 2, 3]])
+    mirror.extend([[(1, -1), (2, 0), (3, 0)]])
+    last = backend._states.layers[-1]
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "replay", fails)
+        with pytest.raises(RuntimeError, match="a bug"):
+            backend.commit([[0, 2]])
+    mirror.extend([[(4, 2)]])
+    mirror.commit([[0, 2, 3]])
+    mirror.check_state()
+
+
+@pytest.mark.parametrize("name", [*KINDS, "qwen3_next", "zamba"])
+def test_snapshots_give_the_same(name: str) -> None:
+    model = build(name)
+    backend, mirror = served(model, chunk=4), Mirror(served(model, chunk=4, snapshots=True), Stepwise(model))
+    rounds(mirror, seed=2)
+    mirror.release(None)
+    other = Mirror(backend, mirror.logits_after)
+    for both in (mirror, other):
+        both.prefill([[1, 2, 3, 4, 5, 6], [7]])
+        both.extend([[(1, -1), (2, 0), (3, 0), (4, 2)], [(5, -1)]])
+        both.extend([[(6, 3), (7, 1)], [(8, 0), (9, 0)]])
+        both.commit([[0, 2, 3, 4], [0, 2]])
+    for kept, copied in zip(backend._states.layers, mirror.backend._states.layers, strict=True):  # type: ignore[attr-defined]
+        assert torch.allclose(kept.committed, copied.committed, atol=1e-5, rtol=1e-4)
+    mirror.check_state()
+
+
+def test_paths_serve_where_transformers_goes_on_from_a_state() -> None:
+    assert isinstance(load(build("bamba"), attention="paths"), UnrolledBackend)
+    # Its scan over many tokens begins anew.
+    with pytest.raises(
+        UnsupportedModel, match=r'Backend does not decode what MambaForCausalLM .*attention="auto"'
+    ):
+        load(build("mamba"), attention="paths")
+
+
+def test_layers_of_an_unknown_kind_are_named() -> None:
+    config = hf.MiniMaxConfig(**SMALL, head_dim=8, num_local_experts=2, layer_types=["linear_attention"] * 2)
+    model = hf.MiniMaxForCausalLM(config).eval()
+    with pytest.raises(
+        UnsupportedModel, match=r"Layer 0 of MiniMaxForCausalLM is recurrent, .*MiniMaxLightningAttention"
+    ):
+        load(model)
+    model = build("bamba")
+    model.model.layers[0].mamba.__class__ = type("FreshMixer", (type(model.model.layers[0].mamba),), {})
+    with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; those served are"):
+        load(model)
+    model.model.others = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])
+    assert count_layers(model) == 0
+    with pytest.raises(UnsupportedModel, match="Layer 0 of BambaForCausalLM is recurrent"):
+        load(model)
+
+
+def test_a_backend_that_does_not_fit() -> None:
+    with pytest.raises(UnsupportedModel, match=r"attention layers \(full_attention\) too; use HybridBackend"):
+        SSMBackend(build("bamba"))
+    with pytest.raises(
+        UnsupportedModel, match="LlamaForCausalLM keeps recurrent states in layers that are not"
+    ):
+        HybridBackend(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL)).eval())
+    for name in ("mamba2", "bamba"):
+        with pytest.raises(InvalidInput, match="training mode"):
+            load(build(name).train())
+
+
+@pytest.mark.parametrize("name", ["zamba2", "nemotron_h", "mamba2"])
+def test_the_step_is_not_clamped(name: str) -> None:
+    model = build(name)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.5, 0.6)
+    mirror = Mirror(served(model), Stepwise(model))
+    mirror.prefill([[1, 2, 3, 4, 5]])
+    mirror.extend([[(6, -1), (7, 0), (8, 0)]])
+    clamped = plain(model, [1, 2, 3, 4, 5, 6, 8])
+    assert (clamped - mirror.logits_after([1, 2, 3, 4, 5, 6, 8])).abs().max() > 1e-2
+    assert type(load(model)) is type(mirror.backend)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "nemotron_h", "bamba", "qwen3_5", "lfm2"])
+def test_layers_left_out(name: str) -> None:
+    model = build(name)
+    backend = load(model)
+    for layer in range(backend.skippable_layers):
+        smaller, oracle = backend.without_layers([layer]), passing_through(model, [layer])
+        assert smaller.weight_bytes < backend.weight_bytes
+        rounds(Mirror(smaller, lambda tokens, o=oracle: plain(o, tokens)), seed=layer)  # type: ignore[misc]
+    rounds(Mirror(backend, Stepwise(model)), seed=9)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "bamba", "qwen3_next", "recurrent_gemma"])
+def test_hidden_states(name: str) -> None:
+    backend = served(build(name), chunk=3)
+    backend.keep_hidden()
+    check_hidden(backend, build(name), seed=4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_states_of_half_precision_models_are_single(name: str) -> None:
+    model = build(name, torch.bfloat16)
+    backend: Any = load(model)
+    text = list(range(20))
+    backend.prefill([torch.tensor(text[:11])])
+    logits = backend.extend(torch.tensor([text[11:]]), torch.arange(-1, 8).unsqueeze(0))[0]
+    backend.commit([list(range(9))])
+    again = backend.extend(torch.tensor([[3]]), torch.tensor([[-1]]))[0, 0]
+    wanted = plain(build(name), [*text, 3])
+    assert (logits[-1].float() - plain(build(name), text)).abs().max() < 0.2 * wanted.std() + 0.2
+    assert (again.float() - wanted).abs().max() < 0.2 * wanted.std() + 0.2
+    scans = [layer for layer in backend._states.layers if type(layer).__name__ != "ConvState"]
+    assert all(layer.committed.dtype == torch.float32 for layer in scans)
+    assert scans or name == "lfm2"
+
+
+def test_a_state_that_overflows_names_its_layer() -> None:
+    model = build("bamba", torch.float16)
+    backend = HybridBackend(model)
+    backend.prefill([torch.arange(3)])
+    backend.extend(torch.tensor([[5]]), torch.tensor([[-1]]))
+    before = [layer.committed for layer in backend._states.layers]
+    with torch.no_grad():
+        model.model.layers[0].mamba.conv1d.bias.fill_(6e4)
+        model.model.layers[0].mamba.conv1d.weight.fill_(6e4)
+    backend.extend(torch.tensor([[7]]), torch.tensor([[0]]))
+    with pytest.raises(
+        InvalidDistribution, match=r"state of model\.layers\.0\.mamba is no longer finite in float16"
+    ):
+        backend.commit([[0, 1]])
+    assert all(layer.committed is state for layer, state in zip(backend._states.layers, before, strict=True))
+    backend.release()
+    with pytest.raises(InvalidDistribution, match="load the model in bfloat16 or float32"):
+        backend.prefill([torch.arange(9)])
+    assert backend.lengths == []
+
+
+@pytest.mark.parametrize("name", ["mamba2", "bamba", "qwen3_next", "qwen3_5"])
+def test_no_node_has_a_state(name: str) -> None:
+    nodes, config = 32, RECURRENT[name]()
+    if name in ("qwen3_next", "qwen3_5"):
+        wider = DELTA | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+        config = type(config)(**config.to_dict() | wider)
+    model = hf.AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    backend: Any = served(model)
+    backend.prefill([torch.arange(5)])
+    # A chain, whose path is the longest.
+    tokens, parents = torch.arange(nodes).unsqueeze(0) % VOCAB, torch.arange(-1, nodes - 1).unsqueeze(0)
+
+    def call() -> None:
+        for start in (0, nodes // 2):
+            half = slice(start, start + nodes // 2)
+            backend.extend(tokens[:, half], parents[:, half])
+        backend.commit([list(range(nodes))])
+
+    made = shapes_made(call)
+    (state,) = {layer.committed.shape[1:] for layer in backend._states.layers if layer.committed.dim() == 4}
+    assert state in {shape[1:] for shape in made}
+    assert max(torch.Size(shape).numel() for shape in made) < nodes // 2 * state.numel()
+
+
+def allocated(call: Callable[[], object]) -> int:
+    """The most bytes that `call` holds beyond what was held before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def test_a_round_takes_little_beside_snapshots() -> None:
+    nodes, model = 64, zoo.load("mamba2-5m")
+    tokens = torch.arange(nodes).unsqueeze(0)
+    parents = torch.tensor([[(node - 1) // 2 if node else -1 for node in range(nodes)]])
+
+    def besides(backend: Any) -> float:
+        """What a round takes beside plain decoding, logits apart, by the size of a state for every node."""
+
+        def one_round(n: int) -> None:
+            backend.extend(tokens[:, :n], parents[:, :n])
+            backend.commit([[0]])
+
+        backend.prefill([torch.arange(100)])
+        one_round(nodes)
+        more = allocated(lambda: one_round(nodes)) - allocated(lambda: one_round(1))
+        state = sum(layer.committed.numel() * 4 for layer in backend._states.layers)
+        return (more - nodes * backend.vocab_size * 4) / (nodes * state)
+
+    assert 0 < besides(SSMBackend(model)) < 0.1
+    assert besides(SSMBackend(model, snapshots=True)) > 1
+
+
+def test_every_kind_is_among_the_families() -> None:
+    assert set(KINDS) <= set(PURES | HYBRIDS)
