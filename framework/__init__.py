@@ -38,6 +38,7 @@ from draftwood.proposals import (
 )
 from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
+from draftwood.recipe import Recipe
 from draftwood.records import Round, RowRecord, Statistics
 from draftwood.registry import create, load
 from draftwood.sampling import SamplingParams
@@ -64,6 +65,7 @@ __all__ = [
     "PerChild",
     "Proposal",
     "Randomness",
+    "Recipe",
     "Request",
     "Round",
     "RowRecord",

@@ -15,6 +15,7 @@ import attrs
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from draftwood.errors import UnsupportedModel
 from draftwood.fields import as_ints
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class StateBackend(Protocol):
         weight_bytes: bytes of the weights that a pass reads.
         eos_token_ids: tokens that end a text unless the caller says otherwise.
         pad_token_id: what pads finished rows, or None.
+        skippable_layers: layers that `without_layers` may leave out, counted from 0; 0: it cannot.
+        hidden_size: width of the states that `last_hidden` gives; None: it cannot.
     """
 
     vocab_size: int
@@ -174,6 +177,8 @@ class StateBackend(Protocol):
     weight_bytes: int
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    skippable_layers: int = 0
+    hidden_size: int | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -213,6 +218,43 @@ class StateBackend(Protocol):
         Every path starts at a node with parent -1 and follows parent to child; it may be empty.
         """
         ...
+
+    def without_layers(self, layers: Sequence[int]) -> StateBackend:
+        """A second backend over the same weights with these layers left out and rows of its own.
+
+        It keeps law S for the smaller model; neither backend notices the other. Its `weight_bytes` are
+        those that its own pass reads. Offered where `skippable_layers` is above 0.
+
+        Raises:
+            InvalidInput: a layer that is not there, one named twice, or all of them.
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} cannot leave out layers: its skippable_layers is "
+            f"{self.skippable_layers}; use a draft model."
+        )
+
+    def keep_hidden(self) -> None:
+        """From now on keep what `last_hidden` gives; without this call it costs nothing.
+
+        Offered where `hidden_size` is not None; calling it again changes nothing.
+
+        Raises:
+            InvalidInput: there are rows already, whose states were not kept.
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} gives no hidden states: its hidden_size is {self.hidden_size}; use a "
+            "draft model."
+        )
+
+    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
+        """What the LM head read at every row's last committed token, `[rows, hidden_size]`.
+
+        The state that sequential decoding of the committed tokens gives; undefined for a row without
+        any. Needs `keep_hidden` first.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} keeps no hidden states; call keep_hidden() first.")
 
 
 class Verifier(Protocol):

@@ -125,9 +125,7 @@ class TokenTree:
         because laws and verifiers depend on it. A layout that breaks that order (`heavy_path`) is for
         the tensors of a pass, whose rows are put back afterwards.
         """
-        index = torch.as_tensor(order, dtype=torch.int64, device=self.tokens.device)
-        if sorted(index.tolist()) != list(range(self.size)):
-            raise InvalidTree(f"An order of {self.size} nodes must be a permutation of them, not {order}.")
+        index = self._permutation(order)
         place = torch.empty_like(index)
         place[index] = torch.arange(self.size, device=index.device)
         for node in range(self.size):
@@ -145,6 +143,24 @@ class TokenTree:
             depths=self.depths[index],
         )
         return tree.validated(None)
+
+    def block_count(self, order: Sequence[int], *, size: int = 32) -> int:
+        """Blocks of `size` by `size` of the ancestor mask that hold anything; node `order[i]` is at place i.
+
+        That is what a block-sparse attention pass over the tree alone computes. `order` is any permutation
+        of the nodes. Source: DySpec, appendix C, definition 1 and table 5.
+        """
+        index = self._permutation(order)
+        blocks = -(-self.size // size)
+        spare = blocks * size - self.size
+        mask = torch.nn.functional.pad(self.ancestor_mask[index][:, index], (0, spare, 0, spare))
+        return int(mask.view(blocks, size, blocks, size).any(3).any(1).sum())
+
+    def _permutation(self, order: Sequence[int]) -> Int[Tensor, " size"]:
+        index = torch.as_tensor(order, dtype=torch.int64, device=self.tokens.device)
+        if sorted(index.tolist()) != list(range(self.size)):
+            raise InvalidTree(f"An order of {self.size} nodes must be a permutation of them, not {order}.")
+        return index
 
     def truncated(self, depth: int) -> TokenTree:
         """The tree without nodes deeper than `depth`: whether a node stays depends on no token."""

@@ -8,6 +8,7 @@ from draftwood import (
     PerChild,
     Proposal,
     TopThenSample,
+    TreePolicy,
     WithoutReplacement,
     WithReplacement,
 )
@@ -29,3 +30,13 @@ def as_law(law: str | type[Proposal]) -> type[Proposal]:
     if law not in LAWS:
         raise InvalidInput(f"There is no proposal law {law!r}{nearest(law, LAWS)}")
     return LAWS[law]
+
+
+class OneLaw(TreePolicy):
+    """A policy whose children are all drawn by its field `law`."""
+
+    law: type[Proposal]
+
+    @property
+    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
+        return frozenset({self.law})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -73,5 +74,12 @@ class LikelyPaths:
         return sorted(range(1, len(self.tree)), key=lambda node: -self.reach[node])[:count]
 
     def finish(self, keep: Iterable[int]) -> TokenTree:
-        """The tree of the nodes `keep`, which hold their parents and earlier siblings, and the root."""
-        return self.tree.finish().subtree(torch.tensor([0, *sorted(keep)]))
+        """The tree of the nodes `keep`, which hold their parents, and the root."""
+        tree = self.tree.finish().subtree(torch.tensor([0, *sorted(keep)]))
+        # Where an earlier sibling is dropped, the law of those that stay must name them alone.
+        laws = {
+            node: attrs.evolve(law, tokens=tree.tokens[tree.children(node)].tolist())
+            for node, law in tree.proposals.items()
+            if isinstance(law, Deterministic)
+        }
+        return attrs.evolve(tree, proposals=laws)

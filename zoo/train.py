@@ -1,4 +1,4 @@
-"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | distil | agreement --help`."""
+"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | distil | medusa | agreement --help`."""
 
 from __future__ import annotations
 
@@ -78,10 +78,7 @@ def distil(
     teacher = _model(target, dtype=torch.bfloat16).to(device)
     folder = rows_in or out / "rows"
     streams = _streams(shared, text)
-    # The test prompts are problems, code and prose in equal parts; no file is left out entirely.
-    likely = {"chat": 0.1, "code": 0.3, "math": 0.35, "prose": 0.25}
-    shares = [likely.get(name, 0.25) for name in streams]
-    write_rows(teacher, list(streams.values()), folder, recipe=recipe, shares=shares)
+    write_rows(teacher, list(streams.values()), folder, recipe=recipe, shares=_shares(streams))
     student = _model(draft, dtype=torch.float32)
     if layers or width or heads:
         config = student.config
@@ -97,6 +94,50 @@ def distil(
     record = train_on_rows(teacher, student.to(device), folder, recipe=recipe)
     record = {"distilled_from": target, **record}
     save(student, out, record=record)
+    _say(record)
+
+
+def medusa(
+    target: str,
+    text: Path,
+    out: Path,
+    *,
+    rows_in: Path | None = None,
+    rows: int = 1024,
+    new_tokens: int = 128,
+    heads: int = 3,
+    steps: int = 300,
+    learning_rate: float = 4e-3,
+    seed: int = 0,
+) -> None:
+    """Train Medusa HEADS for TARGET on what it writes from prompts cut out of the folder TEXT.
+
+    TARGET is a name of the zoo or a folder, and is not changed. Its text is written to ROWS_IN (by
+    default OUT/rows) as for `distil`, whose rows serve as well; the last 128 rows are held out and give
+    `top1`, every head's share of right guesses. OUT is then what `--drafter medusa -o heads=OUT` takes.
+    """
+    import torch
+
+    from draftwood.strategies.drafters.medusa import save_heads
+
+    from . import tokenizer
+    from .distil import Recipe, write_rows
+    from .medusa import HeadsRecipe, train_heads
+
+    model = _model(target, dtype=torch.float32).to(_device())
+    folder = rows_in or out / "rows"
+    streams = _streams(tokenizer(), text)
+    write_rows(
+        model,
+        list(streams.values()),
+        folder,
+        recipe=Recipe(rows=rows, new_tokens=new_tokens, seed=seed),
+        shares=_shares(streams),
+    )
+    recipe = HeadsRecipe(heads=heads, steps=steps, learning_rate=learning_rate, seed=seed)
+    trained, record = train_heads(model, folder, recipe=recipe)
+    save_heads(trained.to(torch.bfloat16), out, target=target)
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     _say(record)
 
 
@@ -138,6 +179,15 @@ def _streams(shared: Any, text: Path) -> dict[str, Any]:
     return {file.name.split(".")[0]: token_stream(shared, file) for file in text_files(text)}
 
 
+def _shares(streams: dict[str, Any]) -> list[float]:
+    """How often each stream is drawn from.
+
+    The test prompts are problems, code and prose in equal parts; no file is left out entirely.
+    """
+    likely = {"chat": 0.1, "code": 0.3, "math": 0.35, "prose": 0.25}
+    return [likely.get(name, 0.25) for name in streams]
+
+
 def _device() -> str:
     import torch
 
@@ -153,7 +203,7 @@ def application() -> Any:
     import typer
 
     app = typer.Typer(add_completion=False, help=__doc__)
-    for command in (pretrain, distil, agreement):
+    for command in (pretrain, distil, medusa, agreement):
         app.command()(command)
     return app
 

@@ -12,6 +12,7 @@ import typer
 
 from draftwood import (
     Drafter,
+    Recipe,
     SamplingParams,
     SpeculativeDecoder,
     Statistics,
@@ -33,8 +34,32 @@ class Strategy:
 
     policy: TreePolicy
     verifier: Verifier
-    drafter: str | None  # a registered drafter that needs no model, or None where a model drafts
+    drafter: str | None  # a registered drafter that loads no model, or None where a model drafts
     drafter_options: dict[str, Any]
+    model: str = models.DRAFT  # the model that drafts where one does
+    draft_temperature: float | None = None
+
+
+def cook(recipe: str, drafter: str | None, given: list[str], temperature: float) -> Strategy:
+    """The method `recipe` with its options, and its own drafter unless another is named."""
+    words, known = options.parse(given), registry.options("recipes", recipe)
+    own = {name: word for name, word in words.items() if name in known}
+    (recipe_options,) = options.assign(own, [("recipes", recipe)])
+    if "temperature" in known:
+        recipe_options["temperature"] = temperature
+    method: Recipe = create("recipes", recipe, recipe_options)
+    drafter = drafter or (models.DRAFT if method.drafter == "model" else method.drafter)
+    alone = drafter if models.is_drafter(drafter) else None
+    named = [("recipes", recipe), *([("drafters", alone)] if alone else [])]
+    *_, drafter_options = options.assign(words, named)
+    return Strategy(
+        method.policy,
+        method.verifier,
+        alone,
+        drafter_options if alone else {},
+        drafter,
+        method.draft_temperature,
+    )
 
 
 def choose(policy: str, verifier: str | None, drafter: str, given: list[str], temperature: float) -> Strategy:
@@ -54,6 +79,7 @@ def choose(policy: str, verifier: str | None, drafter: str, given: list[str], te
         create("verifiers", verifier, verifier_options),
         alone,
         rest[0] if rest else {},
+        drafter,
     )
     check_strategy_fits(strategy.policy, strategy.verifier)
     return strategy
@@ -95,20 +121,28 @@ def generate(
     target: Annotated[
         str, typer.Option(help="Model folder, hub name, or a model of the zoo.")
     ] = models.TARGET,
-    drafter: Annotated[str, typer.Option(help="The same for the draft, or 'prompt-lookup'.")] = models.DRAFT,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="The same for the draft, or a registered drafter; default: a model of the zoo."),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A method of the literature; see `draftwood strategies`.")
+    ] = None,
     policy: Annotated[
-        str, typer.Option(help="How trees grow; see `draftwood strategies`.")
-    ] = "layered-dyspec",
+        str | None, typer.Option(help="How trees grow; default: layered-dyspec.", show_default=False)
+    ] = None,
     verifier: Annotated[
         str | None,
         typer.Option(help="Default: greedy at temperature 0, recursive-rejection above."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", help="name=value for policy, verifier or drafter; repeatable."),
+        typer.Option(
+            "--option", "-o", help="name=value for recipe, policy, verifier or drafter; repeatable."
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
@@ -145,14 +179,26 @@ def generate(
     Examples:
       draftwood generate --prompt "Once upon a time" --max-new-tokens 64
       draftwood generate --prompt-file notes.txt --policy chain -o length=4
+      draftwood generate --recipe rsd-s -o width=4 --temperature 0.6 --prompt "Dear Sir,"
       echo "def add(a, b):" | draftwood generate --drafter prompt-lookup --json
+      draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
       draftwood generate --target big/ --drafter small/ --temperature 0.8 -o budget=32 --prompt "Hi"
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
+    if recipe:
+        if policy or verifier:
+            both = f"--policy {policy}" if policy else f"--verifier {verifier}"
+            raise InvalidInput(f"--recipe {recipe} brings its own, so it does not go with {both}; give one.")
+        strategy = cook(recipe, drafter, option or [], temperature)
+    else:
+        strategy = choose(
+            policy or "layered-dyspec", verifier, drafter or models.DRAFT, option or [], temperature
+        )
+    if draft_temperature is None:
+        draft_temperature = strategy.draft_temperature
     draft_sampling = (
         None if draft_temperature is None else attrs.evolve(sampling, temperature=draft_temperature)
     )
-    strategy = choose(policy, verifier, drafter, option or [], temperature)
     if stop and not all(stop):
         raise InvalidInput("A stop string is empty; give at least one character.")
     if trace_file is not None:
@@ -162,7 +208,7 @@ def generate(
     models.quiet()
     loaded = models.load(
         target,
-        None if strategy.drafter else drafter,
+        None if strategy.drafter else strategy.model,
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
@@ -170,7 +216,7 @@ def generate(
     )
     drafts: Drafter
     if strategy.drafter:
-        drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded.target)
+        drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded)
     else:
         drafts = create("drafters", "model", {"backend": loaded.draft})
     decoder = SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
@@ -198,7 +244,8 @@ def generate(
     if trace_file is not None:
         settings = {
             "target": target,
-            "drafter": drafter,
+            "drafter": strategy.model,
+            "recipe": recipe,
             "policy": repr(strategy.policy),
             "verifier": repr(strategy.verifier),
             "temperature": temperature,

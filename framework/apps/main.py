@@ -10,6 +10,7 @@ import typer
 from draftwood.apps.demo import demo
 from draftwood.apps.failures import INTERRUPTED, debug, plainly, say
 from draftwood.apps.generate import generate
+from draftwood.apps.index import index
 from draftwood.apps.prove import prove
 from draftwood.apps.strategies import strategies
 
@@ -44,13 +45,14 @@ def options(
     Examples:
       draftwood demo
       draftwood generate --prompt "Question: What is 3 times 12?\\nAnswer:"
+      draftwood index notes.txt -o notes-index
       draftwood strategies
       draftwood prove
     """
     debug(debugging)
 
 
-for command in (demo, generate, strategies, prove):
+for command in (demo, generate, index, strategies, prove):
     app.command()(plainly(command))
 
 

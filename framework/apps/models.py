@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 from draftwood import Drafter, StateBackend, create, registry, zoo
 from draftwood.apps.failures import one_line
+from draftwood.apps.options import assign, parse
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
@@ -25,6 +28,27 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+@attrs.frozen
+class Loader:
+    """How the models of one command are loaded; every name is a folder, a model of the zoo or a hub name."""
+
+    dtype: Dtype
+    device: torch.device
+    trust_remote_code: bool
+
+    def backend(self, name: str) -> StateBackend:
+        return registry.load(
+            _locate(name),
+            dtype=_dtype(self.dtype, self.device),
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def tokenizer(self, name: str) -> Any:
+        """The tokenizer of `name`, or None where there is none."""
+        return _tokenizer(_locate(name), self.trust_remote_code)
+
+
 @attrs.frozen(eq=False)
 class Loaded:
     """A target and a draft (None where the drafter needs no model) that share `tokenizer`."""
@@ -32,6 +56,7 @@ class Loaded:
     target: StateBackend
     draft: StateBackend | None
     tokenizer: Any
+    loader: Loader
 
 
 def quiet() -> None:
@@ -62,27 +87,30 @@ def load(
         InvalidInput: a name or device that does not exist, or a corrupt folder.
         UnsupportedModel: a model that cannot be served, or loaded safely.
     """
-    folders = [_locate(name) for name in (target, draft) if name is not None]
-    tokenizers = [_tokenizer(folder, trust_remote_code) for folder in folders]
-    shared = _tokenizer(_locate(tokenizer), trust_remote_code) if tokenizer else tokenizers[0]
+    loader = Loader(dtype, _device(device), trust_remote_code)
+    own = loader.tokenizer(target)
+    shared = loader.tokenizer(tokenizer) if tokenizer else own
     if shared is None and tokenizer is None:
-        registry.load(folders[0], trust_remote_code=trust_remote_code)  # the name itself may be wrong
+        loader.backend(target)  # the name itself may be wrong
     if shared is None:
-        lacking = tokenizer or target
-        raise InvalidInput(f"There is no tokenizer in {lacking!r}; name one with --tokenizer.")
-    if tokenizers[-1] is not None and tokenizers[0] is not None:
-        check_same_tokens(tokenizers[0], tokenizers[-1])
-    place = _device(device)
-    backends = [
-        registry.load(
-            folder,
-            dtype=_dtype(dtype, place),
-            device=place,
-            trust_remote_code=trust_remote_code,
-        )
-        for folder in folders
-    ]
-    return Loaded(backends[0], backends[1] if draft else None, shared)
+        raise _no_tokenizer(tokenizer or target)
+    if draft is not None:
+        _check_draft(draft, own or shared, loader)
+    return Loaded(loader.backend(target), loader.backend(draft) if draft else None, shared, loader)
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
+    """The tokenizer of a folder, a model of the zoo or a hub name; raises as `load`."""
+    found = _tokenizer(_locate(name), trust_remote_code)
+    if found is None:
+        raise _no_tokenizer(name)
+    return found
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """What two tokenizers share exactly if they give every token the same number."""
+    pairs = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
 def check_same_tokens(target: Any, draft: Any) -> None:
@@ -103,16 +131,54 @@ def check_same_tokens(target: Any, draft: Any) -> None:
 
 
 def is_drafter(name: str) -> bool:
-    """Whether `name` is a registered drafter that needs no model, and no folder stands in its way."""
+    """Whether `name` is a registered drafter that loads no model, and no folder stands in its way."""
     return name != "model" and name in registry.names("drafters") and not Path(name).exists()
 
 
-def create_drafter(name: str, options: dict[str, Any], target: StateBackend) -> Drafter:
-    """The registered drafter `name`; what it must know of the target is filled in."""
-    if "vocab_size" in registry.options("drafters", name):
-        options = {"vocab_size": target.vocab_size, **options}
-    drafter: Drafter = create("drafters", name, options)
+def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafter:
+    """The registered drafter `name`; what it must know of the target is filled in.
+
+    The members of `several` are names with commas between them: `llama-draft,prompt-lookup`. Options of
+    a member follow it, each behind a colon: `llama-draft,retrieval:index=FOLDER:longest=8`.
+
+    Raises:
+        IncompatibleModels: it was made for another tokenizer than the target's.
+    """
+    if name == "several" and "members" in options:
+        options = {"members": [_member(word, loaded) for word in options["members"].split(",")]}
+    known = {"vocab_size": loaded.target.vocab_size, "target": loaded.target}
+    wanted = known.keys() & registry.options("drafters", name).keys()
+    drafter: Drafter = create("drafters", name, {option: known[option] for option in wanted} | options)
+    made_for = getattr(drafter, "vocabulary", None)
+    if made_for is not None and made_for != vocabulary_digest(loaded.tokenizer):
+        raise IncompatibleModels(
+            f"The index of the drafter {name!r} was built with another tokenizer than the target's; build it "
+            "again with `draftwood index --tokenizer` and the target's name."
+        )
     return drafter
+
+
+def _member(word: str, loaded: Loaded) -> Drafter:
+    """One of several drafters: a registered one with its options, or a model."""
+    name, *given = (part.strip() for part in word.split(":"))
+    if is_drafter(name):
+        (options,) = assign(parse(given), [("drafters", name)])
+        return create_drafter(name, options, loaded)
+    model = word.strip()
+    _check_draft(model, loaded.tokenizer, loaded.loader)
+    drafter: Drafter = create("drafters", "model", {"backend": loaded.loader.backend(model)})
+    return drafter
+
+
+def _check_draft(name: str, target: Any, loader: Loader) -> None:
+    """Raise `IncompatibleModels` if the model `name` comes with another tokenizer than `target`."""
+    own = loader.tokenizer(name)
+    if own is not None:
+        check_same_tokens(target, own)
+
+
+def _no_tokenizer(name: str) -> InvalidInput:
+    return InvalidInput(f"There is no tokenizer in {name!r}; name one with --tokenizer.")
 
 
 def _locate(name: str) -> str:

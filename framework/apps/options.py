@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,4 +76,6 @@ def _type_names(parameter: inspect.Parameter) -> set[str]:
         return {type(parameter.default).__name__} if parameter.default is not parameter.empty else set()
     if isinstance(annotation, type):
         return {annotation.__name__}
-    return {name.strip(" '\"") for name in str(annotation).split("|")}
+    # attrs writes what an optional converter takes as Optional[ForwardRef('...')].
+    words = set(re.findall(r"\w+", str(annotation)))
+    return words - {"Optional", "ForwardRef"} | ({"None"} if "Optional" in words else set())

@@ -15,6 +15,7 @@ from draftwood import (
     Deterministic,
     PerChild,
     Proposal,
+    Recipe,
     TopThenSample,
     WithoutReplacement,
     WithReplacement,
@@ -39,6 +40,8 @@ class Entry:
         laws: names of the proposal laws it proposes or verifies; with its defaults first.
         lossless: whether a verifier keeps the target's law; None where the question does not arise.
         trees: which trees a verifier judges with its defaults: "any", "not adaptive", "chains".
+        parts: what a recipe is made of: policy, verifier and drafter.
+        settings: those of a recipe's paper.
         options: option names and their defaults as text; None where one must be given.
         problem: why it cannot be loaded, or None.
     """
@@ -48,6 +51,8 @@ class Entry:
     laws: tuple[str, ...] = ()
     lossless: bool | None = None
     trees: str = ""
+    parts: tuple[str, ...] = ()
+    settings: str = ""
     source: str = ""
     options: dict[str, str | None] = attrs.field(factory=dict)
     problem: str | None = None
@@ -64,6 +69,8 @@ def _entry(kind: str, name: str) -> Entry:
         parameters = registry.options(kind, name)
     except Exception as error:  # a third party's module may fail in any way
         return Entry(kind, name, problem=f"{type(error).__name__}: {one_line(error)}")
+    if kind == "recipes":
+        return _recipe(name, strategy, parameters)
     lossless = getattr(strategy, "lossless", None)
     return Entry(
         kind,
@@ -73,6 +80,25 @@ def _entry(kind: str, name: str) -> Entry:
         trees=_trees(kind, name) if kind == "verifiers" else "",
         source=_source(strategy),
         options={option: _default(parameter) for option, parameter in parameters.items()},
+    )
+
+
+def _recipe(name: str, assemble: Any, parameters: dict[str, inspect.Parameter]) -> Entry:
+    """A recipe is a function: what it builds with its defaults has the laws, its docstring the rest."""
+    try:
+        method: Recipe = assemble()
+    except Exception as error:  # a third party's recipe may fail in any way
+        return Entry("recipes", name, problem=f"{type(error).__name__}: {one_line(error)}")
+    return Entry(
+        "recipes",
+        name,
+        laws=tuple(_laws_with(method.policy)),
+        lossless=method.verifier.lossless,
+        parts=(type(method.policy).__name__, type(method.verifier).__name__, method.drafter),
+        settings=_said(assemble, "Settings: "),
+        source=_said(assemble, "Source: "),
+        # The temperature follows --temperature.
+        options={option: _default(p) for option, p in parameters.items() if option != "temperature"},
     )
 
 
@@ -105,11 +131,13 @@ def _trees(kind: str, name: str) -> str:
 
 def _source(strategy: Any) -> str:
     source = getattr(strategy, "source", "")
-    if isinstance(source, str) and source:
-        return source
-    # A recipe is a function: the line of its docstring that names the source stands for it.
+    return source if isinstance(source, str) else ""
+
+
+def _said(strategy: Any, what: str) -> str:
+    """The line of a docstring that begins with `what`, without it; empty where there is none."""
     lines = (inspect.getdoc(strategy) or "").splitlines()
-    return next((line.removeprefix("Source: ") for line in lines if line.startswith("Source: ")), "")
+    return next((line.removeprefix(what) for line in lines if line.startswith(what)), "")
 
 
 def _default(parameter: inspect.Parameter) -> str | None:
@@ -171,6 +199,8 @@ _CELLS: dict[str, Callable[[Entry], str]] = {
         ["all"] if set(entry.laws) == {law.__name__ for law in _LAWS} else entry.laws
     ),
     "trees": lambda entry: entry.trees,
+    "policy, verifier, drafter": lambda entry: "\n".join(entry.parts),
     "lossless": lambda entry: {None: "", True: "yes", False: "no"}[entry.lossless],
     "source": lambda entry: f"cannot be loaded: {entry.problem}" if entry.problem else entry.source,
+    "settings": lambda entry: entry.settings,
 }

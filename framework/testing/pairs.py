@@ -21,6 +21,7 @@ SIZES: Mapping[str, Sequence[Any]] = {
     "depth": (1, 2),
     "branching": (2,),
     "budget": (3,),
+    "budgets": ((3,),),
     "paths": (2,),
     "shape": (((0,), (2,), (0, 0)),),
     "width": (2,),

@@ -13,16 +13,15 @@ from draftwood import (
     Request,
     TokenTree,
     TreeBuilder,
-    TreePolicy,
     WithoutReplacement,
     draw_children,
 )
 from draftwood.fields import at_least, probability
-from draftwood.strategies.laws import as_law
+from draftwood.strategies.laws import OneLaw, as_law
 
 
 @attrs.frozen
-class Chain(TreePolicy):
+class Chain(OneLaw):
     """`length` tokens in a row, each drawn from the draft (or its most likely one, with law `"top-k"`).
 
     The chain ends early behind a token whose own draft probability is below `stop_below`: that token
@@ -38,10 +37,6 @@ class Chain(TreePolicy):
     branches = False
     local = True
     source = "Leviathan et al. 2023, algorithm 1"
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return frozenset({self.law})
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree, node = TreeBuilder(root), 0

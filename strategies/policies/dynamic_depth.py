@@ -8,19 +8,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Outcome, Proposal, Randomness, Request, TokenTree, TreePolicy, registry
+from draftwood import Outcome, Randomness, Request, TokenTree, TreePolicy
 from draftwood.fields import at_least, probability
+from draftwood.strategies.policies.around import Around, by_name
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
 
 
-def by_name(policy: TreePolicy | str) -> TreePolicy:
-    return registry.create("policies", policy) if isinstance(policy, str) else policy
-
-
 @attrs.define
-class DynamicDepth(TreePolicy):
+class DynamicDepth(Around):
     """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
 
     Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
@@ -59,18 +56,6 @@ class DynamicDepth(TreePolicy):
 
     def __attrs_post_init__(self) -> None:
         self.threshold, self._accepted = self.stop_below, self.target
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return self.policy.laws
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.policy.adaptive
-
-    @property
-    def branches(self) -> bool:  # type: ignore[override]
-        return self.policy.branches
 
     @property
     def learns(self) -> bool:  # type: ignore[override]

@@ -18,11 +18,10 @@ from draftwood import (
     Request,
     TokenTree,
     TreeBuilder,
-    TreePolicy,
     draw_children,
 )
 from draftwood.fields import at_least, probability
-from draftwood.strategies.laws import as_law
+from draftwood.strategies.laws import OneLaw, as_law
 
 # The authors' schedule; the paper promises it and does not print it.
 _ACCEPTANCE, _TOLERANCE = 0.7, 0.1
@@ -51,7 +50,7 @@ def deeper(policy: DynaTree, field: attrs.Attribute[Any], value: Any) -> None:
 
 
 @attrs.define
-class DynaTree(TreePolicy):
+class DynaTree(OneLaw):
     """A node gets few children where the draft is sure of the next token, and more where it is not.
 
     The number of children is 1 where the most likely token has a probability of at least `confident`,
@@ -92,10 +91,6 @@ class DynaTree(TreePolicy):
     def __attrs_post_init__(self) -> None:
         self.now = Tuned(self.depth, self.confident, self.deep)
         self._shares = deque(maxlen=self.window)
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return frozenset({self.law})
 
     @property
     def branches(self) -> bool:  # type: ignore[override]

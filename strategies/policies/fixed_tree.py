@@ -15,13 +15,12 @@ from draftwood import (
     Request,
     TokenTree,
     TreeBuilder,
-    TreePolicy,
     WithoutReplacement,
     draw_children,
 )
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least, probability
-from draftwood.strategies.laws import as_law
+from draftwood.strategies.laws import OneLaw, as_law
 
 
 def one_or_more(value: int | Sequence[int]) -> int | tuple[int, ...]:
@@ -38,7 +37,7 @@ def fills_levels(policy: FixedTree, __: object, value: int | tuple[int, ...]) ->
 
 
 @attrs.frozen
-class FixedTree(TreePolicy):
+class FixedTree(OneLaw):
     """Every node of a level gets `branching` children until `depth` levels or `budget` nodes are reached.
 
     `branching` is one number, or one for every level: (3, 1) has three children at the root and one
@@ -59,10 +58,6 @@ class FixedTree(TreePolicy):
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     source = "DynaTree, section 4.3; SpecInfer; RSD, algorithm 2 (RSD-C)"
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return frozenset({self.law})
 
     @property
     def branches(self) -> bool:  # type: ignore[override]

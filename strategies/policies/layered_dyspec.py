@@ -9,14 +9,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
+from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
 from draftwood.fields import at_least, probability
+from draftwood.strategies.chances import as_chances
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.policies.dyspec import drawn_or_top, start_children
+from draftwood.strategies.policies.dyspec import GreedyTree, drawn_alone, drawn_or_top, start_children
 
 
 @attrs.frozen
-class LayeredDySpec(TreePolicy):
+class LayeredDySpec(GreedyTree):
     """The tree of `DySpec`, layer by layer.
 
     A slot's value is fixed before its token is known and never exceeds its ancestors' values. So it
@@ -29,7 +30,7 @@ class LayeredDySpec(TreePolicy):
         depth: layers at most; None leaves the depth to the values.
         threshold: slots of no more than this value are left out, so that the tree shrinks where the
             draft is unsure (DySpec, algorithm 2, under a budget).
-        law: as for `DySpec`.
+        law, acceptance: as for `DySpec`.
 
     Source: draftwood; DySpec's appendix B.1 leaves this open. With law `"top-k"`: OPT-Tree (arXiv
     2406.17276).
@@ -39,15 +40,8 @@ class LayeredDySpec(TreePolicy):
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
     source = "draftwood (DySpec, appendix B.1); OPT-Tree"
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return frozenset({self.law})
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.law is WithoutReplacement
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
@@ -58,7 +52,9 @@ class LayeredDySpec(TreePolicy):
         while level and depth != self.depth:
             probs = yield tree.request(level)
             below = []
-            for node, children in start_children(self.law, level, probs, self.budget).items():
+            for node, children in start_children(
+                self.law, level, probs, self.budget, self.acceptance
+            ).items():
                 # Rounding must not lift a slot above its own node, which would then be dropped first.
                 while (value := min(reach[node] * children.worth, values[node])) > best[0]:
                     token, chance = children.draw(rng)

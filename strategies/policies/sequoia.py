@@ -9,9 +9,12 @@ import attrs
 import numpy as np
 from torch import Tensor
 
-from draftwood import Randomness, Request, TokenTree, TreePolicy, WithoutReplacement
+from draftwood import Proposal, Randomness, Request, TokenTree, WithoutReplacement
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least
+from draftwood.strategies.chances import acceptance_field, as_chances, check_acceptance
+from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.policies.dyspec import drawn_or_top
 from draftwood.strategies.policies.shapes import Place, Shape
 from draftwood.strategies.policies.static_tree import StaticTree
 
@@ -69,41 +72,16 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
     return tuple(sorted(places or [(0,)], key=lambda place: (len(place), place)))
 
 
-def check_acceptance(acceptance: Sequence[float]) -> None:
-    """Raise `InvalidInput` unless the entries are in [0, 1] and sum to at most 1."""
-    if not acceptance:
-        raise InvalidInput("acceptance is empty; give the chance of every child, the first one first.")
-    for rank, chance in enumerate(acceptance):
-        if not 0 <= chance <= 1:
-            raise InvalidInput(f"acceptance[{rank}] is {chance}; give chances in [0, 1].")
-    if sum(acceptance) > 1 + 1e-6:
-        raise InvalidInput(
-            f"acceptance sums to {sum(acceptance):.4g}; at most one sibling is accepted, so give at most 1."
-        )
-
-
-def _floats(values: Sequence[float] | str) -> tuple[float, ...]:
-    words = values.split(",") if isinstance(values, str) else values
-    try:
-        return tuple(float(value) for value in words)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"acceptance is {values!r}; give numbers such as 0.5,0.2,0.1.") from error
-
-
-def _acceptance(_: object, __: object, values: tuple[float, ...]) -> None:
-    check_acceptance(values)
-
-
 # The tree depends on the options alone; policies are copied for every row.
 _known_shape = lru_cache(maxsize=64)(best_shape)
 
 
-_ZOO_PAIR = (0.513, 0.118, 0.073, 0.033, 0.023, 0.027, 0.016, 0.013)
+ZOO_PAIR = (0.513, 0.118, 0.073, 0.033, 0.023, 0.027, 0.016, 0.013)
 
 
 @attrs.frozen
-class Sequoia(TreePolicy):
-    """The best static tree for an acceptance vector, its children drawn without replacement.
+class Sequoia(OneLaw):
+    """The best static tree for an acceptance vector.
 
     Attributes:
         budget: nodes in the tree.
@@ -112,14 +90,18 @@ class Sequoia(TreePolicy):
             judged; no node gets more children than it has entries. `draftwood.strategies.acceptance`
             measures it. Default: that of the zoo's llama-7m with llama-draft at temperature 1, over 1,536
             tokens that the target wrote after 24 prompts (GSM8K, HumanEval, WikiText-2).
+        law: how children are drawn; the paper's trees without replacement. `"top-k"` takes the most likely
+            tokens instead, which serves temperature 0.
 
     Source: Sequoia, section 3.1 (arXiv 2402.12374).
     """
 
     budget: int = attrs.field(default=32, validator=at_least(1))
     depth: int = attrs.field(default=10, validator=at_least(1))
-    acceptance: tuple[float, ...] = attrs.field(default=_ZOO_PAIR, converter=_floats, validator=_acceptance)
-    laws = frozenset({WithoutReplacement})
+    acceptance: tuple[float, ...] = attrs.field(
+        default=ZOO_PAIR, converter=as_chances, validator=acceptance_field
+    )
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
     local = True
     source = "Sequoia, section 3.1"
 
@@ -133,4 +115,4 @@ class Sequoia(TreePolicy):
         return StaticTree(self.shape).branches
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        return StaticTree(self.shape, WithoutReplacement).grow(root, rng)
+        return StaticTree(self.shape, self.law).grow(root, rng)

@@ -14,17 +14,16 @@ from draftwood import (
     Request,
     TokenTree,
     TreeBuilder,
-    TreePolicy,
     WithoutReplacement,
     draw_children,
 )
 from draftwood.drawing import Drawn
-from draftwood.strategies.laws import as_law
+from draftwood.strategies.laws import OneLaw, as_law
 from draftwood.strategies.policies.shapes import Place, Shape, as_shape
 
 
 @attrs.frozen
-class StaticTree(TreePolicy):
+class StaticTree(OneLaw):
     """One and the same shape in every round, with one draft call a level.
 
     With law `"top-k"` the child of rank r holds the draft's (r + 1)-th most likely token, and a shape that
@@ -44,10 +43,6 @@ class StaticTree(TreePolicy):
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     local = True
     source = "Medusa, section 2.3.3; STree, section 5.3"
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return frozenset({self.law})
 
     @property
     def branches(self) -> bool:  # type: ignore[override]

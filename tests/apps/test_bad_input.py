@@ -6,8 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood import zoo
-
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
@@ -39,6 +37,10 @@ from draftwood import zoo
         (["--drafter", "some/unknown-model"], ["some/unknown-model"]),
         (["--tokenizer", "/no/tokenizer"], ["/no/tokenizer", "--tokenizer"]),
         (["--device", "tpu"], ["'tpu'", "'cpu'"]),
+        (["--recipe", "rsdc"], ["'rsdc'", "'rsd-c'"]),
+        (["--recipe", "rsd-s", "--policy", "chain"], ["--recipe rsd-s", "--policy chain"]),
+        (["--recipe", "rsd-s", "--verifier", "block"], ["--recipe rsd-s", "--verifier block"]),
+        (["--recipe", "rsd-s", "-o", "widt=3"], ["'widt'", "'width'"]),
         (["--trace", "/no/such/folder/trace.json"], ["/no/such/folder", "does not exist"]),
         (["--trace", "/"], ["'/'", "is a folder"]),
     ],
@@ -165,9 +167,3 @@ def test_out_of_memory_says_how_to_shrink(refused, monkeypatch):
     sentence = refused("generate", "--prompt", "x", "--json")
     assert "out of memory" in sentence
     assert "budget" in sentence
-
-
-def test_recurrent_target_is_refused_or_served(draftwood):
-    result = draftwood("generate", "--prompt", "x", "--target", zoo.path("mamba2-5m"), "--max-new-tokens", 2)
-    assert "Traceback" not in result.output
-    assert result.exit_code in (0, 1)

@@ -84,3 +84,22 @@ def test_bad_input_is_one_sentence(bench, arguments, part):
     assert result.exit_code == 1
     (sentence,) = result.stderr.splitlines()
     assert part in sentence
+
+
+def test_packed_trees_compute_less_and_hold_one_state(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.packed import packed
+
+    app = typer.Typer()
+    app.command()(plainly(packed))
+    few = ["--target", "mamba2-draft", "--context", "9", "--repetitions", "2"]
+    result = CliRunner().invoke(app, few)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()[2:]]
+    counts = [tuple(map(int, line[3:5])) for line in lines if line[0] == "depth"]
+    assert counts == [(15, 1), (15, 16), (32, 8), (31, 1), (31, 32), (80, 16), (63, 1), (63, 64), (192, 32)]
+    assert all(float(line[3].rstrip("x")) > 2 for line in lines if line[0] != "depth")
+    monkeypatch.setattr("benchmarks.packed.CLOSE", 0.0)
+    result = CliRunner().invoke(app, [*few, "--deepest", "4"])
+    assert result.exit_code == 1
+    assert "Packed and unrolled logits of mamba2-draft differ by" in result.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwood import zoo
+from draftwood import registry, zoo
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 
@@ -40,15 +40,36 @@ def test_text_and_summary(draftwood, expected):
         ["--drafter", "prompt-lookup", "-o", "longest=2"],
         ["--policy", "chain", "-o", "length=3", "-o", "law=without-replacement"],
         ["--policy", "fixed-tree", "-o", "depth=2", "--verifier", "recursive-rejection"],
+        ["--recipe", "rsd-c", "-o", "branching=3,2,1"],
+        ["--recipe", "dyspec", "--drafter", "prompt-lookup", "-o", "longest=2", "-o", "budget=8"],
+        ["--recipe", "prompt-lookup", "-o", "length=4", "-o", "shortest=2"],
         ["--draft-temperature", "0.5", "-o", "budget=6", "-o", "depth=none"],
         ["--target", str(zoo.path("llama-7m")), "--tokenizer", str(zoo.path("tokenizer"))],
     ],
-    ids=["prompt lookup", "chain", "fixed tree", "draft temperature", "folders"],
+    ids=[
+        "prompt lookup",
+        "chain",
+        "fixed tree",
+        "recipe",
+        "recipe with another drafter",
+        "recipe with its drafter",
+        "draft temperature",
+        "folders",
+    ],
 )
 def test_any_strategy_writes_the_same(draftwood, expected, arguments):
     result = draftwood("generate", "--prompt", PROMPT, "--max-new-tokens", 32, *arguments)
     assert result.exit_code == 0, result.output
     assert result.stdout == expected + "\n"
+
+
+@pytest.mark.parametrize("recipe", registry.names("recipes"))
+def test_every_recipe_writes_the_same(draftwood, expected, recipe):
+    # Those with drafters of their own are given the draft model, like all others.
+    arguments = ["--recipe", recipe, "--drafter", "llama-draft", "--seed", 0, "--max-new-tokens", 16]
+    result = draftwood("generate", "--prompt", PROMPT, *arguments)
+    assert result.exit_code == 0, result.output
+    assert expected.startswith(result.stdout.removesuffix("\n"))
 
 
 def test_prompt_from_a_file_and_from_standard_input(draftwood, expected, tmp_path):
@@ -198,3 +219,17 @@ def test_a_trace_that_cannot_be_finished_leaves_the_old_one(monkeypatch, tmp_pat
         trace.write_json(file, {"new": float("nan")})
     assert json.loads(file.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("target", ["bamba-6m", "mamba2-5m"])
+@pytest.mark.parametrize("drafter", ["mamba2-draft", "llama-draft"])
+def test_recurrent_models_as_target_and_draft(draftwood, target, drafter):
+    result = draftwood(
+        "generate", "--target", target, "--drafter", drafter, "--prompt", PROMPT, "--max-new-tokens", 24
+    )
+    assert result.exit_code == 0, result.output
+    ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
+    output = zoo.load(target).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+    )
+    assert result.stdout == zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True) + "\n"

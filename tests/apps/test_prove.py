@@ -3,8 +3,8 @@
 import pytest
 
 from draftwood import registry
-from draftwood.apps import prove
-from draftwood.apps.prove import Toys, pairs, prove_pair
+from draftwood.apps import proofs
+from draftwood.apps.proofs import Toys, pairs, prove_pair
 
 PAIRS = pairs(registry.names("policies"), registry.names("verifiers"))
 
@@ -152,7 +152,7 @@ def test_a_verifier_that_breaks_fails_its_own_pairs_alone(draftwood, acme, verif
 
 
 def test_a_pair_with_too_many_outcomes_says_so(draftwood, monkeypatch):
-    monkeypatch.setattr(prove, "BUDGET", 20)
+    monkeypatch.setattr(proofs, "BUDGET", 20)
     result = draftwood(
         "prove", "--policy", "dyspec", "--verifier", "recursive-rejection", "-o", "law=without-replacement"
     )

@@ -31,8 +31,8 @@ def third_party(monkeypatch, tmp_path):
     registry._entries.cache_clear()
 
 
-def by_name(found: list[Entry]) -> dict[str, Entry]:
-    return {entry.name: entry for entry in found}
+def of_kind(kind: str) -> dict[str, Entry]:
+    return {entry.name: entry for entry in entries() if entry.kind == kind}
 
 
 def test_every_registered_strategy_has_a_row(draftwood):
@@ -45,25 +45,35 @@ def test_every_registered_strategy_has_a_row(draftwood):
 
 
 def test_json_holds_laws_losslessness_options_and_source(draftwood):
-    found = {row["name"]: row for row in json.loads(draftwood("strategies", "--json").stdout)}
-    assert found["greedy"]["lossless"] is True
-    assert len(found["recursive-rejection"]["laws"]) == 5
-    assert found["dyspec"]["options"]["budget"] == "32"
-    assert found["dyspec"]["source"].startswith("DySpec")
-    assert found["dyspec"]["lossless"] is None
-    assert found["typical"]["lossless"] is False
-    assert found["recursive-rejection"]["trees"] == "any"
-    assert found["optimal-iid"]["trees"] == "not adaptive"
-    assert found["block"]["trees"] == "chains"
-    assert found["prompt-lookup"]["options"]["vocab_size"] is None
-    for row in found.values():
+    rows = json.loads(draftwood("strategies", "--json").stdout)
+    found = {(row["kind"], row["name"]): row for row in rows}
+    verifiers, policies, recipes = (
+        {name: row for (of, name), row in found.items() if of == kind}
+        for kind in ("verifiers", "policies", "recipes")
+    )
+    assert verifiers["greedy"]["lossless"] is True
+    assert len(verifiers["recursive-rejection"]["laws"]) == 5
+    assert policies["dyspec"]["options"]["budget"] == "32"
+    assert policies["dyspec"]["source"].startswith("DySpec")
+    assert policies["dyspec"]["lossless"] is None
+    assert verifiers["typical"]["lossless"] is False
+    assert verifiers["recursive-rejection"]["trees"] == "any"
+    assert verifiers["optimal-iid"]["trees"] == "not adaptive"
+    assert verifiers["block"]["trees"] == "chains"
+    assert found["drafters", "prompt-lookup"]["options"]["vocab_size"] is None
+    assert recipes["rsd-s"]["parts"] == ["StochasticBeam", "RecursiveRejection", "model"]
+    assert recipes["rsd-s"]["laws"] == ["WithoutReplacement"]
+    assert recipes["rsd-s"]["options"] == {"width": "6", "depth": "5"}
+    assert recipes["rsd-s"]["settings"].startswith("appendix D.3")
+    assert "temperature" not in recipes["rsd-c"]["options"]
+    for row in rows:
         assert row["source"]
         assert row["problem"] is None
-        assert row["kind"] != "policies" or row["laws"]
+        assert row["kind"] not in ("policies", "recipes") or row["laws"]
 
 
 def test_laws_that_depend_on_an_option_are_found():
-    found = by_name(entries())
+    found = of_kind("policies")
     assert found["dyspec"].laws == ("WithoutReplacement", "Deterministic")
     assert set(found["chain"].laws) == {
         "Deterministic",
@@ -76,7 +86,7 @@ def test_laws_that_depend_on_an_option_are_found():
 
 def test_third_parties_have_rows_too_and_a_broken_one_says_why(draftwood, third_party, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")  # a narrow table breaks sentences
-    found = by_name(entries())
+    found = of_kind("policies")
     assert found["bushy"].laws == ("WithReplacement",)
     assert found["bushy"].options == {"width": "3"}
     assert found["bushy"].source == "Acme 2026"

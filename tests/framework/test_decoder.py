@@ -1,4 +1,4 @@
-"""The loop and the decoder: greedy equality, exact ends, streams, recovery. Driven by toy models."""
+"""The loop and the decoder: greedy equality, exact ends, streams, statistics. Driven by toy models."""
 
 import attrs
 import pytest
@@ -7,18 +7,10 @@ import transformers
 
 from draftwood import (
     Deterministic,
-    IncompatibleModels,
-    IncompatibleStrategy,
-    InvalidDistribution,
     InvalidInput,
-    InvalidTree,
     SamplingParams,
-    SpeculativeDecoder,
-    TokenTree,
     TreePolicy,
-    registry,
 )
-from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain
@@ -27,33 +19,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel
-
-TARGET = ToyModel(5, seed=1)
-# Contexts of two tokens repeat, so that the draft is often right without being the target.
-DRAFT = ToyModel(5, seed=1, order=2, sharpness=1.0)
-PROMPTS = [[1, 2, 3], [0], [4, 4, 1, 2, 0, 3]]
-
-
-def drafter(model=DRAFT, max_length=None):
-    return ModelDrafter(ToyBackend(model, max_length=max_length))
-
-
-def decoder(policy=None, verifier=None, draft=None, target=None):
-    return SpeculativeDecoder(
-        target or ToyBackend(TARGET),
-        draft or drafter(),
-        policy or DySpec(6),
-        verifier or RecursiveRejection(),
-    )
-
-
-def sequentially(prompt, count):
-    """The oracle: greedy decoding one token at a time."""
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(TARGET.logits(text).argmax()))
-    return text[len(prompt) :]
-
+from tests.framework.decoding import PROMPTS, TARGET, decoder, drafter, sequentially
 
 POLICIES = [
     Chain(3),
@@ -184,21 +150,6 @@ def test_the_stream_commits_what_generate_returns():
     assert seen == one.generate(PROMPTS, max_new_tokens=12, return_dict_in_generate=True).tokens
 
 
-def test_an_abandoned_stream_releases_its_rows():
-    one = decoder()
-    next(one.stream(PROMPTS, max_new_tokens=12))
-    assert one.generate(PROMPTS[:1], max_new_tokens=5)[0, 3:].tolist() == sequentially(PROMPTS[0], 5)
-
-
-def test_two_streams_on_one_backend_are_refused():
-    one = decoder()
-    running = one.stream(PROMPTS, max_new_tokens=12)
-    next(running)
-    with pytest.raises(InvalidInput, match="already decoding 3 row"):
-        one.generate(PROMPTS, max_new_tokens=5)
-    assert len(list(running)) > 0
-
-
 def test_padding_is_as_transformers_users_expect():
     ids = torch.tensor([[9, 9, 1], [0, 1, 2]]) % 5
     mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
@@ -228,37 +179,6 @@ def test_a_streamer_gets_the_prompt_and_then_every_commit():
     assert [token for part in streamer.parts[1:] for token in part] == sequentially(PROMPTS[0], 10)
     with pytest.raises(InvalidInput, match="one row"):
         decoder().generate(PROMPTS, streamer=streamer)
-
-
-@attrs.define(eq=False)
-class Failing(ModelDrafter):
-    """Raises in the third call, then behaves."""
-
-    error: BaseException = attrs.field(default=RuntimeError("no luck"), kw_only=True)
-    calls: int = 0
-
-    def distributions(self, requests):
-        self.calls += 1
-        if self.calls == 3:
-            raise self.error
-        return super().distributions(requests)
-
-
-def test_after_an_error_the_decoder_is_usable_again():
-    one = decoder(draft=Failing(ToyBackend(DRAFT)))
-    with pytest.raises(RuntimeError, match="no luck"):
-        one.generate(PROMPTS, max_new_tokens=20)
-    out = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)
-    assert out.tokens == [sequentially(p, 20) for p in PROMPTS]
-
-
-def test_ctrl_c_keeps_what_was_generated():
-    one = decoder(Chain(2), draft=Failing(ToyBackend(DRAFT), error=KeyboardInterrupt()))
-    out = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)
-    assert out.finish_reasons == ["interrupted"] * 3
-    for prompt, new in zip(PROMPTS, out.tokens, strict=True):
-        assert 0 < len(new) < 20
-        assert new == sequentially(prompt, 20)[: len(new)]
 
 
 def test_a_processor_that_reads_the_prefix_acts_as_in_sequential_decoding():
@@ -350,142 +270,3 @@ def test_memory_bound_speedup_is_rsds():
     stats.draft_cost = 0.1
     calls = stats.draft_calls / len(stats.rounds)
     assert stats.memory_bound_speedup == pytest.approx(stats.tokens_per_round / (1 + 0.1 * calls))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([], "No prompt"),
-        ([[1], []], "prompt of row 1 is empty"),
-        ([[1, 2, 5]], "token 5, outside the vocabulary of 5"),
-        ([[1, -1]], "token -1"),
-        ([[1] * 10], "has 10 tokens and the target's context holds 10"),
-    ],
-)
-def test_unusable_prompts_are_refused(prompts, message):
-    with pytest.raises(InvalidInput, match=message):
-        decoder(target=ToyBackend(TARGET, max_length=10)).generate(prompts)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"seed": [1, 2]}, "2 seeds were given for 1 rows"),
-        ({"seed": -3}, "seed is -3"),
-        ({"stop_strings": "x"}, "needs the tokenizer"),
-    ],
-)
-def test_unusable_options_are_refused(options, message):
-    with pytest.raises(InvalidInput, match=message):
-        decoder().generate([[1]], **options)
-
-
-def test_a_mask_must_fit_the_ids():
-    with pytest.raises(InvalidInput, match="attention_mask has shape"):
-        decoder().generate(torch.tensor([[1, 2]]), torch.ones(1, 3))
-
-
-def test_strategies_that_do_not_fit_are_refused_at_construction():
-    @attrs.frozen
-    class TopKOnly(RecursiveRejection):
-        laws = frozenset({Deterministic})
-        adaptive = False
-
-    with pytest.raises(
-        IncompatibleStrategy, match=r"does not verify the law WithoutReplacement.*recursive-rejection"
-    ):
-        decoder(Chain(3), TopKOnly())
-    with pytest.raises(IncompatibleStrategy, match="PerChild"):
-        decoder(FixedTree(2, 2, law="per-drafter"))
-    with pytest.raises(IncompatibleStrategy, match="temperature 0 alone, not 0.7"):
-        decoder(Chain(3), Greedy()).generate([[1]], sampling=SamplingParams(0.7))
-    with pytest.raises(IncompatibleModels, match="drafter has 4 tokens and the target 5"):
-        decoder(draft=drafter(ToyModel(4)))
-
-
-def test_a_verifier_that_looks_at_several_siblings_refuses_adaptive_trees():
-    @attrs.frozen
-    class Transport(RecursiveRejection):
-        adaptive = False
-
-    decoder(FixedTree(2, 2), Transport())
-    with pytest.raises(IncompatibleStrategy, match="adaptive trees of DySpec"):
-        decoder(DySpec(4), Transport())
-
-
-def test_a_verifier_that_judges_chains_alone_refuses_trees_that_branch():
-    @attrs.frozen
-    class OnePath(RecursiveRejection):
-        branches = False
-
-    decoder(Chain(3), OnePath())
-    with pytest.raises(
-        IncompatibleStrategy, match="OnePath judges chains alone.* of FixedTree; .*recursive-rejection"
-    ):
-        decoder(FixedTree(2, 2), OnePath())
-
-
-def test_the_fitting_verifiers_are_found_whatever_else_is_registered(monkeypatch):
-    @attrs.frozen
-    class Orderly(RecursiveRejection):
-        """Judges adaptive trees with one of its options alone, as its attribute says."""
-
-        order: str = "drawn"
-
-        @property
-        def adaptive(self):
-            return self.order == "drawn"
-
-    @attrs.frozen
-    class Lossy(RecursiveRejection):
-        lossless = False
-
-    def needs_an_option(option): ...
-
-    known = {
-        "broken": "nothing",
-        "lossy": Lossy,
-        "needs-an-option": needs_an_option,
-        "orderly": Orderly,
-        "reordered": lambda: Orderly("other"),
-    }
-    monkeypatch.setattr(registry, "names", lambda kind: list(known))
-    monkeypatch.setattr(registry, "get", lambda kind, name: known[name])
-    with pytest.raises(
-        IncompatibleStrategy, match=r"adaptive trees of DySpec; verifiers that fit: orderly\."
-    ):
-        decoder(DySpec(4), Orderly("other"))
-
-
-def test_a_policy_that_returns_a_broken_tree_is_named():
-    @attrs.frozen
-    class Broken(TreePolicy):
-        tree: object = None
-        laws = frozenset({Deterministic})
-
-        def grow(self, root, rng):
-            return self.tree
-            yield
-
-    with pytest.raises(InvalidTree, match="returned NoneType"):
-        decoder(Broken()).generate([[1]])
-    bad = TokenTree(torch.tensor([1, 7]), torch.tensor([-1, 0]))
-    with pytest.raises(InvalidTree, match="token 7"):
-        decoder(Broken(bad)).generate([[1]])
-
-
-def test_logits_with_nan_stop_the_call_and_leave_the_decoder_usable():
-    @attrs.define(eq=False)
-    class Once(ToyBackend):
-        calls: int = 0
-
-        def extend(self, tokens, parents, counts=None):
-            self.calls += 1
-            logits = super().extend(tokens, parents, counts)
-            return logits * float("nan") if self.calls == 2 else logits
-
-    one = decoder(target=Once(TARGET))
-    with pytest.raises(InvalidDistribution, match="nan"):
-        one.generate(PROMPTS, max_new_tokens=20)
-    assert one.generate(PROMPTS[:1], max_new_tokens=9)[0, 3:].tolist() == sequentially(PROMPTS[0], 9)

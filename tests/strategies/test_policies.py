@@ -7,44 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import Deterministic, InvalidInput, TorchRandomness
+from draftwood import Deterministic, InvalidInput
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.testing import ToyModel
-
-
-def table(vocab, seed, live=None):
-    """Draft distributions by path, with `live` tokens of probability above 0."""
-    model = ToyModel(vocab, seed=seed, sharpness=2.0)
-
-    def probs(path):
-        p = model.probs(path)
-        if live is not None:
-            p[p.argsort()[: vocab - live]] = 0
-        return p / p.sum()
-
-    return probs
-
-
-def grow(policy, probs, root=0, seed=0, rng=None):
-    """Drive a policy by a table; returns the tree and the number of requests."""
-    growing = policy.grow(root, rng or TorchRandomness.seeded(seed))
-    asked, calls = [], 0
-    try:
-        request = next(growing)
-        while True:
-            calls += 1
-            for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True):
-                asked.append(([*asked[parent], token]) if parent >= 0 else [token])
-            request = growing.send(torch.stack([probs(path) for path in asked[-len(request) :]]))
-    except StopIteration as finished:
-        return finished.value, calls
-
-
-def paths(tree):
-    return [tuple(tree.tokens[tree.path(v)].tolist()) for v in range(len(tree))]
+from tests.strategies.tables import grow, paths, table
 
 
 class ByNode:
@@ -152,18 +120,18 @@ def test_a_threshold_keeps_the_slots_worth_more(seed, threshold):
 
 @given(st.integers(0, 1000), st.sampled_from(["top-k", "without-replacement"]))
 def test_layered_dyspec_asks_once_a_layer(seed, law):
-    tree, calls = grow(LayeredDySpec(32, law=law), table(6, seed), seed=seed)
-    assert calls <= tree.depth + 1
-    shallow, calls = grow(LayeredDySpec(32, 2, law=law), table(6, seed), seed=seed)
-    assert shallow.depth == calls == 2
+    tree, requests = grow(LayeredDySpec(32, law=law), table(6, seed), seed=seed)
+    assert len(requests) <= tree.depth + 1
+    shallow, requests = grow(LayeredDySpec(32, 2, law=law), table(6, seed), seed=seed)
+    assert shallow.depth == len(requests) == 2
 
 
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
 def test_the_fixed_tree_has_its_shape_and_keeps_its_budget(seed, depth, branching, budget):
-    tree, calls = grow(FixedTree(depth, branching, budget), table(5, seed), seed=seed)
+    tree, requests = grow(FixedTree(depth, branching, budget), table(5, seed), seed=seed)
     full = sum(branching**level for level in range(1, depth + 1))
     assert len(tree) - 1 == min(budget, full)
-    assert calls <= depth
+    assert len(requests) <= depth
     for node in range(len(tree)):
         drawn = tree.tokens[tree.children(node)].tolist()
         assert len(set(drawn)) == len(drawn) <= branching
@@ -201,21 +169,21 @@ def test_a_drawn_child_below_the_threshold_stays_and_gets_no_children(seed, thre
     "policy", [Chain(4), FixedTree(2, 3), DySpec(9), LayeredDySpec(9, law="top-k")], ids=str
 )
 def test_a_node_never_gets_more_children_than_tokens_with_a_chance(policy):
-    tree, _ = grow(policy, table(6, 5, live=2))
+    tree, _ = grow(policy, table(6, 5, live=2), seed=0)
     assert max(len(tree.children(v)) for v in range(len(tree))) <= 2
 
 
 @pytest.mark.parametrize("law", ["without-replacement", "with-replacement", "top-k"])
 @pytest.mark.parametrize("make", [lambda law: Chain(3, law), lambda law: FixedTree(2, 2, law=law)])
 def test_a_drafter_with_nothing_to_propose_leaves_a_bare_root(make, law):
-    tree, _ = grow(make(law), lambda path: torch.zeros(4))
+    tree, _ = grow(make(law), lambda path: torch.zeros(4), seed=0)
     assert len(tree) == 1
 
 
 @pytest.mark.parametrize("policy", [DySpec, LayeredDySpec])
 @pytest.mark.parametrize("law", ["top-k", "without-replacement"])
 def test_dyspec_without_proposals_is_a_bare_root(policy, law):
-    assert len(grow(policy(4, law=law), lambda path: torch.zeros(4))[0]) == 1
+    assert len(grow(policy(4, law=law), lambda path: torch.zeros(4), seed=0)[0]) == 1
 
 
 def test_every_expanded_node_names_its_law():

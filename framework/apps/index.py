@@ -1,0 +1,142 @@
+"""`draftwood index`: the user's own text or tokens, made ready for the retrieval drafter."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from draftwood import registry
+from draftwood.apps import models
+from draftwood.apps.failures import one_line
+from draftwood.apps.progress import watched
+from draftwood.errors import InvalidInput
+from draftwood.zoo.text import documents
+
+_TEXT_FIELDS = ("text", "prompt", "question", "turns")
+_AT_ONCE = 256  # documents that are encoded in one call
+
+Document = str | np.ndarray
+
+
+def index(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Text (.txt, .txt.gz, .jsonl) or tokens (.npy).", show_default=False),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder that the index goes to.", show_default=False)
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="That of the target: a folder, hub name, or model of the zoo.")
+    ] = models.TARGET,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")
+    ] = False,
+) -> None:
+    """Index text for the retrieval drafter, which proposes what followed the last words in it.
+
+    Documents are kept apart. In a .txt file a line <|endoftext|> stands between them; a line of a
+    .jsonl file is one, with its text in the field text, prompt, question or turns; a .npy file
+    holds one a row, or one row with the tokenizer's end of text behind each of them.
+
+    \b
+    Examples:
+      draftwood index notes.txt letters.jsonl -o my-index
+      draftwood index tokens.npy -o my-index --tokenizer big/
+      draftwood generate --drafter retrieval -o index=my-index --prompt "Dear Sir,"
+    """
+    from rich.console import Console
+
+    started = perf_counter()
+    index_class = registry.get("drafters", "retrieval").index_class
+    index_class.check_free(out)
+    models.quiet()
+    encoder = models.load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    found = [document for file in files for document in _documents(file, encoder.eos_token_id)]
+    console = Console(stderr=True)
+    parts = [found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE)]
+    encoded = watched(
+        (_encoded(part, encoder) for part in parts), "encoding", total=len(parts), console=console
+    )
+    rows = [row for part in encoded for row in part if len(row)]
+    with console.status("sorting"):
+        built = index_class.of(
+            rows,
+            vocab_size=max(encoder.get_vocab().values()) + 1,
+            vocabulary=models.vocabulary_digest(encoder),
+        )
+    size = built.save(out)
+    typer.echo(
+        f"{sum(map(len, rows))} tokens in {len(rows)} documents indexed in {perf_counter() - started:.1f} s; "
+        f"{size / 1e6:.1f} MB in {out}"
+    )
+
+
+def _encoded(part: list[Document], encoder: Any) -> list[np.ndarray]:
+    """Tokens of every document, in order."""
+    texts = [document for document in part if isinstance(document, str)]
+    ids = iter(encoder(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
+    return [
+        np.array(next(ids), dtype=np.int64) if isinstance(document, str) else document for document in part
+    ]
+
+
+def _documents(file: Path, end: int | None) -> Iterable[Document]:
+    """Text or tokens of every document in `file`; `end` is the end-of-text token."""
+    try:
+        if file.name.endswith((".txt", ".txt.gz")):
+            return documents(file)
+        if file.suffix == ".jsonl":
+            return list(_lines(file))
+        if file.suffix == ".npy":
+            return _rows(file, end)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{str(file)!r} is corrupt ({one_line(error)}); make it again.") from error
+    except OSError as error:
+        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
+    raise InvalidInput(f"{str(file)!r} is none of .txt, .txt.gz, .jsonl and .npy; convert it first.")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    for number, line in enumerate(file.read_bytes().decode().split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"Line {number} of {str(file)!r}"
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise InvalidInput(f"{where} is not JSON; give one object a line.") from error
+        fields = entry if isinstance(entry, dict) else {}
+        text = next((fields[field] for field in _TEXT_FIELDS if field in fields), None)
+        texts: list[Any] = text if isinstance(text, list) else [text]
+        if not all(isinstance(one, str) for one in texts):
+            raise InvalidInput(f"{where} has no text; put it into a field {' or '.join(_TEXT_FIELDS)}.")
+        yield "\n".join(texts)
+
+
+def _rows(file: Path, end: int | None) -> list[np.ndarray]:
+    """A document a row, or those that end behind `end` in the one row that there is."""
+    try:
+        tokens = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidInput(
+            f"{str(file)!r} is no .npy file of tokens; save a NumPy array of integers."
+        ) from error
+    if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2):
+        raise InvalidInput(
+            f"{str(file)!r} holds {tokens.dtype} of shape {list(tokens.shape)}; save integers in one row, or "
+            "in a row for each document."
+        )
+    if tokens.ndim == 2:
+        return list(tokens)
+    return np.split(tokens, np.flatnonzero(tokens == end) + 1) if end is not None else [tokens]

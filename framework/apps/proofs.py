@@ -1,0 +1,354 @@
+"""The cases of `draftwood prove`: small trees of every policy, random toy models, and what came of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from draftwood import (
+    Drafter,
+    IncompatibleStrategy,
+    PerChild,
+    Proposal,
+    TreePolicy,
+    Verifier,
+    create,
+    registry,
+)
+from draftwood.apps import options
+from draftwood.apps.failures import one_line
+from draftwood.decoder import check_strategy_fits
+from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
+from draftwood.proposals import ALL_LAWS
+
+if TYPE_CHECKING:
+    from draftwood.testing import ToyModel
+
+TOLERANCE = 1e-12
+TOKENS = 3
+BUDGET = 100_000  # random outcomes of one case
+# One model of each so many is proved over several rounds of the production loop, with commit and the
+# next root; the others over one round, which is much cheaper.
+_ROUNDS_EVERY = 20
+
+# Static shapes; both skip a rank.
+_TWO = ((0,), (2,))
+_THREE = ((0,), (2,), (0, 0))
+
+# Trees small enough to enumerate: a registered policy gets those of these options that it has. The
+# models take turns with them.
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {
+        "length": 2,
+        "depth": 2,
+        "branching": 2,
+        "budget": 3,
+        "paths": 1,
+        "width": 1,
+        "shape": _TWO,
+        "budgets": (3,),
+    },
+    {
+        "length": 1,
+        "depth": 1,
+        "branching": 3,
+        "budget": 3,
+        "paths": 3,
+        "width": 3,
+        "shape": _THREE,
+        "budgets": (3,),
+    },
+    {
+        "length": 3,
+        "depth": 2,
+        "branching": 2,
+        "budget": 4,
+        "paths": 1,
+        "width": 2,
+        "shape": _THREE,
+        "budgets": (4,),
+    },
+    {
+        "length": 2,
+        "depth": 3,
+        "branching": 2,
+        "budget": 4,
+        "paths": 2,
+        "width": 1,
+        "shape": _THREE,
+        "budgets": (4,),
+    },
+)
+
+# Over several rounds, a policy that learns is visited with every past it may have had, so its tree is
+# the smallest one, and its memory is short enough to act within them.
+_LEARNING: dict[str, Any] = {
+    "length": 1, "depth": 1, "branching": 1, "budget": 1, "paths": 1, "width": 1, "warmup": 1, "window": 2,
+    "budgets": (0, 1, 2),
+}  # fmt: skip
+
+
+@attrs.frozen
+class Toys:
+    """One random pair of toy models, and how they are sampled.
+
+    Attributes:
+        number: counts the pairs; equal numbers are equal pairs.
+    """
+
+    number: int
+
+    @property
+    def vocab_size(self) -> int:
+        return (3, 4, 2)[self.number % 3]
+
+    def target(self) -> ToyModel:
+        from draftwood.testing import ToyModel
+
+        return ToyModel(
+            self.vocab_size,
+            seed=10 * self.number,
+            sharpness=(1.5, 3.0, 0.7, 6.0)[self.number % 4],
+            sparsity=(0.0, 0.3)[self.number % 5 == 3],
+        )
+
+    def drafter(self, several: bool) -> Drafter:
+        """A draft near the target, far from it, or sparse; two of them for policies of several drafters."""
+        one = self._draft(1)
+        if not several:
+            return one
+        both: Drafter = create("drafters", "several", {"members": [one, self._draft(2)]})
+        return both
+
+    def _draft(self, which: int) -> Drafter:
+        from draftwood.testing import ToyBackend, ToyModel
+
+        target = self.target()
+        model = ToyModel(
+            target.vocab_size,
+            seed=10 * self.number + which,
+            sharpness=(1.0, 2.0)[self.number % 2],
+            sparsity=(0.0, 0.3)[self.number % 4 == 1],
+            near=target if self.number % 3 else None,
+            mix=0.6,
+        )
+        drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(model)})
+        return drafter
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        # Four tokens on the larger trees would take seconds a case.
+        return _SHAPES[self.number % (2 if self.vocab_size == 4 else len(_SHAPES))]
+
+    @property
+    def rounds(self) -> int | None:
+        return 1 if self.number % _ROUNDS_EVERY else None
+
+
+@attrs.frozen
+class Pair:
+    """A registered policy with one of its laws, and a registered lossless verifier.
+
+    Attributes:
+        law: None where the policy has no choice.
+        switches: the verifier's options that are on or off (see `switch_values`).
+        policy_switches: the policy's, such as whether it learns.
+    """
+
+    policy: str
+    law: type[Proposal] | None
+    verifier: str
+    switches: Mapping[str, bool | float] = attrs.field(factory=dict)
+    policy_switches: Mapping[str, bool] = attrs.field(factory=dict)
+
+    @property
+    def verifier_in_words(self) -> str:
+        return _in_words(self.verifier, self.switches)
+
+    @property
+    def policy_in_words(self) -> str:
+        return _in_words(self.policy, self.policy_switches)
+
+    def build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
+        """Both with what they take of the options.
+
+        Raises:
+            IncompatibleStrategy: they do not fit.
+        """
+        known = known_options("policies", self.policy)
+        small = {name: value for name, value in shape.items() if name in known}
+        law = {} if self.law is None else {"law": self.law}
+        own = _own("policies", self.policy, given)
+        policy = create("policies", self.policy, {**small, **self.policy_switches, **own, **law})
+        verifier = create(
+            "verifiers", self.verifier, {**self.switches, **_own("verifiers", self.verifier, given)}
+        )
+        check_strategy_fits(policy, verifier)
+        return policy, verifier
+
+
+@attrs.frozen
+class Verdict:
+    """What came of a pair.
+
+    Attributes:
+        error: the largest difference from the target's joint law; None where none was found.
+        word: `"ok"`, `"biased"`, `"fails"`, `"refused"` or `"too large"`.
+        why: a sentence, or more with the tree, where the word is not `"ok"`.
+    """
+
+    pair: Pair
+    error: float | None
+    word: str
+    why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.word in ("biased", "fails")
+
+
+def pairs(
+    policies: Sequence[str], verifiers: Sequence[str], given: Mapping[str, str] | None = None
+) -> list[Pair]:
+    """Every law of the policies with every lossless verifier, switched on and off.
+
+    A strategy that cannot be built is among them: its verdict will say why.
+    """
+    given = given or {}
+    lossless = [
+        (verifier, switches)
+        for verifier in verifiers
+        for switches in _switches(verifier, given)
+        if _may_be_lossless(verifier, {**switches, **_own("verifiers", verifier, given)})
+    ]
+    return [
+        Pair(policy, law, verifier, switches, policy_switches)
+        for policy in policies
+        for policy_switches in _policy_switches(policy, given)
+        for law in _laws(policy, given)
+        for verifier, switches in lossless
+    ]
+
+
+def _in_words(name: str, switches: Mapping[str, bool | float]) -> str:
+    return " ".join([name, *(f"{option}={value}".lower() for option, value in switches.items() if value)])
+
+
+def _policy_switches(policy: str, given: Mapping[str, str]) -> Iterator[dict[str, bool]]:
+    """Every setting of the options that are true or false."""
+    known = known_options("policies", policy).items()
+    names = [name for name, option in known if isinstance(option.default, bool) and name not in given]
+    for values in itertools.product((False, True), repeat=len(names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
+    from draftwood.testing.pairs import switch_values
+
+    known = known_options("verifiers", verifier).items()
+    switches = {
+        name: values for name, option in known if name not in given and (values := switch_values(option))
+    }
+    for chosen in itertools.product(*switches.values()):
+        on = dict(zip(switches, chosen, strict=True))
+        try:
+            create("verifiers", verifier, {**on, **_own("verifiers", verifier, given)})
+        except InvalidInput:  # these do not go together
+            continue
+        except Exception:  # a third party's strategy may fail in any way; its verdict will say why
+            pass
+        yield on
+
+
+def _may_be_lossless(verifier: str, given: Mapping[str, Any]) -> bool:
+    try:
+        return bool(create("verifiers", verifier, given).lossless)
+    except Exception:  # a third party's strategy may fail in any way
+        return True
+
+
+def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | None]:
+    if "law" not in known_options("policies", policy) or "law" in given:
+        yield None
+        return
+    for law in sorted(ALL_LAWS, key=lambda law: law.__name__):
+        try:
+            create("policies", policy, {"law": law})
+        except DraftwoodError:  # a law that this policy refuses
+            continue
+        yield law
+
+
+def prove_pair(pair: Pair, models: Iterable[Toys], given: Mapping[str, str] | None = None) -> Verdict:
+    """The largest error of a pair over the toy models; the first failure ends it."""
+    from draftwood.testing import BudgetExceeded
+
+    worst = 0.0
+    for toys in models:
+        try:
+            policy, verifier = pair.build(toys.shape, given or {})
+            if policy.learns and toys.rounds is None:
+                policy, verifier = pair.build(_LEARNING, given or {})
+            error, why = _prove_on(toys, policy, verifier)
+        except IncompatibleStrategy as refusal:
+            return Verdict(pair, None, "refused", one_line(refusal))
+        except BudgetExceeded as limit:
+            return Verdict(pair, None, "too large", one_line(limit))
+        except AssertionError as fault:
+            return Verdict(pair, None, "fails", str(fault))
+        except Exception as failure:  # a third party's strategy may fail in any way
+            return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
+        worst = max(worst, error)
+        if why:
+            return Verdict(pair, worst, "fails" if worst <= TOLERANCE else "biased", why)
+    return Verdict(pair, worst, "ok")
+
+
+def _prove_on(toys: Toys, policy: TreePolicy, verifier: Verifier) -> tuple[float, str]:
+    """The largest error, and what is wrong; empty if nothing is."""
+    from draftwood.testing import assert_lossless, joint_law, target_law
+
+    target = toys.target()
+    # A verifier for temperature 0 alone is lossless there.
+    temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
+    case: dict[str, Any] = {
+        "target": target,
+        "drafter": toys.drafter(PerChild in policy.laws),
+        "tokens": TOKENS,
+        "temperature": temperature,
+        "rounds": toys.rounds,
+        "budget": BUDGET,
+    }
+    found = joint_law(policy, verifier, **case)
+    error = found.error(target_law(target, tokens=TOKENS, temperature=temperature))
+    if error <= TOLERANCE and not found.fault:
+        return error, ""
+    try:
+        assert_lossless(policy, verifier, **case, tolerance=TOLERANCE)
+    except AssertionError as wrong:
+        return error, str(wrong)
+    return error, f"the joint law is off by {error:.2g} in one run and not in the next; it must not change."
+
+
+def known_options(kind: str, name: str) -> dict[str, Parameter]:
+    """What a strategy takes; nothing where it cannot be loaded, which its verdict will say."""
+    try:
+        return registry.options(kind, name)
+    except UnknownStrategy:
+        raise
+    except Exception:  # a third party's module may fail in any way
+        return {}
+
+
+def _own(kind: str, name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the given options that this strategy has, converted."""
+    known = known_options(kind, name)
+    return {
+        option: options.convert(option, word, known[option])
+        for option, word in given.items()
+        if option in known
+    }

@@ -1,0 +1,224 @@
+"""Medusa: heads on the target's own hidden state, each guessing one place further."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
+from draftwood.errors import UnsupportedModel
+from draftwood.strategies.drafters.target import as_target
+
+WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
+
+
+class Heads(torch.nn.Module):
+    """`count` heads `U_k (h + SiLU(W_k h + b_k))` from a hidden state to logits, all in one product each.
+
+    Head k, counted from 0, guesses the token k + 2 places behind the one whose state it reads. A new
+    module's W and b are zero, so that a head begins as the plain map U.
+
+    Source: Medusa, section 2.1.1 (arXiv 2401.10774), without tying U_k to anything.
+    """
+
+    def __init__(self, count: int, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(count, hidden_size, hidden_size))
+        self.bias = torch.nn.Parameter(torch.zeros(count, 1, hidden_size))
+        self.output = torch.nn.Parameter(torch.zeros(count, vocab_size, hidden_size))
+
+    @property
+    def count(self) -> int:
+        return len(self.output)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.output.shape[2]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.output.shape[1]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits `[count, n, vocab]` for states `[n, hidden]`."""
+        states = hidden.expand(self.count, -1, -1)
+        states = states + silu(torch.baddbmm(self.bias, states, self.weight.mT))
+        return torch.bmm(states, self.output.mT)
+
+
+def save_heads(heads: Heads, folder: str | PathLike[str], *, target: str) -> None:
+    """Write `heads.safetensors` (dtype as it is) and `heads.json` into `folder`; `target` names the model."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {
+        "heads": heads.count,
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size,
+        "target": target,
+    }
+    save_file(
+        {name: weight.detach().contiguous() for name, weight in heads.named_parameters()}, folder / WEIGHTS
+    )
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def load_heads(folder: str | PathLike[str]) -> Heads:
+    """The heads that `save_heads` wrote, in the dtype in which they are stored.
+
+    Raises:
+        InvalidInput: a file that is missing or corrupt, or weights that do not fit the description.
+    """
+    folder = Path(folder)
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (folder / name).is_file():
+            raise InvalidInput(f"There is no {name} in {str(folder)!r}; name a folder with trained heads.")
+    try:
+        said = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        sizes = [int(said[name]) for name in ("heads", "hidden_size", "vocab_size")]
+        stored = load_file(folder / WEIGHTS)
+    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+        raise InvalidInput(
+            f"The heads in {str(folder)!r} cannot be read ({type(error).__name__}: {_one_line(error)}); "
+            "train or copy them again."
+        ) from error
+    if min(sizes) < 1:
+        raise InvalidInput(
+            f"{DESCRIPTION} in {str(folder)!r} names the sizes {sizes}; each must be 1 or more."
+        )
+    with torch.device("meta"):
+        heads = Heads(*sizes)
+    wanted = {name: tuple(weight.shape) for name, weight in heads.named_parameters()}
+    found = {name: tuple(weight.shape) for name, weight in stored.items()}
+    if found != wanted:
+        raise InvalidInput(
+            f"The weights in {str(folder)!r} have the shapes {found}, but its {DESCRIPTION} says {wanted}; "
+            "train or copy the heads again."
+        )
+    heads.load_state_dict(stored, assign=True)
+    return heads
+
+
+def _as_heads(heads: Any) -> Heads:
+    return load_heads(heads) if isinstance(heads, str | PathLike) else heads
+
+
+@attrs.define(eq=False)
+class MedusaHeads(Drafter):
+    """Guesses several places ahead from the state of the last token before the root, in no pass at all.
+
+    A node's distribution depends on its depth alone: at depth d it is head d's. Below the last head, and
+    where no token stands before the root, nothing is proposed.
+
+    It reads the hidden states of `target`, which must be the backend that the decoder drives; by itself
+    it keeps the round's logits and no text.
+
+    Attributes:
+        target: a backend that declares its `hidden_size`. It must have no rows yet.
+        heads: a folder that `save_heads` wrote, or the module; it goes to the target's device and dtype.
+
+    Raises:
+        UnsupportedModel: the target declares that it gives no hidden states.
+        IncompatibleModels: heads for another width or vocabulary than the target's.
+        InvalidInput: heads that cannot be read.
+
+    Source: Medusa (Cai et al. 2024, arXiv 2401.10774), sections 2.1.1 and 2.2.1 (Medusa-1).
+    """
+
+    target: StateBackend = attrs.field(converter=as_target, repr=False)
+    heads: Heads = attrs.field(converter=_as_heads, repr=False)
+    # The heads' logits for this round, [rows, heads + 1, vocab], and the depths of every row's nodes.
+    _logits: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    _depths: list[list[int]] = attrs.field(factory=list, init=False, repr=False)
+    source = "Medusa (Cai et al. 2024), section 2.1.1"
+
+    def __attrs_post_init__(self) -> None:
+        if self.target.hidden_size is None:
+            raise UnsupportedModel(
+                f"{type(self.target).__name__} declares no hidden states (its hidden_size is None), which "
+                "Medusa heads read; draft with a model or by prompt lookup."
+            )
+        for what, ours, theirs in (
+            ("hidden states of width", self.heads.hidden_size, self.target.hidden_size),
+            ("a vocabulary of", self.heads.vocab_size, self.target.vocab_size),
+        ):
+            if ours != theirs:
+                raise IncompatibleModels(
+                    f"The heads were made for {what} {ours}, but the target's is {theirs}; train heads on "
+                    "this target."
+                )
+        self.target.keep_hidden()
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return self.heads.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return sum(weight.numel() * weight.element_size() for weight in self.heads.parameters())
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        self._check_target(list(map(len, rows)))
+        self.heads.to(self.target.last_hidden())
+        self._depths += [[] for _ in rows]
+        self._logits = None
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        gone = set(range(len(self._depths)) if rows is None else rows)
+        kept = [place for place in range(len(self._depths)) if place not in gone]
+        self._depths = [self._depths[place] for place in kept]
+        if self._logits is not None:
+            self._logits = self._logits[kept]
+
+    @torch.no_grad()
+    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
+        if self._logits is None:
+            self._logits = self._guess()
+        below = self.heads.count  # a place that holds -inf
+        widest = max(len(request) if request is not None else 0 for request in requests)
+        places = torch.full((len(requests), widest), below)
+        for row, request in enumerate(requests):
+            if request is None:
+                continue
+            depths = self._depths[row]
+            start = len(depths)
+            for parent in request.parents.tolist():
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            places[row, : len(request)] = torch.tensor(depths[start:]).clamp(max=below)
+        lines = torch.arange(len(requests)).unsqueeze(1)
+        return self._logits[lines.to(self._logits.device), places.to(self._logits.device)]
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        # The target has committed these by now, and its states are read when the next round asks.
+        self._depths = [[] for _ in outcomes]
+        self._logits = None
+
+    def _guess(self) -> Tensor:
+        """The heads' logits and a last place that proposes nothing, `[rows, heads + 1, vocab]`."""
+        logits = self.heads(self.target.last_hidden()).transpose(0, 1)
+        nothing = logits.new_full((len(logits), 1, logits.shape[2]), -torch.inf)
+        logits = torch.cat([logits, nothing], 1)
+        logits[[row for row, length in enumerate(self.target.lengths) if not length]] = -torch.inf
+        return logits
+
+    def _check_target(self, lengths: list[int]) -> None:
+        """The target holds the same rows, or it is not the one that is being decoded."""
+        held = self.target.lengths
+        if len(held) != len(self._depths) + len(lengths) or held[len(self._depths) :] != lengths:
+            raise InvalidInput(
+                f"The heads' target holds {len(held)} row(s), not the {len(lengths)} that join here; give "
+                "MedusaHeads the very backend that the decoder drives."
+            )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160].rstrip(".")

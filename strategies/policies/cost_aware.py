@@ -1,0 +1,118 @@
+"""A budget that follows what trees of each size bring and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+
+import attrs
+from torch import Tensor
+
+from draftwood import (
+    InvalidInput,
+    Outcome,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+)
+from draftwood.fields import probability
+from draftwood.strategies.pass_time import PassTime, as_pass_time
+from draftwood.strategies.policies.around import Around, by_name
+
+
+def _integers(value: Sequence[int] | str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"budgets is {value!r}; give integers such as 0,8,32.") from error
+
+
+def _rising(_: object, __: object, budgets: tuple[int, ...]) -> None:
+    if not budgets or budgets[0] < 0 or list(budgets) != sorted(set(budgets)):
+        raise InvalidInput(f"budgets is {budgets}; give one or more integers >= 0, each above the last.")
+
+
+@attrs.define
+class CostAware(Around):
+    """Grows the tree of `policy` with the budget that gives the most tokens for the time of a round.
+
+    A larger tree pays when it multiplies the tokens of a round by more than it multiplies the round's time
+    (STree, equations 7 and 8), so the budget with the best ratio of the two is chosen. The time is
+    `target_time` of the tree's nodes with the root, and `draft_time` of the nodes of every draft call.
+    Tokens and times are averages over the budget's own rounds, recent ones counting most; a budget that
+    was hardly tried gets the benefit of the doubt (the upper confidence bound of a discounted bandit).
+    Budget 0 is ordinary decoding: one token a round, no draft call.
+
+    Which budget comes next depends on past rounds alone, so every tree keeps the law of `policy`.
+
+    Attributes:
+        policy: a policy with the attribute `budget` that does not learn, or the name of a registered one.
+        budgets: to choose from, rising.
+        target_time: of a target pass, as a `PassTime` or as text, `"constant,linear,quadratic"`.
+        draft_time: of a draft call, in the same unit.
+        memory: how much a past round counts, round by round.
+        doubt: tokens that a budget tried once is thought better than it looked.
+
+    Source: STree, section 4.3, equations 7 and 8 (arXiv 2505.14969); the choice among budgets is Garivier
+    and Moulines' discounted UCB (arXiv 0805.3415).
+    """
+
+    policy: TreePolicy = attrs.field(default="layered-dyspec", converter=by_name)  # type: ignore[assignment]
+    budgets: tuple[int, ...] = attrs.field(
+        default=(0, 4, 8, 16, 32, 64), converter=_integers, validator=_rising
+    )
+    target_time: PassTime = attrs.field(default=PassTime(1.0, 0.01), converter=as_pass_time)
+    draft_time: PassTime = attrs.field(default=PassTime(0.05, 0.0005), converter=as_pass_time)
+    memory: float = attrs.field(default=0.98, validator=probability)
+    doubt: float = attrs.field(default=0.5, converter=float)
+    # For every budget its rounds, their tokens and their time, all fading.
+    _rounds: list[float] = attrs.field(init=False, repr=False)
+    _tokens: list[float] = attrs.field(init=False, repr=False)
+    _time: list[float] = attrs.field(init=False, repr=False)
+    _chosen: int = attrs.field(default=0, init=False, repr=False)
+    _spent: float = attrs.field(default=0.0, init=False, repr=False)  # on the tree that is being judged
+    learns = True
+    source = "STree, equations 7 and 8"
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(getattr(self.policy, "budget", None), int) or self.policy.learns:
+            raise InvalidInput(
+                f"{type(self.policy).__name__} has no budget, or learns by itself; give a policy such as "
+                "layered-dyspec or fixed-tree."
+            )
+        nothing = [0.0] * len(self.budgets)
+        self._rounds, self._tokens, self._time = list(nothing), list(nothing), list(nothing)
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        self._chosen = max(range(len(self.budgets)), key=self._promise)
+        tree, spent = TreeBuilder(root).finish(), 0.0
+        if budget := self.budgets[self._chosen]:
+            growing = attrs.evolve(self.policy, budget=budget).grow(root, rng)  # type: ignore[misc]
+            try:
+                request = next(growing)
+                while True:
+                    spent += self.draft_time(len(request))
+                    request = growing.send((yield request))
+            except StopIteration as finished:
+                tree = finished.value
+        self._spent = spent + self.target_time(len(tree))
+        return tree
+
+    def observe(self, outcome: Outcome) -> None:
+        for known in (self._rounds, self._tokens, self._time):
+            known[:] = [self.memory * value for value in known]
+        self._rounds[self._chosen] += 1
+        self._tokens[self._chosen] += len(outcome.emitted)
+        self._time[self._chosen] += self._spent
+
+    def _promise(self, place: int) -> float:
+        """Tokens for a unit of time that a budget may well bring."""
+        rounds = self._rounds[place]
+        if not rounds:
+            return math.inf
+        doubt = 0.0
+        if self.budgets[place]:  # a round without a tree has one token, and no doubt about it
+            doubt = self.doubt * math.sqrt(2 * math.log(max(sum(self._rounds), 1.0)) / rounds)
+        return (self._tokens[place] / rounds + doubt) / (self._time[place] / rounds)

@@ -1,0 +1,176 @@
+"""The trees of several drafters, merged into one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import (
+    PerChild,
+    Proposal,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    registry,
+)
+from draftwood.errors import InvalidInput
+from draftwood.fields import at_least
+from draftwood.strategies.laws import as_law
+
+Text = tuple[int, ...]
+"""The tokens from the root to a node."""
+
+
+def one_each(policy: TreePolicy | str | Iterable[TreePolicy | str]) -> tuple[TreePolicy | str, ...]:
+    """A policy, its name, several of them, or names with commas between them."""
+    if isinstance(policy, str):
+        return tuple(name.strip() for name in policy.split(","))
+    return tuple(policy) if isinstance(policy, Iterable) else (policy,)
+
+
+@attrs.frozen
+class Mixture(TreePolicy):
+    """Every drafter grows a tree of its own, and the trees are merged.
+
+    A path that several trees hold is one node of the merged tree. Its children are those of the first
+    tree, then those of the second, and so on, each with the law it was drawn from in its own tree. Two
+    trees that draw the same token below a node leave two siblings, because a verifier that refuses the
+    first must still take account of the second draw. What either tree grew below that token hangs below
+    the first of them: a verifier reaches the second only where the target has no use for the token. So
+    a path is searched in all trees at once. This keeps the target's law, since what one tree draws is
+    independent of the others, and whether they hold a path says nothing of the tokens below it.
+
+    Every drafter is asked for the nodes of all the trees, once a node.
+
+    Attributes:
+        policy: grows the trees: one for all drafters, or one for each. Policies that learn are refused:
+            the outcome of a merged tree is none of theirs.
+        budget: nodes in the merged tree at most, counted level by level. A policy given by name gets an
+            equal share, rounded down, as its own budget.
+        law: the law of the policies given by name, where they have a choice; None is their default.
+
+    Source: SpecInfer, merge-based tree construction (section 3, arXiv 2305.09781).
+    """
+
+    policy: tuple[TreePolicy | str, ...] = attrs.field(default="layered-dyspec", converter=one_each)
+    budget: int = attrs.field(default=32, validator=at_least(1))
+    law: type[Proposal] | None = attrs.field(default=None, converter=attrs.converters.optional(as_law))
+    laws = frozenset({PerChild})
+    # How many children a node has tells which trees hold it, and so which laws its first child may have.
+    adaptive = True
+    source = "SpecInfer, section 3 (merge-based)"
+
+    def __attrs_post_init__(self) -> None:
+        for member in self.members(max(2, len(self.policy))):
+            if member.learns:
+                raise InvalidInput(
+                    f"{member} learns from outcomes, and that of a merged tree is not its own; turn that off."
+                )
+            if PerChild in member.laws:
+                raise InvalidInput(f"{member} needs several drafters for one tree; each tree here has one.")
+
+    def members(self, drafters: int) -> list[TreePolicy]:
+        """The policy of every drafter."""
+        policies = self.policy * drafters if len(self.policy) == 1 else self.policy
+        if len(policies) != drafters:
+            raise InvalidInput(
+                f"{len(policies)} policies were given for {drafters} drafters; give one for all or one each."
+            )
+        share = max(1, self.budget // drafters)
+        return [self._named(one, share) if isinstance(one, str) else one for one in policies]
+
+    def _named(self, name: str, share: int) -> TreePolicy:
+        wanted = {"budget": share} if self.law is None else {"budget": share, "law": self.law}
+        known = registry.options("policies", name)
+        policy: TreePolicy = registry.create(
+            "policies", name, {option: value for option, value in wanted.items() if option in known}
+        )
+        return policy
+
+    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        asked = _Asked(root)
+        yield from asked.ask([(root,)])
+        drafters = len(asked.rows[(root,)])
+        growing = [
+            _Growing(place, policy.grow(root, rng)) for place, policy in enumerate(self.members(drafters))
+        ]
+        for one in growing:
+            one.advance(None)
+        while waiting := [one for one in growing if one.tree is None]:
+            yield from asked.ask([text for one in waiting for text in one.wanted])
+            for one in waiting:
+                one.advance(torch.stack([asked.rows[text][one.drafter] for text in one.wanted]))
+        return merged([one.tree for one in growing if one.tree is not None], self.budget)
+
+
+class _Asked:
+    """What the drafters were asked for: texts, their numbers, and their distributions `[drafters, vocab]`."""
+
+    def __init__(self, root: int) -> None:
+        self.numbers: dict[Text, int] = {(): -1}
+        self.rows: dict[Text, Tensor] = {}
+
+    def ask(self, texts: Iterable[Text]) -> Generator[Request, Tensor, None]:
+        """Ask for those of the texts that are not known yet."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.rows]
+        if not new:
+            return
+        for text in new:
+            self.numbers[text] = len(self.numbers) - 1
+        probs = yield Request(
+            tokens=torch.tensor([text[-1] for text in new], dtype=torch.int64),
+            parents=torch.tensor([self.numbers[text[:-1]] for text in new], dtype=torch.int64),
+        )
+        self.rows.update(zip(new, probs, strict=True))
+
+
+class _Growing:
+    """The tree of one drafter in progress."""
+
+    def __init__(self, drafter: int, generator: Generator[Request, Tensor, TokenTree]) -> None:
+        self.drafter, self.generator = drafter, generator
+        self.tree: TokenTree | None = None
+        self.wanted: list[Text] = []  # the texts of its request
+        self._asked: list[Text] = []
+
+    def advance(self, probs: Tensor | None) -> None:
+        """Answer its request with `probs` `[k, vocab]` (None starts it) and take the next one."""
+        try:
+            request = next(self.generator) if probs is None else self.generator.send(probs)
+        except StopIteration as finished:
+            self.tree = finished.value
+            return
+        start = len(self._asked)
+        for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True):
+            self._asked.append((*(self._asked[parent] if parent >= 0 else ()), token))
+        self.wanted = self._asked[start:]
+
+
+def merged(trees: list[TokenTree], budget: int) -> TokenTree:
+    """The merged tree of `trees` with one root, cut at `budget` nodes in the order of levels."""
+    tree = TreeBuilder(int(trees[0].tokens[0]))
+    tokens = [one.tokens.tolist() for one in trees]
+    # For every node, where the trees hold its text; none for a sibling that repeats an earlier one.
+    held = [[(place, 0) for place in range(len(trees))]]
+    for node, holders in enumerate(held):  # grows on the way
+        drawn: list[int] = []
+        ps: list[Tensor] = []
+        below: dict[int, list[tuple[int, int]]] = {}
+        room = budget + 1 - len(tree)
+        for place, holder in holders:
+            siblings: list[int] = []
+            for child in trees[place].children(holder)[: room - len(drawn)]:
+                token = tokens[place][child]
+                ps.append(trees[place].proposals[holder].conditional(len(siblings), siblings))
+                siblings.append(token)
+                drawn.append(token)
+                below.setdefault(token, []).append((place, child))
+        if drawn:
+            tree.add_children(node, drawn, PerChild(ps))  # type: ignore[arg-type]
+            held += [below.pop(token, []) for token in drawn]
+    return tree.finish()

@@ -1,0 +1,326 @@
+"""The named methods of the literature, with the papers' settings as defaults.
+
+Every recipe is one tree policy with one verifier; what a method adds beyond that is in their files. The
+options are those in which a method's own tables differ. At `temperature` 0, where a drawn child gains
+nothing over the most likely one, trees hold the draft's most likely tokens where the method allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwood import (
+    Deterministic,
+    Proposal,
+    Recipe,
+    TopThenSample,
+    Verifier,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.strategies.policies.beam import Beam
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dynamic_depth import DynamicDepth
+from draftwood.strategies.policies.dynatree import DynaTree
+from draftwood.strategies.policies.expand_rerank import ExpandRerank
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.independent_paths import IndependentPaths
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.policies.redrafter import BeamPaths
+from draftwood.strategies.policies.sequoia import ZOO_PAIR, Sequoia
+from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.strategies.verifiers.block import Block
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.k_sequential import KSequential
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.traversal import Traversal
+from draftwood.strategies.verifiers.typical import Typical
+
+
+def leviathan(length: int = 5, *, temperature: float = 1.0) -> Recipe:
+    """A chain, judged token by token.
+
+    Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+    Settings: length 3 to 10 in table 2; RSD's tables take 2 to 5.
+    """
+    return Recipe(Chain(length, _law(temperature)), _judge(temperature))
+
+
+def block(length: int = 8, *, temperature: float = 1.0) -> Recipe:
+    """A chain, judged as a whole.
+
+    Source: block verification, Sun et al. 2024 (arXiv 2403.10444).
+    Settings: length 4, 6 and 8.
+    """
+    return Recipe(Chain(length, _law(temperature)), _judge(temperature, Block()))
+
+
+def draft_verify(
+    length: int = 12, stop_below: float = 0.6, target: float = 0.9, *, temperature: float = 1.0
+) -> Recipe:
+    """The target drafts for itself with layers left out; a chain ends where it is unsure.
+
+    Source: Draft & Verify, Zhang et al. 2023 (arXiv 2309.08168).
+    Settings: length 12, threshold 0.6 at first, moved towards an acceptance of 0.9.
+    """
+    chain = DynamicDepth(Chain(length, _law(temperature)), stop_below=stop_below, target=target)
+    return Recipe(chain, _judge(temperature), drafter="layer-skip")
+
+
+def prompt_lookup(length: int = 10) -> Recipe:
+    """A chain of what followed the last words before.
+
+    Source: Saxena 2023, prompt lookup decoding.
+    Settings: length 10, n-grams of up to 3 tokens.
+    """
+    return Recipe(Chain(length, Deterministic), RecursiveRejection(), drafter="prompt-lookup")
+
+
+def rest(budget: int = 64) -> Recipe:
+    """The most frequent continuations in a datastore, merged into a tree.
+
+    Source: REST, He et al. 2023 (arXiv 2311.08252).
+    Settings: 64 nodes, suffixes of up to 16 tokens.
+    """
+    return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection(), drafter="retrieval")
+
+
+def spectr(paths: int = 8, length: int = 8) -> Recipe:
+    """Independent paths, judged by K-sequential selection.
+
+    Source: SpecTr, Sun et al. 2023 (arXiv 2310.15141).
+    Settings: 8 paths of length 8; RSD's tables take (2, 2) to (12, 5).
+    """
+    return Recipe(IndependentPaths(paths, length), KSequential())
+
+
+def specinfer(
+    branching: Sequence[int] | str = (1, 1, 3, 1, 1, 1, 1, 1), *, temperature: float = 1.0
+) -> Recipe:
+    """A tree of fixed branching drawn with replacement, judged by multi-round rejection.
+
+    Source: SpecInfer, Miao et al. 2023 (arXiv 2305.09781).
+    Settings: expansion (1, 1, 3, 1, 1, 1, 1, 1).
+    """
+    return Recipe(_branching(branching, _law(temperature, WithReplacement)), _judge(temperature))
+
+
+def rsd_c(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
+    """A tree of fixed branching drawn without replacement, judged by recursive rejection.
+
+    Source: RSD, Jeon et al. 2024, algorithm 2 (arXiv 2402.14160).
+    Settings: appendix D.3: (2, 2) to (2, 2, 2, 2, 2), (3, 1) to (12, 1, 1, 1, 1).
+    """
+    return Recipe(_branching(branching, _law(temperature)), _judge(temperature))
+
+
+def rsd_s(width: int = 6, depth: int = 5) -> Recipe:
+    """Stochastic beam search, judged by recursive rejection.
+
+    Source: RSD, Jeon et al. 2024, algorithm 8 (arXiv 2402.14160).
+    Settings: appendix D.3: (2, 2), (3, 2), (3, 3), (4, 3), (5, 4), (7, 4), (6, 5), (12, 5).
+    """
+    return Recipe(StochasticBeam(width, depth), RecursiveRejection())
+
+
+def traversal(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
+    """RSD-C's tree, judged from its leaves up.
+
+    Source: traversal verification, Weng et al. 2025 (arXiv 2505.12398).
+    Settings: any tree; here RSD-C's.
+    """
+    return Recipe(_branching(branching, _law(temperature)), _judge(temperature, Traversal()))
+
+
+def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
+    """RSD-C's tree, its siblings judged in an order that suits the target.
+
+    Source: draftwood, class-ordered traversal.
+    Settings: any tree; here RSD-C's.
+    """
+    judge = _judge(temperature, ClassOrderedTraversal())
+    return Recipe(_branching(branching, _law(temperature)), judge)
+
+
+def spechub(length: int = 3) -> Recipe:
+    """Every node has the most likely token and a drawn one as children, judged by their optimal rule.
+
+    Source: SpecHub, Sun et al. 2024 (arXiv 2411.05289); Hu et al. 2025 (arXiv 2502.18779).
+    Settings: binary trees of any depth.
+    """
+    return Recipe(_branching((2,) * length, TopThenSample), TopPlusOne())
+
+
+def sequoia(
+    budget: int = 64,
+    depth: int = 10,
+    acceptance: Sequence[float] | str = ZOO_PAIR,
+    draft_temperature: float | None = 0.6,
+    *,
+    temperature: float = 1.0,
+) -> Recipe:
+    """The best static tree for a measured acceptance vector, drawn without replacement.
+
+    Source: Sequoia, Chen et al. 2024 (arXiv 2402.12374).
+    Settings: 64, 128 and 768 nodes, draft temperature 0.6.
+    """
+    policy = Sequoia(budget, depth, acceptance, _law(temperature))
+    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+
+
+def dyspec(
+    budget: int = 64,
+    acceptance: Sequence[float] | str = (),
+    *,
+    draft_temperature: float | None = 0.6,
+    temperature: float = 1.0,
+) -> Recipe:
+    """DySpec's greedy tree, grown exactly in as many draft calls as it has layers.
+
+    With a measured `acceptance`, its values follow that instead of the draft's own probabilities.
+
+    Source: DySpec, Xiong et al. 2024, algorithm 1 (arXiv 2410.11744).
+    Settings: 64 and 768 nodes, draft temperature 0.6.
+    """
+    policy = LayeredDySpec(budget, law=_law(temperature), acceptance=acceptance)
+    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+
+
+def dyspec_threshold(
+    budget: int = 768,
+    threshold: float | None = 0.001,
+    draft_temperature: float | None = 0.6,
+    *,
+    temperature: float = 1.0,
+) -> Recipe:
+    """DySpec's layered form: every slot above a threshold fixed beforehand.
+
+    Source: DySpec, Xiong et al. 2024, algorithm 2 (arXiv 2410.11744).
+    Settings: 768 nodes at most, threshold 0.001, draft temperature 0.6.
+    """
+    policy = ThresholdDySpec(budget, threshold, law=_law(temperature))
+    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+
+
+def dynatree(budget: int = 256, depth: int = 5, max_depth: int = 8) -> Recipe:
+    """Branching by confidence and depth by path probability, both moved by recent outcomes.
+
+    Source: DynaTree, section 3.3.
+    Settings: depth 5, at most 8, 1 to 3 children, thresholds 0.9 and 0.4, 256 nodes.
+    """
+    return Recipe(DynaTree(depth, max_depth, budget=budget), RecursiveRejection())
+
+
+def fixed_tree(depth: int = 5, branching: int = 2, budget: int = 256) -> Recipe:
+    """The most likely tokens at a fixed branching: DynaTree's baseline.
+
+    Source: DynaTree, section 4.3.
+    Settings: depth 5, 2 children, 256 nodes.
+    """
+    return Recipe(FixedTree(depth, branching, budget, law=Deterministic), RecursiveRejection())
+
+
+def medusa(
+    shape: str = "medusa",
+    budget: int | None = None,
+    acceptance: Sequence[float] | str = ZOO_PAIR,
+    typical: bool = False,
+) -> Recipe:
+    """A static tree of the most likely tokens of the target's own extra heads.
+
+    With a `budget`, the tree is the best one of that size for `acceptance`, the chances of the first,
+    second, ... likely token, as the paper builds its own. The paper accepts what is typical for the target,
+    which changes the output's distribution (`typical=True`); by default the output is the target's.
+
+    Source: Medusa, Cai et al. 2024 (arXiv 2401.10774).
+    Settings: 63 nodes below the root in four levels.
+    """
+    if budget is not None:
+        policy = StaticTree(Sequoia(budget, 4, acceptance).shape, Deterministic)
+    else:
+        policy = StaticTree(shape, Deterministic)
+    judge = Typical() if typical else RecursiveRejection()
+    return Recipe(policy, judge, drafter="medusa")
+
+
+def redrafter(width: int = 45, length: int = 5) -> Recipe:
+    """The paths that a beam search ends with.
+
+    Source: ReDrafter, Cheng et al. 2024 (arXiv 2403.09919).
+    Settings: 45 beams of length 5 in the authors' code.
+    """
+    return Recipe(BeamPaths(width, length), RecursiveRejection())
+
+
+def eagle2(depth: int = 6, branching: int = 10, budget: int = 59) -> Recipe:
+    """The most likely nodes of every level are expanded, the best of all candidates kept.
+
+    Source: EAGLE-2, Li et al. 2024 (arXiv 2406.16858), with any draft in place of EAGLE's.
+    Settings: depth 6, 10 children, 60 nodes with the root for 7B targets; 50 for 13B and 48 for 70B.
+    """
+    return Recipe(ExpandRerank(depth, branching, branching, budget), RecursiveRejection())
+
+
+def dynamic_depth(depth: int = 11, branching: int = 10, budget: int = 59, stop_below: float = 0.3) -> Recipe:
+    """EAGLE-2's tree, grown no deeper where the draft is unsure.
+
+    Source: Dynamic Depth Decoding, Brown et al. 2024 (arXiv 2409.00142).
+    Settings: EAGLE-2's tree with up to 11 levels.
+    """
+    tree = ExpandRerank(depth, branching, branching, budget)
+    return Recipe(DynamicDepth(tree, stop_below, history=False), RecursiveRejection())
+
+
+def opt_tree(budget: int = 50, threshold: float = 0.0, depth: int | None = None) -> Recipe:
+    """The most likely paths, as many as the budget holds.
+
+    Source: OPT-Tree, Wang et al. 2024 (arXiv 2406.17276).
+    Settings: 50 to 60 nodes for 7B targets.
+    """
+    return Recipe(LayeredDySpec(budget, depth, threshold, Deterministic), RecursiveRejection())
+
+
+def specexec(width: int = 32, steps: int = 16, budget: int = 128) -> Recipe:
+    """A wide beam search whose most likely nodes of all levels are kept.
+
+    Source: SpecExec, Svirschevski et al. 2024 (arXiv 2406.02532).
+    Settings: budgets of 16 to 1,024 nodes and more, up to 128 beams in the authors' code.
+    """
+    return Recipe(Beam(width, steps, budget), RecursiveRejection())
+
+
+def stree(shape: str = "stree-a", *, temperature: float = 1.0) -> Recipe:
+    """A static tree drawn without replacement, judged by multi-step sampling.
+
+    Source: STree, Wu et al. 2025, section 5.3 (arXiv 2505.14969).
+    Settings: table 3: stree-a to stree-e.
+    """
+    policy = StaticTree(shape, _law(temperature))
+    return Recipe(policy, _judge(temperature))
+
+
+def stree_beam(beams: int = 3, steps: int = 4) -> Recipe:
+    """All tokens that a beam search looks at.
+
+    Source: STree, Wu et al. 2025, section 5.1 (arXiv 2505.14969).
+    Settings: table 1: M beams by N steps.
+    """
+    return Recipe(Beam(beams, steps), RecursiveRejection())
+
+
+def _law(temperature: float, drawn: type[Proposal] = WithoutReplacement) -> type[Proposal]:
+    return Deterministic if temperature == 0 else drawn
+
+
+def _judge(temperature: float, above: Verifier | None = None) -> Verifier:
+    return Greedy() if temperature == 0 else above or RecursiveRejection()
+
+
+def _branching(branching: Sequence[int] | str, law: type[Proposal]) -> FixedTree:
+    words = branching.split(",") if isinstance(branching, str) else branching
+    levels = tuple(int(children) for children in words)
+    return FixedTree(len(levels), levels, budget=10**6, law=law)

@@ -1,0 +1,33 @@
+"""Trees of policies over toy models, drawn or enumerated, and where their nodes stand."""
+
+from draftwood import (
+    TorchRandomness,
+)
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.testing import (
+    ToyBackend,
+    enumerate_outcomes,
+)
+from draftwood.testing.proposal_law import grow_tree
+
+
+def grow(policy, model, rng=None, seed=0):
+    return grow_tree(policy, ModelDrafter(ToyBackend(model)), rng=rng or TorchRandomness.seeded(seed))
+
+
+def drawn(policy, model):
+    """Every tree with its chance."""
+    return enumerate_outcomes(lambda rng: grow(policy, model, rng))
+
+
+def places_of(tree):
+    """Every node's place: its ranks among its siblings from the root down."""
+    places = {0: ()}
+    for node in range(len(tree)):
+        for rank, child in enumerate(tree.children(node)):
+            places[child] = (*places[node], rank)
+    return [places[node] for node in range(1, len(tree))]
+
+
+def texts_of(tree):
+    return [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]

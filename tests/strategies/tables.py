@@ -1,0 +1,61 @@
+"""Policies driven by a table of draft distributions, with no model and no loop."""
+
+import heapq
+import math
+
+import torch
+
+from draftwood import TorchRandomness
+from draftwood.testing import ToyModel
+
+ROOT = (0,)
+
+
+def table(vocab, seed, live=None):
+    """Draft distributions by path, with `live` tokens of probability above 0."""
+    model = ToyModel(vocab, seed=seed, sharpness=2.0)
+
+    def probs(path):
+        p = model.probs(path)
+        if live is not None:
+            p[p.argsort()[: vocab - live]] = 0
+        return p / p.sum()
+
+    return probs
+
+
+def several(*tables):
+    """The distributions of several drafters, `[drafters, vocab]` by path."""
+    return lambda path: torch.stack([probs(path) for probs in tables])
+
+
+def grow(policy, probs, seed=None, rng=None):
+    """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
+    growing = policy.grow(ROOT[0], rng if seed is None else TorchRandomness.seeded(seed))
+    asked, requests = [], []
+    try:
+        request = next(growing)
+        while True:
+            for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True):
+                asked.append((*asked[parent], token) if parent >= 0 else (token,))
+            requests.append(asked[len(asked) - len(request) :])
+            request = growing.send(torch.stack([probs(path) for path in requests[-1]]))
+    except StopIteration as finished:
+        return finished.value, requests
+
+
+def paths(tree):
+    """The tokens from the root to every node."""
+    return [tuple(tree.tokens[tree.path(v)].tolist()) for v in range(len(tree))]
+
+
+def reach(probs, path):
+    """The draft's probability of a path."""
+    return math.prod(float(probs(path[:depth])[path[depth]]) for depth in range(1, len(path)))
+
+
+def longer(probs, path, vocab, branching):
+    """The `branching` most likely continuations of a path."""
+    return heapq.nlargest(
+        branching, [(*path, token) for token in range(vocab)], key=lambda one: reach(probs, one)
+    )

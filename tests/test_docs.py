@@ -1,0 +1,37 @@
+"""The pages in docs/ name what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from draftwood import registry, zoo
+from draftwood.strategies.policies.cost_aware import CostAware
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def rows(page):
+    """Names in the first column of a page's tables."""
+    return set(re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("page", "kinds"), [("trees.md", ("policies", "drafters")), ("verifiers.md", ("verifiers",))]
+)
+def test_every_strategy_has_a_row(page, kinds):
+    assert rows(page) == {name for kind in kinds for name in registry.names(kind)}
+
+
+def test_the_examples_of_trees_run(tmp_path):
+    from draftwood import SamplingParams, create, load
+
+    target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
+    drafter = create("drafters", "model", {"backend": draft})
+    known = {"target": target, "draft": draft, "drafter": drafter, "SamplingParams": SamplingParams}
+    known["inputs"] = [zoo.tokenizer()("Dear Sir,")["input_ids"]]
+    text = (DOCS / "trees.md").read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "trees.md", "exec"), known)
+    assert isinstance(known["policy"], CostAware)
+    assert known["ids"].shape[1] > len(known["inputs"][0])

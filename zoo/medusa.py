@@ -1,0 +1,142 @@
+"""Train Medusa heads on text that their target wrote itself; the target stays as it is.
+
+Head k, counted from 0, learns the token k + 2 places behind the one whose hidden state it reads (Medusa,
+arXiv 2401.10774, section 2.2.1, Medusa-1). The text is that of `distil`: prompts cut from real text,
+most of them continued greedily, the others by sampling (self-distillation, section 2.3.2).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import cross_entropy
+
+from draftwood.errors import InvalidInput
+from draftwood.strategies.drafters.medusa import Heads
+
+from .distil import position_weights
+from .pretrain import optimiser_for, rate
+
+
+@attrs.frozen(kw_only=True)
+class HeadsRecipe:
+    """How heads are trained. Head k's loss has the weight `decay ** k`; `real` is that of prompts' tokens."""
+
+    heads: int = 3
+    decay: float = 0.8
+    real: float = 0.15
+    steps: int = 300
+    batch: int = 8
+    learning_rate: float = 4e-3
+    seed: int = 0
+
+
+def new_heads(target: Any, count: int) -> Heads:
+    """`count` heads that begin as copies of the target's LM head, float32 on its device."""
+    weight = target.get_output_embeddings().weight
+    vocab, width = weight.shape
+    heads = Heads(count, width, vocab)
+    with torch.no_grad():
+        heads.output.copy_(weight.expand(count, -1, -1))
+    return heads.to(weight.device)
+
+
+@torch.no_grad()
+def states(target: Any, tokens: Tensor) -> Tensor:
+    """What the target's LM head reads, float32 `[rows, length, hidden]`, for int64 `[rows, length]`."""
+    read: list[Tensor] = []
+    hook = target.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    try:
+        target(tokens, use_cache=False)
+    finally:
+        hook.remove()
+    return read[0].float()
+
+
+def heads_loss(logits: Tensor, tokens: Tensor, weights: Tensor, *, decay: float) -> Tensor:
+    """Sum over heads of `decay ** k` times head k's mean cross-entropy over weighted positions.
+
+    Args:
+        logits: `[heads, rows, length, vocab]`; head k at place t guesses token t + k + 2.
+        tokens: int64 `[rows, length]`.
+        weights: `[rows, length - 1]`, of the prediction of every token from the second on.
+        decay: in (0, 1].
+    """
+    total = logits.new_zeros(())
+    for k, guess in enumerate(logits):
+        wanted, weight = tokens[:, k + 2 :], weights[:, k + 1 :]
+        losses = cross_entropy(guess[:, : wanted.shape[1]].transpose(1, 2), wanted, reduction="none")
+        total = total + decay**k * (weight * losses).sum() / weight.sum()
+    return total
+
+
+def train_heads(target: Any, folder: Path, *, recipe: HeadsRecipe) -> tuple[Heads, dict[str, Any]]:
+    """Train on the shards of `folder` that `distil.write_rows` wrote; the last of them is held out.
+
+    Returns:
+        The heads, float32, and the record for training.json; its `top1` is the share of the target's own
+        continuations that each head guesses right on the held-out shard.
+    """
+    shards = [torch.load(file) for file in sorted(folder.glob("*.pt"))]
+    if len(shards) < 2:
+        raise InvalidInput(
+            f"{str(folder)!r} holds {len(shards)} shard(s) of rows; write at least 2 (256 rows)."
+        )
+    if recipe.heads < 1:
+        raise InvalidInput(f"heads is {recipe.heads}; train at least 1.")
+    *train, unseen = shards
+    device = next(target.parameters()).device
+    heads = new_heads(target, recipe.heads)
+    generator = Generator().manual_seed(recipe.seed)
+    optimiser = optimiser_for(heads, recipe.learning_rate, decay=0.0)
+    average = 0.0
+    for step in range(recipe.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = rate(step, steps=recipe.steps, peak=recipe.learning_rate)
+        shard = train[int(torch.randint(len(train), (1,), generator=generator))]
+        pick = torch.randperm(len(shard["tokens"]), generator=generator)[: recipe.batch]
+        tokens = shard["tokens"][pick].long()
+        weights = _weights(target, shard, tokens, real=recipe.real).to(device)
+        tokens = tokens.to(device)
+        read = states(target, tokens)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            logits = heads(read.flatten(0, 1))
+        loss = heads_loss(logits.float().unflatten(1, tokens.shape), tokens, weights, decay=recipe.decay)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        average += (float(loss.detach()) - average) / min(step + 1, 50)
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}/{recipe.steps}: loss {average:.3f}", flush=True)
+    return heads, {
+        "params": sum(weight.numel() for weight in heads.parameters()),
+        "rows": sum(len(shard["tokens"]) for shard in train),
+        "loss": average,
+        "top1": top1(target, heads, unseen),
+        **attrs.asdict(recipe),
+    }
+
+
+@torch.no_grad()
+def top1(target: Any, heads: Heads, shard: dict[str, Any]) -> list[float]:
+    """How often each head's first guess is the token that follows, over the shard's continuations."""
+    right, total = torch.zeros(heads.count), torch.zeros(heads.count)
+    device = next(target.parameters()).device
+    for tokens in shard["tokens"].long().split(8):
+        weights = _weights(target, shard, tokens, real=0.0)
+        guesses = heads(states(target, tokens.to(device)).flatten(0, 1)).argmax(-1).cpu()
+        for k, guess in enumerate(guesses.unflatten(1, tokens.shape)):
+            wanted, weight = tokens[:, k + 2 :], weights[:, k + 1 :]
+            right[k] += (weight * (guess[:, : wanted.shape[1]] == wanted)).sum()
+            total[k] += weight.sum()
+    found: list[float] = (right / total).tolist()
+    return found
+
+
+def _weights(target: Any, shard: dict[str, Any], tokens: Tensor, *, real: float) -> Tensor:
+    return position_weights(tokens, prompt=shard["prompt"], end=target.config.eos_token_id, real=real)
