@@ -1,16 +1,23 @@
-"""`python -m benchmarks` (or `make bench`): the decoding race; the verifiers on real and on toy models."""
+"""`python -m benchmarks` (or `make bench`): races, recipes, growth, packed trees, and verifiers."""
 
 import typer
 
 from benchmarks.decode import decode
+from benchmarks.growth import growth
 from benchmarks.optimum import optimum
+from benchmarks.packed import packed
+from benchmarks.recipes import recipes
 from benchmarks.speed import speed
 from benchmarks.verifiers import verifiers
 from draftwood.apps.failures import plainly
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 app.command("decode")(plainly(decode))
+app.command("growth")(plainly(growth))
 app.command("optimum")(plainly(optimum))
+app.command("packed")(plainly(packed))
+app.command("recipes")(plainly(recipes))
 app.command("speed")(plainly(speed))
 app.command("verifiers")(plainly(verifiers))
-app()
+if __name__ == "__main__":  # worker processes import this module too
+    app()
