@@ -53,6 +53,91 @@ def test_any_shape_keeps_the_logits(seed: int, draft: Any, text: torch.Tensor) -
     torch.testing.assert_close(logits(wide, text), logits(draft, text), atol=1e-4, rtol=0)
 
 
+RECURRENT = {
+    "mamba2-draft": {"intermediate_size": None, "num_attention_heads": None},
+    "bamba-6m": {},
+}
+
+
+def token_by_token(model: Any, tokens: torch.Tensor, *, prompt: int) -> torch.Tensor:
+    """Logits of every token behind the prompt, each in a pass of its own."""
+    found, cache = [], None
+    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
+    with torch.inference_mode():
+        for piece in (tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)):
+            output = model(piece, use_cache=True, **{name: cache})
+            cache = output[name]
+            found.append(output.logits)
+    return torch.cat(found[1:], 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", RECURRENT)
+def test_any_recurrent_shape_keeps_the_logits(name: str, seed: int, text: torch.Tensor) -> None:
+    model, chance = zoo.load(name), random.Random(seed)
+    config = model.config
+    shape: dict[str, Any] = {
+        "hidden_size": config.hidden_size + 32 * chance.randint(0, 9),
+        "num_hidden_layers": config.num_hidden_layers + chance.randint(0, 3),
+        "intermediate_size": chance.randint(512, 900),
+        "num_attention_heads": 2 * chance.randint(2, 5),
+        **RECURRENT[name],
+    }
+    wide = widen(model, **shape, seed=seed)
+    assert {key: getattr(wide.config, key, None) for key in shape} == shape
+    torch.testing.assert_close(logits(wide, text), logits(model, text), atol=1e-4, rtol=0)
+    some, prompt = text[:, : chance.randint(12, 20)], chance.randint(1, 9)
+    found, wanted = (token_by_token(one, some, prompt=prompt) for one in (wide, model))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+def test_groups_biases_and_untied_embeddings_of_mamba2(text: torch.Tensor) -> None:
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(
+        vocab_size=4096,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_heads=6,
+        head_dim=16,
+        n_groups=3,
+        state_size=8,
+        use_bias=True,
+        residual_in_fp32=True,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = Mamba2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    wide = widen(model, hidden_size=96, num_hidden_layers=3)
+    assert (wide.config.num_heads, wide.config.n_groups) == (12, 3)
+    torch.testing.assert_close(logits(wide, text), logits(model, text), atol=1e-4, rtol=0)
+    with pytest.raises(
+        InvalidInput, match="hidden_size=56 does not divide into heads; give a multiple of 24"
+    ):
+        widen(model, hidden_size=56, num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("name", ["mamba2-5m", "bamba-6m"])
+def test_added_heads_compute_and_layers_come_by_turns(name: str, text: torch.Tensor) -> None:
+    model = zoo.load(name)
+    wide = widen_to(model, parameters=20e6)
+    assert 20e6 <= parameter_count(wide) < 24e6
+    kinds = model.config.layer_types
+    assert wide.config.layer_types == (kinds * 9)[: wide.config.num_hidden_layers]
+    with torch.inference_mode():
+        cache = wide(text, use_cache=True)
+    cache = cache.get("cache_params", cache.get("past_key_values"))
+    states = [
+        layer.recurrent_states[0]
+        for layer, kind in zip(cache.layers, wide.config.layer_types, strict=True)
+        if kind == "linear_attention"
+    ]
+    assert all((state.abs().amax((0, 2, 3)) > 1e-9).all() for state in states)
+
+
 def test_untied_embeddings_and_biases(text: torch.Tensor) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,7 +158,8 @@ def test_untied_embeddings_and_biases(text: torch.Tensor) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
-    wide = widen(model, hidden_size=80, intermediate_size=100, num_hidden_layers=3)
+    wide = widen(model, hidden_size=80, num_hidden_layers=3)
+    assert wide.config.intermediate_size == 106
     assert not wide.config.tie_word_embeddings
     assert (wide.config.num_attention_heads, wide.config.num_key_value_heads) == (9, 3)
     torch.testing.assert_close(logits(wide, text), logits(model, text), atol=1e-4, rtol=0)
@@ -120,5 +206,11 @@ def test_refusals(target: Any) -> None:
         widen(target, **{**shape, "hidden_size": 128})
     with pytest.raises(InvalidInput, match="num_attention_heads=5 is not a multiple of 2"):
         widen(target, **shape, num_attention_heads=5)
-    with pytest.raises(UnsupportedModel, match="'mamba2' cannot be widened yet"):
-        widen_to(zoo.load("mamba2-draft"))
+    with pytest.raises(InvalidInput, match="a model of type 'mamba2' has no intermediate_size; leave it out"):
+        widen(zoo.load("mamba2-draft"), **shape)
+    target.config.model_type = "gpt_neox"
+    try:
+        with pytest.raises(UnsupportedModel, match="'gpt_neox' cannot be widened .* 'llama' or 'mamba2'"):
+            widen_to(target)
+    finally:
+        target.config.model_type = "llama"
