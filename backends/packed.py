@@ -118,6 +118,8 @@ class PackedBackend(ModelBackend):
         tokens: Int[Tensor, "rows nodes"],
         parents: Int[Tensor, "rows nodes"],
         counts: Sequence[int] | None = None,
+        *,
+        keep: bool = True,
     ) -> Float[Tensor, "rows nodes vocab"]:
         """Append nodes to the uncommitted region of every row and return their logits.
 
@@ -126,6 +128,7 @@ class PackedBackend(ModelBackend):
             parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
                 committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
+            keep: False forgets the nodes with the pass, what recurrent layers hold of them layer by layer.
 
         Returns:
             Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
@@ -156,12 +159,13 @@ class PackedBackend(ModelBackend):
             visible = torch.cat([self._committed.expand(rows, n, -1), staged.visible], 2)
             mask = self._masks.build(visible, queries=positions, keys=keys, longest=longest)
             self._plan(0, rows, start=start, stop=start + n)
-            self._states.extend(staged.visible)
+            self._states.extend(staged.visible, keep=keep)
             logits = self._forward(tokens.to(self.device, non_blocking=True), mask, positions)
-            self._states.accept()
-            region.accept(staged)
-            if self._keeps_hidden:
-                self._uncommitted.append(self._read)
+            if keep:
+                self._states.accept()
+                region.accept(staged)
+                if self._keeps_hidden:
+                    self._uncommitted.append(self._read)
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

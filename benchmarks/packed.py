@@ -1,11 +1,10 @@
 """A packed tree against its unrolled paths on the same backend, as in STree's Figure 3 and Table 1.
 
-And against a snapshot of the recurrent states for every node.
+And against the other ways with recurrent states: a snapshot for every node, and running the path again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from statistics import median, quantiles
 from time import perf_counter
@@ -15,11 +14,11 @@ import attrs
 import torch
 import typer
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from draftwood import StateBackend, load, zoo
 from draftwood.apps.machine import device_name
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.state_cost import WAYS, allocations, serving
 from draftwood.errors import DraftwoodError
 
 CLOSE = 1e-3
@@ -57,19 +56,6 @@ class Way:
         return logits
 
 
-def allocations(call: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes on the CPU that `call` leaves behind, and the most that it held at a time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call()
-    held = most = 0
-    results: Any = seen.profiler
-    for event in results.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return held, most
-
-
 def binary(depth: int) -> list[int]:
     """Parents of a full binary tree of `depth` levels, level by level."""
     return [(node + 1) // 2 - 1 for node in range(2**depth - 1)]
@@ -78,7 +64,7 @@ def binary(depth: int) -> list[int]:
 def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int]]]:
     """The tree packed in one row, its paths in a row each, and the nodes of every path.
 
-    Between them, for recurrent layers, the packed tree with a snapshot of the states for every node.
+    Between them, for recurrent layers, the packed tree with the other ways of keeping their states.
     """
     parents = binary(depth)
     tokens = [(7 * node + 3) % model.config.vocab_size for node in range(len(parents))]
@@ -89,8 +75,9 @@ def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int
             path.append(parents[path[-1]])
         paths.append(path[::-1])
     backends = {"packed": load(model), "unrolled": load(model)}
-    if isinstance(kind := backends["packed"], SSMBackend | HybridBackend):
-        backends = {"packed": kind, "snapshots": type(kind)(model, snapshots=True), **backends}
+    if isinstance(backends["packed"], SSMBackend | HybridBackend):
+        others = {way: serving(model, way) for way in WAYS if way != "replay"}
+        backends = {"packed": backends["packed"], **others, "unrolled": backends["unrolled"]}
     made = []
     for name, backend in backends.items():
         apart = name == "unrolled"

@@ -110,6 +110,10 @@ class LayerState(ABC):
         self.nodes = grown(self.nodes, self._staged)
         self._staged = ()
 
+    def forget(self) -> None:
+        """Forget the nodes of the pass."""
+        self._staged = ()
+
     def drop(self) -> None:
         """Forget all nodes."""
         self.nodes = self._staged = ()
@@ -161,6 +165,7 @@ class States:
         self._wrap = wrap
         self._now: Pass | None = None
         self._pieces: list[tuple[Pass, Tensor]] = []
+        self._keep = True
 
     def add(self, layer: LayerState) -> LayerState:
         """Keep `layer` with the others; returns what its mixer is to run."""
@@ -171,7 +176,10 @@ class States:
         """What the mixer of `layer` gets for what it gives, in the current pass."""
         if self._now is None:
             return layer.run_pieces(new, self._pieces)
-        return layer.run(new, self._now)
+        out = layer.run(new, self._now)
+        if not self._keep:
+            layer.forget()
+        return out
 
     def begin(self) -> None:
         """Rows are about to join."""
@@ -197,9 +205,9 @@ class States:
         """All committed states once the rows have joined, for `settle`."""
         return self._finite([layer.joined(have, more) for layer in self.layers])
 
-    def extend(self, visible: Tensor) -> None:
-        """The next pass appends nodes with this mask, bool `[rows, nodes, columns]`."""
-        self._now = Pass(visible) if self.layers else None
+    def extend(self, visible: Tensor, *, keep: bool = True) -> None:
+        """The next pass appends nodes with this mask, bool `[rows, nodes, columns]`, or scores them only."""
+        self._now, self._keep = Pass(visible) if self.layers else None, keep
 
     def accept(self) -> None:
         """The pass succeeded."""

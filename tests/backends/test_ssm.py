@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch.profiler import ProfilerActivity, profile
 
 from draftwood import zoo
 from draftwood.backends.layers import count_layers
 from draftwood.backends.loading import load
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.state_cost import allocations
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidDistribution, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.testing.backends import Mirror
@@ -277,18 +277,6 @@ def test_no_node_has_a_state(name: str) -> None:
     assert max(torch.Size(shape).numel() for shape in made) < nodes // 2 * state.numel()
 
 
-def allocated(call: Callable[[], object]) -> int:
-    """The most bytes that `call` holds beyond what was held before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call()
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
 def test_a_round_takes_little_beside_snapshots() -> None:
     nodes, model = 64, zoo.load("mamba2-5m")
     tokens = torch.arange(nodes).unsqueeze(0)
@@ -303,7 +291,7 @@ def test_a_round_takes_little_beside_snapshots() -> None:
 
         backend.prefill([torch.arange(100)])
         one_round(nodes)
-        more = allocated(lambda: one_round(nodes)) - allocated(lambda: one_round(1))
+        more = allocations(lambda: one_round(nodes))[1] - allocations(lambda: one_round(1))[1]
         state = sum(layer.committed.numel() * 4 for layer in backend._states.layers)
         return (more - nodes * backend.vocab_size * 4) / (nodes * state)
 

@@ -1,0 +1,122 @@
+"""Another way with recurrent states, for comparison: keep nothing of a node, and run its path again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftwood.backends import checks
+from draftwood.backends.packed import PackedBackend
+from draftwood.protocols import StateBackend
+
+
+class RecomputingBackend(StateBackend):
+    """Any packed backend, with nothing kept of an uncommitted node but its token.
+
+    While a pass runs, a recurrent layer's vectors are forgotten when the layer is done. A commit runs the
+    accepted path as a second pass, and an `extend` behind another one runs the earlier nodes again. So a
+    target pays one short pass a round, and a model that drafts level by level pays most.
+    """
+
+    def __init__(self, backend: PackedBackend) -> None:
+        """Serve what `backend` serves.
+
+        Args:
+            backend: without rows; it is not to be used otherwise.
+        """
+        self.backend, self.device = backend, backend.device
+        self.vocab_size, self.max_length = backend.vocab_size, backend.max_length
+        self.weight_bytes, self.hidden_size = backend.weight_bytes, backend.hidden_size
+        self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id
+        self.skippable_layers = backend.skippable_layers
+        # Of every row, its uncommitted nodes.
+        self._tokens: list[list[int]] = []
+        self._parents: list[list[int]] = []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.backend!r})"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of every row."""
+        return self.backend.lengths
+
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
+        """As `PackedBackend.prefill`; rows may join while others hold uncommitted nodes."""
+        self.backend.prefill(rows)
+        self._tokens += [[] for _ in rows]
+        self._parents += [[] for _ in rows]
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
+        keep = checks.kept(rows, have=len(self._tokens))
+        self.backend.release(rows)
+        self._tokens = [self._tokens[row] for row in keep]
+        self._parents = [self._parents[row] for row in keep]
+
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
+        """As `PackedBackend.extend`, by a pass over all uncommitted nodes."""
+        have = [len(row) for row in self._tokens]
+        given, above, valid = checks.as_nodes(
+            tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
+        )
+        new = list(zip(given.tolist(), above.tolist(), valid, strict=True))
+        all_tokens = [old + row[:n] for old, (row, _, n) in zip(self._tokens, new, strict=True)]
+        all_parents = [old + row[:n] for old, (_, row, n) in zip(self._parents, new, strict=True)]
+        logits = self._run(all_tokens, all_parents, commit=False)
+        self._tokens, self._parents = all_tokens, all_parents
+        if not any(have):
+            return logits
+        # A row's new nodes stand behind its earlier ones.
+        first = torch.tensor(have, device=logits.device).unsqueeze(1)
+        places = first + torch.arange(given.shape[1], device=logits.device)
+        rows = torch.arange(len(have), device=logits.device).unsqueeze(1)
+        return logits[rows, places.clamp(max=max(logits.shape[1] - 1, 0))]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """As `PackedBackend.commit`, by a pass over the paths."""
+        checks.check_paths(paths, rows=len(self._tokens))
+        for row, (path, parents) in enumerate(zip(paths, self._parents, strict=True)):
+            checks.check_path(path, parents, row=row)
+        if any(paths):
+            tokens = [[row[node] for node in path] for row, path in zip(self._tokens, paths, strict=True)]
+            self._run(tokens, [list(range(-1, len(path) - 1)) for path in paths], commit=True)
+        self._tokens, self._parents = [[] for _ in paths], [[] for _ in paths]
+
+    def without_layers(self, layers: Sequence[int]) -> StateBackend:
+        """As `ModelBackend.without_layers`; it recomputes too."""
+        smaller = self.backend.without_layers(layers)
+        assert isinstance(smaller, PackedBackend)
+        return RecomputingBackend(smaller)
+
+    def keep_hidden(self) -> None:
+        """As `ModelBackend.keep_hidden`."""
+        self.backend.keep_hidden()
+
+    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
+        """As `PackedBackend.last_hidden`."""
+        return self.backend.last_hidden()
+
+    def _run(self, tokens: list[list[int]], parents: list[list[int]], *, commit: bool) -> Tensor:
+        """Logits of these nodes; afterwards they are committed, as one path a row, or gone."""
+        counts, width = [len(row) for row in tokens], max(map(len, tokens), default=0)
+        fed, above = torch.zeros(len(tokens), width, dtype=torch.int64), torch.full((len(tokens), width), -1)
+        for row, (given, places) in enumerate(zip(tokens, parents, strict=True)):
+            fed[row, : len(given)] = torch.tensor(given)
+            above[row, : len(given)] = torch.tensor(places)
+        logits = self.backend.extend(fed, above, counts, keep=commit)
+        if commit:
+            try:
+                self.backend.commit([range(count) for count in counts])
+            except BaseException:
+                self.backend.commit([()] * len(counts))
+                raise
+        return logits
