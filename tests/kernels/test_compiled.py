@@ -1,0 +1,81 @@
+"""Every configuration that can be chosen at run time compiles, spills nothing and keeps its promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from draftwood.kernels import compiled
+from draftwood.kernels.compiled import SHARED_PER_MULTIPROCESSOR, TABLE, occupancy
+
+# A process of its own: this one may be under Triton's interpreter.
+COMPILING = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "draftwood.kernels.compiled", *arguments],
+        env=COMPILING | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("operation", compiled.operations())
+def test_every_configuration_compiles(operation: str) -> None:
+    done = run(operation, "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    declared = {
+        (one.kernel.split(":")[1], one.name, capability): one
+        for one in compiled.configurations(operation)
+        for capability in SHARED_PER_MULTIPROCESSOR
+    }
+    assert [(one["kernel"], one["name"], one["capability"]) for one in found] == list(declared)
+    for one, configuration in zip(found, declared.values(), strict=True):
+        assert one["spilled"] == 0, one
+        assert one["shared"] + 1024 <= SHARED_PER_MULTIPROCESSOR[one["capability"]], one
+        assert (one["matrix"] > 0) == configuration.matrix, one
+        assert one["occupancy"] > 0, one
+
+
+def test_the_table_holds_what_is_declared() -> None:
+    rows = re.findall(r"^## (.*)$|^\| (\w+) \| (.*?) \| sm_(\d+) \|", TABLE.read_text(encoding="utf-8"), re.M)
+    found, operation = set(), ""
+    for heading, kernel, name, capability in rows:
+        operation = heading or operation
+        if not heading:
+            found.add((operation, kernel, name, int(capability)))
+    assert found == {
+        (operation, one.kernel.split(":")[1], one.name, capability)
+        for operation in compiled.operations()
+        for one in compiled.configurations(operation)
+        for capability in SHARED_PER_MULTIPROCESSOR
+    }
+
+
+def test_the_interpreter_compiles_nothing() -> None:
+    done = run("kv_commit", TRITON_INTERPRET="1")
+    assert done.returncode == 1
+    assert "TRITON_INTERPRET is set" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("capability", "registers", "shared", "warps", "part"),
+    [
+        (80, 32, 0, 4, 1.0),
+        (80, 32, 0, 1, 0.5),  # 32 programs at most
+        (80, 128, 0, 4, 0.25),
+        (80, 129, 0, 4, 0.1875),  # registers come in units of 8 a thread
+        (80, 32, 100 * 1024, 8, 0.125),
+        (90, 32, 100 * 1024, 8, 0.25),
+    ],
+)
+def test_occupancy(capability: int, registers: int, shared: int, warps: int, part: float) -> None:
+    assert occupancy(capability, registers=registers, shared=shared, warps=warps) == part

@@ -1,0 +1,103 @@
+"""Who serves a call: the kernel, or the reference with a reason."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from draftwood.kernels import switch
+from draftwood.kernels.checking import TOPOLOGIES, relative_error, visible
+
+
+def test_the_switch_is_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with switch.switched(False):
+        assert switch.objection(torch.ones(1)) == "kernels are switched off"
+        with switch.switched(True):
+            assert switch.enabled()
+        assert not switch.enabled()
+    monkeypatch.setattr(switch, "_choice", None)
+    for value, on in (("off", False), ("0", False), ("on", True)):
+        monkeypatch.setenv(switch.SWITCH, value)
+        assert switch.enabled() == on
+    monkeypatch.delenv(switch.SWITCH)
+    assert switch.enabled()
+
+
+def test_references_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert switch.objection(torch.ones(1)) == "its tensors are on the CPU"
+    assert switch.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
+
+
+def test_no_triton_is_a_reason(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    assert switch.objection(torch.ones(1, device=device)) is None
+    monkeypatch.setattr(switch, "_has_triton", lambda: False)
+    assert switch.objection(torch.ones(1, device=device)) == "triton is not installed"
+
+
+def test_dispatchers_import_without_triton() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from draftwood.kernels import compiled\n"
+        "assert all(compiled.configurations(operation) for operation in compiled.operations())\n"
+        "assert compiled.operations()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=switch.__name__)
+    for _ in range(2):
+        assert switch.chosen("an operation", None)
+        assert not switch.chosen("an operation", "it rains")
+    assert caplog.messages == [
+        "an operation: the Triton kernel serves it.",
+        "an operation: the reference serves it, because it rains.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (torch.zeros(4, 32), None),
+        (torch.zeros(32, 4).T, "x is not contiguous along its last axis"),
+        (torch.zeros(4, 24), "x has strides (24,), which are not multiples of 16"),
+        (torch.zeros(1, 24), None),  # one row, whose stride nobody uses
+        (torch.zeros(4, 48)[:, 8:40], None),
+        (torch.zeros(4, 48)[:, 1:33], "x starts at an address that is not a multiple of 16 bytes"),
+        (torch.zeros(32).expand(4, 32), None),
+        (
+            torch.empty_strided((2, 16), (2**31, 1), device="meta"),
+            f"x has strides ({2**31},), of which one exceeds 32 bits",
+        ),
+    ],
+)
+def test_layouts_that_a_kernel_does_not_read(tensor: torch.Tensor, reason: str | None) -> None:
+    assert switch.layout_objection(x=tensor) == reason
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_what_a_node_sees_is_its_path(name: str) -> None:
+    rows = [TOPOLOGIES[name](n, random.Random(n)) for n in (1, 2, 9, 17)]
+    seen = visible(rows)
+    assert seen.shape == (4, 17, 17)
+    for row, parents in zip(seen, rows, strict=True):
+        for node in range(17):
+            path, above = {node}, parents[node] if node < len(parents) else -1
+            while above >= 0:
+                path.add(above)
+                above = parents[above]
+            assert set(row[node].nonzero().flatten().tolist()) == path
+
+
+def test_relative_error() -> None:
+    ones = torch.ones(4)
+    assert relative_error(ones, ones) == 0
+    assert relative_error(torch.tensor([1.0, 1, 1, 3]), ones) == 1.0
+    assert relative_error(torch.tensor([1.0, 1, 1, float("nan")]), ones) == float("inf")
+    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
