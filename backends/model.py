@@ -36,11 +36,7 @@ class ModelBackend(StateBackend):
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
-        if model.training:
-            raise InvalidInput(
-                f"{type(model).__name__} is in training mode, where dropout makes its output random; call "
-                "model.eval()."
-            )
+        _refuse_training(model)
         if chunk < 1:
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
@@ -107,6 +103,7 @@ class ModelBackend(StateBackend):
 
         Where hidden states are kept, `_read` is afterwards what the LM head read, `[batch, n, hidden]`.
         """
+        _refuse_training(self._module)
         options[self._cache_name] = cache
         options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
         if self._keeps_hidden:
@@ -150,6 +147,14 @@ def input_device(model: Any) -> torch.device:
 def takes(model: Any, argument: str) -> bool:
     """Whether the model's forward has an argument of this name."""
     return argument in inspect.signature(model.forward).parameters
+
+
+def _refuse_training(model: Any) -> None:
+    if model.training:
+        raise InvalidInput(
+            f"{type(model).__name__} is in training mode, where dropout makes its output random; call "
+            "model.eval()."
+        )
 
 
 def _generation(model: Any, name: str) -> Any:

@@ -54,8 +54,16 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
         snapshots: whether every node keeps a copy of the states.
 
     Raises:
-        UnsupportedModel: a recurrent layer that none of our mixers stands for.
+        UnsupportedModel: a recurrent layer that none of our mixers stands for, or weights that are offloaded
+            or on several devices.
     """
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        where = "offloaded" if "meta" in devices else f"on {' and '.join(devices)}"
+        raise UnsupportedModel(
+            f"The weights of {type(model).__name__} are {where}, and recurrent layers are served on one device "
+            "alone; load the model onto one."
+        )
     states, found = States(Snapshots) if snapshots else States(), shared_copy(model)
     for name, module in list(found.named_modules()):
         if (mixer := MIXERS.get(type(module).__name__)) is not None:

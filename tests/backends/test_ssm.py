@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 import transformers as hf
@@ -181,6 +182,40 @@ def test_a_backend_that_does_not_fit() -> None:
     for name in ("mamba2", "bamba"):
         with pytest.raises(InvalidInput, match="training mode"):
             load(build(name).train())
+
+
+@pytest.mark.parametrize("name", ["mamba2", "bamba"])
+def test_weights_on_one_device_alone(name: str) -> None:
+    model = accelerate.cpu_offload(build(name), execution_device=torch.device("cpu"))
+    with pytest.raises(UnsupportedModel, match=r"weights of \w+ are offloaded, .* one device alone"):
+        load(model)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_models_own_decoding_and_training_in_between_change_nothing(name: str) -> None:
+    model = build(name)
+    mirror = Mirror(served(model), Stepwise(build(name)))
+    mirror.prefill([[1, 2, 3]])
+    mirror.extend([[(4, -1), (5, 0), (6, 0)]])
+    model.generate(torch.tensor([[7, 8]]), max_new_tokens=3, do_sample=False)
+    model.train()
+    mirror.commit([[0, 2]])
+    mirror.extend([[(4, -1)]])
+    mirror.check_state()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_single_precision_parameters_in_a_half_precision_model(name: str) -> None:
+    model = build(name, torch.bfloat16)
+    for module in model.modules():
+        for own in ("A_log", "D", "dt_bias"):
+            if hasattr(module, own):
+                getattr(module, own).data = getattr(module, own).data.float()
+    backend = load(model)
+    backend.prefill([torch.arange(7)])
+    logits = backend.extend(torch.tensor([[3, 4]]), torch.tensor([[-1, 0]]))[0, -1]
+    wanted = plain(build(name), [*range(7), 3, 4])
+    assert (logits.float() - wanted).abs().max() < 0.2 * wanted.std() + 0.2
 
 
 @pytest.mark.parametrize("name", ["zamba2", "nemotron_h", "mamba2"])

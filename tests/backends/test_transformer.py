@@ -307,6 +307,17 @@ def test_malformed_trees_name_what_is_wrong(model: Any) -> None:
         backend.commit([[0, 2], [0]])
 
 
+def test_a_pass_in_training_mode_is_refused(model: Any) -> None:
+    both = mirror(model)
+    both.prefill([[1, 2, 3]])
+    model.train()
+    with pytest.raises(InvalidInput, match="training mode"):
+        both.backend.extend(torch.tensor([[1]]), torch.tensor([[-1]]))
+    model.eval()
+    both.extend([[(4, -1)]])
+    both.check_state()
+
+
 def test_models_that_cannot_be_served_are_refused(model: Any) -> None:
     with pytest.raises(InvalidInput, match="training mode"):
         TransformerBackend(model.train())
