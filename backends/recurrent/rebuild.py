@@ -61,8 +61,8 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
     if len(devices) > 1 or "meta" in devices:
         where = "offloaded" if "meta" in devices else f"on {' and '.join(devices)}"
         raise UnsupportedModel(
-            f"The weights of {type(model).__name__} are {where}, and recurrent layers are served on one device "
-            "alone; load the model onto one."
+            f"The weights of {type(model).__name__} are {where}, and recurrent layers are served on one "
+            "device alone; load the model onto one."
         )
     states, found = States(Snapshots) if snapshots else States(), shared_copy(model)
     for name, module in list(found.named_modules()):
