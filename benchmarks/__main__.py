@@ -2,6 +2,7 @@
 
 import typer
 
+from benchmarks.certainty import certainty
 from benchmarks.decode import decode
 from benchmarks.growth import growth
 from benchmarks.optimum import optimum
@@ -12,6 +13,7 @@ from benchmarks.verifiers import verifiers
 from draftwood.apps.failures import plainly
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
+app.command("certainty")(plainly(certainty))
 app.command("decode")(plainly(decode))
 app.command("growth")(plainly(growth))
 app.command("optimum")(plainly(optimum))

@@ -39,7 +39,7 @@ from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 from draftwood.decoder import Generation
-from draftwood.strategies.acceptance import acceptance_vector
+from draftwood.strategies.acceptance import judged_children, unsure_vector
 from draftwood.zoo import held_out
 
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -161,10 +161,10 @@ def build(setting: Setting, known: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def calibrate(
+def written(
     prompts: Sequence[Sequence[int]], *, temperature: float, tokens: int, draft: str
-) -> list[float]:
-    """The acceptance vector of the pair, on what the target writes after `prompts`."""
+) -> tuple[Tensor, Tensor]:
+    """Probabilities `[positions, vocab]` of target and draft on what the target writes after `prompts`."""
     target, model = _models(draft)
     sampling = SamplingParams(temperature=temperature)
     writer = create("recipes", "leviathan", {"temperature": temperature})
@@ -186,9 +186,31 @@ def calibrate(
             ours, theirs = (one(text).logits[0, len(prompt) - 1 : -1] for one in (target.model, model))
         wanted.append(sampling.distribution(ours))
         drafted.append(shaped.distribution(theirs))
+    return torch.cat(wanted), torch.cat(drafted)
+
+
+def calibrate(
+    prompts: Sequence[Sequence[int]], *, temperature: float, tokens: int, draft: str
+) -> tuple[list[float], list[float]]:
+    """The acceptance vectors of the pair, on what the target writes after `prompts`: all, and unsure."""
     law = WithoutReplacement if temperature else Deterministic
-    rng = TorchRandomness.seeded(0)
-    return acceptance_vector(torch.cat(wanted), torch.cat(drafted), width=WIDTH, rng=rng, law=law)
+    both = written(prompts, temperature=temperature, tokens=tokens, draft=draft)
+    judged = judged_children(*both, width=WIDTH, rng=TorchRandomness.seeded(0), law=law)
+    return (judged.reached * judged.accepted).mean(0).tolist(), unsure_vector(judged)
+
+
+def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
+    """`prompts` prompts of every domain, and others for calibration."""
+    found = held_out.prompts(data, zoo.tokenizer(), count=prompts + _CALIBRATION, domains=held_out.DOMAINS)
+    every = (prompts + _CALIBRATION) // _CALIBRATION
+    spare = set(range(0, every * _CALIBRATION, every))
+    chosen = {
+        domain: [row.tolist() for place, row in enumerate(rows) if place not in spare]
+        for domain, rows in found.items()
+    }
+    return chosen, [
+        row.tolist() for rows in found.values() for place, row in enumerate(rows) if place in spare
+    ]
 
 
 def recipes(
@@ -216,31 +238,21 @@ def recipes(
     """
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    found = held_out.prompts(data, zoo.tokenizer(), count=prompts + _CALIBRATION, domains=held_out.DOMAINS)
-    every = (prompts + _CALIBRATION) // _CALIBRATION
-    spare = set(range(0, every * _CALIBRATION, every))
-    task = Task(
-        {
-            domain: [r.tolist() for i, r in enumerate(all_) if i not in spare]
-            for domain, all_ in found.items()
-        },
-        tokens,
-        rows,
-        draft,
-    )
-    calibration = [r.tolist() for all_ in found.values() for i, r in enumerate(all_) if i in spare]
+    chosen, calibration = split(data, prompts)
+    task = Task(chosen, tokens, rows, draft)
     drafters: dict[str, dict[str, Any]] = {"prompt-lookup": {}}
     drafters |= {"rest": {"index": index}} if index else {}
     drafters |= {"medusa": {"heads": heads}} if heads else {}
     drafters |= {"draft-verify": {"skip": skip}} if skip else {}
     cells = []
     for heat in temperature or TEMPERATURES:
-        vector = calibrate(calibration, temperature=heat, tokens=64, draft=draft)
-        typer.echo(f"temperature {heat}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
+        vector, unsure = calibrate(calibration, temperature=heat, tokens=64, draft=draft)
+        for what, chances in (("acceptance", vector), ("where the draft is unsure", unsure)):
+            typer.echo(f"temperature {heat}: {what} " + " ".join(f"{chance:.3f}" for chance in chances))
         for size in budget or BUDGETS:
             own: dict[str, dict[str, Any]] = {name: {} for name in drafters}
-            chosen = settings(size, temperature=heat, acceptance=vector, own=own)
-            cells += [Cell(heat, size, one) for one in chosen if not only or one.recipe in only]
+            ways = settings(size, temperature=heat, acceptance=vector, unsure=unsure, own=own)
+            cells += [Cell(heat, size, one) for one in ways if not only or one.recipe in only]
     done = {cell["key"]: cell for cell in _read(to)}
     missing = [cell for cell in cells if cell.key not in done]
     context = multiprocessing.get_context("spawn")

@@ -4,12 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
 from draftwood.records import RowRecord
+from draftwood.strategies.chances import CERTAINTY
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
+
+
+@attrs.frozen(eq=False)
+class Judged:
+    """What recursive rejection does with children drawn on a text; nothing is drawn to accept them.
+
+    Where a law runs out of tokens, all three are 0.
+
+    Attributes:
+        reached: the chance of every child to be judged, `[positions, rank]` float64.
+        accepted: its chance to be accepted once it is judged.
+        certainty: the draft's probability of its token once its earlier siblings are out.
+    """
+
+    reached: Float[Tensor, "positions rank"]
+    accepted: Float[Tensor, "positions rank"]
+    certainty: Float[Tensor, "positions rank"]
+
+
+def judged_children(
+    target: Float[Tensor, "positions vocab"],
+    draft: Float[Tensor, "positions vocab"],
+    *,
+    width: int,
+    rng: Randomness,
+    law: type[Proposal] = WithoutReplacement,
+) -> Judged:
+    """`width` children drawn at every position of a text; see `acceptance_vector`."""
+    _check_width(width)
+    if target.shape != draft.shape or target.dim() != 2 or not len(target):
+        raise InvalidInput(
+            f"target and draft are {list(target.shape)} and {list(draft.shape)}; give both as "
+            "[positions, vocab] for at least one position."
+        )
+    found = torch.zeros(3, len(target), width, dtype=torch.float64)
+    children = draw_children(law, draft, count=width, rng=rng)
+    for place, (wanted, drawn) in enumerate(zip(target, children, strict=True)):
+        residual, order = Residual.of(wanted), DrawnOrder(drawn.tokens, drawn.proposal)
+        reached = 1.0
+        for rank in range(len(drawn.tokens)):
+            trial = order.next(residual)
+            assert trial is not None
+            chance = residual.chance(trial)
+            found[:, place, rank] = torch.tensor([reached, chance, trial.law[trial.token]])
+            reached *= 1 - chance
+            residual.reject(trial)
+    return Judged(*found)
 
 
 def acceptance_vector(
@@ -40,23 +90,31 @@ def acceptance_vector(
 
     Source: Sequoia, section 3.1 (arXiv 2402.12374).
     """
-    _check_width(width)
-    if target.shape != draft.shape or target.dim() != 2 or not len(target):
-        raise InvalidInput(
-            f"target and draft are {list(target.shape)} and {list(draft.shape)}; give both as "
-            "[positions, vocab] for at least one position."
-        )
-    chances = [0.0] * width
-    for wanted, drawn in zip(target, draw_children(law, draft, count=width, rng=rng), strict=True):
-        residual, order, failed = Residual.of(wanted), DrawnOrder(drawn.tokens, drawn.proposal), 1.0
-        for rank in range(len(drawn.tokens)):
-            trial = order.next(residual)
-            assert trial is not None
-            chance = residual.chance(trial)
-            chances[rank] += failed * chance
-            failed *= 1 - chance
-            residual.reject(trial)
-    return [chance / len(target) for chance in chances]
+    judged = judged_children(target, draft, width=width, rng=rng, law=law)
+    return (judged.reached * judged.accepted).mean(0).tolist()
+
+
+def unsure_vector(judged: Judged) -> list[float]:
+    """The vector for `DySpec(acceptance=...)`: acceptance where the draft is not all but certain.
+
+    A child drawn with certainty p is taken for accepted with c + (1 - c) p¹⁶; c is what makes a rank's
+    mean right. The plain mean of `acceptance_vector` counts the certain children in, so that a tree that
+    knows them by p would count them twice and grow too deep elsewhere.
+
+    Args:
+        judged: children drawn without replacement on a text.
+
+    Returns:
+        For every rank the chance of its child to be the accepted one, at p = 0.
+    """
+    certain = judged.certainty**CERTAINTY
+    hits, open_ = ((judged.reached * one).sum(0) for one in (judged.accepted - certain, 1 - certain))
+    found, left = [], 1.0
+    for hit, room in zip(hits.tolist(), open_.tolist(), strict=True):
+        chance = min(max(hit / room, 0.0), 1.0) if room > 0 else 0.0
+        found.append(left * chance)
+        left *= 1 - chance
+    return found
 
 
 def acceptance_of_rounds(records: Iterable[RowRecord], *, width: int) -> list[float]:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from draftwood.errors import InvalidInput
 
+CERTAINTY = 16
+"""A child drawn with probability p from what its siblings left is all but certain as p to this power is."""
+
 
 def check_acceptance(acceptance: Sequence[float]) -> None:
     """Raise `InvalidInput` unless the entries are in [0, 1] and sum to at most 1."""

@@ -21,7 +21,7 @@ from draftwood import (
 )
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least
-from draftwood.strategies.chances import acceptance_field, as_chances, if_judged
+from draftwood.strategies.chances import CERTAINTY, acceptance_field, as_chances, if_judged
 from draftwood.strategies.laws import OneLaw, as_law
 
 
@@ -64,17 +64,18 @@ class DySpec(GreedyTree):
     own probability: the tree then holds the `budget` most likely paths, which serves temperature 0 best.
 
     The estimate takes a child for accepted as often as the draft draws it. A draft that was distilled to
-    guess well may not bear that out: the zoo's pair accepts about 45 % of the tokens drawn with a
+    guess well may not bear that out: the zoo's pair accepts about 40 % of the first children drawn with a
     probability below 0.9, however small it was, so that trees by these values are too wide. With a
     measured `acceptance` the k-th child, drawn with probability p from what its siblings left, is expected
     to be accepted with c + (1 - c) p¹⁶: c, the measured chance of a k-th child whose siblings failed, unless
-    the draft is all but certain. (The exponent is the better of 4 and 16 on that pair at temperature 0.6.)
+    the draft is all but certain. (Of the powers of 2, 16 and 32 describe that pair best at temperature 0.6,
+    8 and 16 at 1: `python -m benchmarks certainty`.)
 
     Attributes:
         budget: nodes in the tree.
         law: how children are drawn.
-        acceptance: the chance of the first, second, ... child to be the accepted one, as for `Sequoia`;
-            none is the paper's estimate, p itself.
+        acceptance: the chance of the first, second, ... child to be the accepted one where the draft is
+            unsure, as `unsure_vector` measures it; none is the paper's estimate, p itself.
 
     Source: DySpec, algorithm 1 (arXiv 2410.11744), with its lines 6 and 7 exchanged: a token is drawn
     before it is added. The draft is asked for all waiting nodes whenever one is needed; the tree is the
@@ -166,7 +167,7 @@ class _Expected(_Drawn):
         token, chance = super().draw(rng)
         self.left = self.worth
         measured = self.chances[min(rank, len(self.chances) - 1)]
-        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** 16
+        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY
         reach, self.slot = self.slot * accepted, self.slot * (1 - accepted)
         self.worth = self.slot if self.left > 0 else 0.0
         return token, reach
