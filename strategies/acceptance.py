@@ -56,7 +56,8 @@ def judged_children(
             trial = order.next(residual)
             assert trial is not None
             chance = residual.chance(trial)
-            found[:, place, rank] = torch.tensor([reached, chance, trial.law[trial.token]])
+            figures = [reached, chance, trial.law[trial.token]]
+            found[:, place, rank] = torch.tensor(figures, dtype=torch.float64)
             reached *= 1 - chance
             residual.reject(trial)
     return Judged(*found)
