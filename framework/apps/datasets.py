@@ -1,0 +1,207 @@
+"""Prompts from files: JSON lines and plain text, with the layouts of the common data sets recognised."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from draftwood.errors import InvalidInput
+
+_PARAGRAPH = 500  # characters that a paragraph of WikiText has at least
+_HEADING = re.compile(r"^ = .+ = $", re.MULTILINE)
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@attrs.frozen
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        text: what the model continues.
+        answer: the number that a right answer ends with, where the data set has it.
+    """
+
+    text: str
+    answer: str | None = None
+
+
+@attrs.frozen
+class DataSet:
+    """The prompts of one file.
+
+    Attributes:
+        name: the file's name without its ending.
+        layout: how it was read; one of the keys of `LAYOUTS`, or `"text"` or `"wikitext"`.
+        prompts: in the file's order.
+        stops: strings behind which an answer has ended, should a text go on.
+    """
+
+    name: str
+    layout: str
+    prompts: tuple[Prompt, ...]
+    stops: tuple[str, ...] = ()
+
+    def spread(self, count: int) -> list[Prompt]:
+        """`count` prompts, evenly spread over the file.
+
+        Raises:
+            InvalidInput: it has fewer.
+        """
+        if len(self.prompts) < count:
+            raise InvalidInput(f"{self.name} has {len(self.prompts)} prompts but count={count}; give fewer.")
+        return [self.prompts[i * len(self.prompts) // count] for i in range(count)]
+
+
+@attrs.frozen
+class Layout:
+    """How the rows of a JSONL file become prompts.
+
+    Attributes:
+        field: the field that shows the layout and must stand in every row.
+        prompt: makes the prompt of a row; raises `_Field` for what is wrong with it.
+        stops: as in `DataSet`.
+    """
+
+    field: str
+    prompt: Callable[[dict[str, Any]], Prompt]
+    stops: tuple[str, ...] = ()
+
+
+class _Field(Exception):
+    """A field that cannot be used: its name and what is wrong, as the end of a sentence."""
+
+
+def read(file: Path) -> DataSet:
+    """The data set in `file`: JSON lines where it ends in `.jsonl`, else plain text.
+
+    JSON lines: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, of which
+    the first turn is taken), or `prompt` (HumanEval and anyone's own; continued as it stands). Plain
+    text: the long paragraphs of WikiText, or else every paragraph.
+
+    Raises:
+        InvalidInput: it cannot be read, or is malformed; the message names file, line and field.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
+    found = _json_lines(file, text) if file.suffix == ".jsonl" else _plain(file, text)
+    if not found.prompts:
+        raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
+    return found
+
+
+def _plain(file: Path, text: str) -> DataSet:
+    if _HEADING.search(text):
+        lines = (line.strip() for line in text.splitlines() if len(line) > _PARAGRAPH)
+        return DataSet(file.stem, "wikitext", tuple(map(Prompt, lines)))
+    paragraphs = (part.strip() for part in re.split(r"\n\s*\n", text))
+    return DataSet(file.stem, "text", tuple(Prompt(part) for part in paragraphs if part))
+
+
+def _json_lines(file: Path, text: str) -> DataSet:
+    layout: str | None = None
+    prompts = []
+    for line, row in _rows(file, text):
+        layout = layout or _layout(file, line, row)
+        try:
+            prompts.append(LAYOUTS[layout].prompt(row))
+        except _Field as wrong:
+            raise InvalidInput(f"{str(file)!r}, line {line}: {wrong}.") from None
+    return DataSet(file.stem, layout or "prompt", tuple(prompts), LAYOUTS[layout].stops if layout else ())
+
+
+def _rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every row with its line; a line without text is passed over."""
+    # splitlines would also split within a JSON string, at characters that JSON lets stand there.
+    for line, words in enumerate(text.split("\n"), start=1):
+        if not words.strip():
+            continue
+        try:
+            row = json.loads(words)
+        except json.JSONDecodeError as error:
+            raise InvalidInput(
+                f"{str(file)!r}, line {line}: not JSON ({error.msg} at column {error.colno})."
+            ) from error
+        if not isinstance(row, dict):
+            raise InvalidInput(
+                f"{str(file)!r}, line {line}: {type(row).__name__} instead of an object with fields."
+            )
+        yield line, row
+
+
+def _layout(file: Path, line: int, row: dict[str, Any]) -> str:
+    for name, layout in LAYOUTS.items():
+        if layout.field in row:
+            return name
+    known = ", ".join(f'"{layout.field}"' for layout in LAYOUTS.values())
+    raise InvalidInput(f"{str(file)!r}, line {line}: none of the fields {known}; give one of them.")
+
+
+def _text(row: dict[str, Any], field: str) -> str:
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        shown = json.dumps(value, ensure_ascii=False)[:40] if field in row else "missing"
+        raise _Field(f'"{field}" is {shown}; give text')
+    return value
+
+
+def _problem(row: dict[str, Any]) -> Prompt:
+    question = _text(row, "question")
+    answer = last_number(_text(row, "answer")) if "answer" in row else None
+    return Prompt(f"Question: {question}\nAnswer:", answer)
+
+
+def _chat(row: dict[str, Any]) -> Prompt:
+    turns = row.get("turns")
+    if not isinstance(turns, list) or not turns:
+        shown = json.dumps(turns, ensure_ascii=False)[:40] if "turns" in row else "missing"
+        raise _Field(f'"turns" is {shown}; give a list of texts')
+    first = _text({"turns[0]": turns[0]}, "turns[0]")
+    return Prompt(f"User: {first}\nAssistant:", _reference(row))
+
+
+def _reference(row: dict[str, Any]) -> str | None:
+    """The number of Spec-Bench's problems, which are written as GSM8K's; other references score nothing."""
+    reference = row.get("reference")
+    texts = reference if isinstance(reference, list) else [reference]
+    return next((last_number(text) for text in texts if isinstance(text, str) and "####" in text), None)
+
+
+def _as_it_stands(row: dict[str, Any]) -> Prompt:
+    return Prompt(_text(row, "prompt"))
+
+
+LAYOUTS = {
+    "problems": Layout("question", _problem, stops=("\nQuestion:",)),
+    "chat": Layout("turns", _chat, stops=("\nUser:",)),
+    "prompt": Layout("prompt", _as_it_stands),
+}
+
+
+def last_number(text: str) -> str | None:
+    """The last number in `text` in a canonical form, or None: what GSM8K's exact match compares."""
+    for found in reversed(_NUMBER.findall(text)):
+        try:
+            return str(Decimal(found.replace(",", "")).normalize() + 0)
+        except InvalidOperation:
+            continue
+    return None
+
+
+def right(text: str, answer: str, stops: tuple[str, ...] = ()) -> bool:
+    """Whether the last number of `text`, cut before the first of `stops`, is `answer`.
+
+    Source: GSM8K (Cobbe et al. 2021, arXiv 2110.14168): exact match of the final number.
+    """
+    for stop in stops:
+        text = text.split(stop, 1)[0]
+    return last_number(text) == answer
