@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import is_accelerate_available
 
+from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
 from draftwood.backends.probe import disagreement
 from draftwood.backends.recurrent.rebuild import recurrent_layers, unclamped
@@ -44,7 +46,10 @@ def load(
 
     Args:
         model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
-            safetensors only, never from pickles.
+            safetensors, never from pickles; but those of two layouts that are published as pickles alone
+            (`mamba_ssm` and MambaInLlama, as folders) also by torch's restricted unpickler, which makes
+            tensors and runs no code. A `MambaLMHeadModel` of mamba_ssm is taken too; a transformers model
+            over its very tensors serves it.
         trust_remote_code: let the folder or hub repository run Python code of its own.
         dtype: of the weights, `torch.bfloat16` or `"bfloat16"`; None keeps the checkpoint's.
         device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
@@ -67,6 +72,8 @@ def load(
         raise InvalidInput(
             "dtype and device are for folders and hub names; convert a model object with model.to()."
         )
+    elif mamba_ssm.is_model(model):
+        model = mamba_ssm.adopted(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
     refuse_unserved(model.config)
@@ -91,6 +98,12 @@ def load_model(
     a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if a_path and not Path(name).is_dir():
         raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
+    for layout in (mamba_in_llama, mamba_ssm):
+        if layout.is_in(Path(name)):
+            wanted, place = _dtype(dtype), _device(device)
+            return placed(
+                layout.read(Path(name), dtype=wanted if isinstance(wanted, torch.dtype) else None), place
+            )
     config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
     refuse_unserved(config)
     place = _device(device)
