@@ -18,7 +18,7 @@ from draftwood import (
     TreePolicy,
 )
 from draftwood.fields import probability
-from draftwood.strategies.pass_time import PassTime, as_pass_time
+from draftwood.pass_time import PassTime, as_pass_time
 from draftwood.strategies.policies.around import Around, by_name
 
 

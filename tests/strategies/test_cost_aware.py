@@ -15,7 +15,7 @@ from draftwood import (
     load,
     zoo,
 )
-from draftwood.strategies.pass_time import PassTime
+from draftwood.pass_time import PassTime
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree

@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 import torch
 
-from draftwood import InvalidInput, StateBackend
+from draftwood.errors import InvalidInput
+from draftwood.protocols import StateBackend
 
 
 def _not_negative(_: object, field: attrs.Attribute[Any], value: float) -> None:
@@ -68,27 +69,39 @@ class PassTime:
         context: int = 128,
         repetitions: int = 7,
     ) -> PassTime:
-        """Fitted to the medians of passes over chains behind `context` tokens of one row, in seconds.
-
-        The sizes take turns, so that a slow moment of the machine falls on all of them.
-        """
-        if backend.lengths:
-            raise InvalidInput("The backend is decoding; measure its passes before or after.")
-        times: dict[int, list[float]] = {size: [] for size in sizes}
-        backend.prefill([torch.arange(context) % backend.vocab_size])
-        try:
-            for repetition in range(repetitions + 1):
-                for size, taken in times.items():
-                    tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
-                    started = perf_counter()
-                    # Reading a logit waits for the pass to end where it runs beside the host.
-                    float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
-                    if repetition:  # the first turn warms up
-                        taken.append(perf_counter() - started)
-                    backend.commit([[]])
-        finally:
-            backend.release()
+        """Fitted to the medians of passes over chains of these sizes, in seconds; see `pass_seconds`."""
+        times = pass_seconds(backend, sizes=sizes, context=context, repetitions=repetitions)
         return cls.fit(list(times), [median(taken) for taken in times.values()])
+
+
+def pass_seconds(
+    backend: StateBackend,
+    *,
+    sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    context: int = 128,
+    repetitions: int = 7,
+) -> dict[int, list[float]]:
+    """What passes over chains behind `context` tokens of one row took, by size.
+
+    The sizes take turns, so that a slow moment of the machine falls on all of them.
+    """
+    if backend.lengths:
+        raise InvalidInput("The backend is decoding; measure its passes before or after.")
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    backend.prefill([torch.arange(context) % backend.vocab_size])
+    try:
+        for repetition in range(repetitions + 1):
+            for size, taken in times.items():
+                tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
+                started = perf_counter()
+                # Reading a logit waits for the pass to end where it runs beside the host.
+                float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
+                if repetition:  # the first turn warms up
+                    taken.append(perf_counter() - started)
+                backend.commit([[]])
+    finally:
+        backend.release()
+    return times
 
 
 def as_pass_time(value: PassTime | Sequence[float] | str) -> PassTime:
