@@ -1,0 +1,145 @@
+"""`draftwood bench`: strategies on one's own models and prompts, measured side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftwood.apps import models, trace
+from draftwood.apps.bench import figures, show
+from draftwood.apps.bench.folder import describe, finished, opened, stored
+from draftwood.apps.bench.measure import run
+from draftwood.apps.bench.plan import Plan, data_sets, from_document, from_file
+from draftwood.apps.failures import say
+from draftwood.apps.progress import watched
+from draftwood.errors import InvalidInput
+
+JSON, CSV, PLOTS = "results.json", "results.csv", "plots"
+
+
+def bench(
+    to: Annotated[
+        Path, typer.Option(help="The results folder; a run that was broken off in it goes on.")
+    ] = Path("draftwood-bench"),
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A TOML file with the run; flags override it.")
+    ] = None,
+    pair: Annotated[
+        list[str] | None, typer.Option(help="TARGET,DRAFT: folders, zoo or hub names; repeatable.")
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A recipe, POLICY+VERIFIER, generate-assisted or generate-prompt-lookup; options follow "
+            "behind colons; repeatable."
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="A file of prompts, .jsonl or text; repeatable.")
+    ] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable; default 0.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(help="Nodes of a tree; repeatable.")] = None,
+    prompt_length: Annotated[
+        list[int] | None, typer.Option(help="Tokens that prompts are cut to; repeatable; 0: whole.")
+    ] = None,
+    new_tokens: Annotated[list[int] | None, typer.Option(help="Lengths of texts; default 64.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Prompts a file; default 6.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
+    dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    widen: Annotated[
+        float | None, typer.Option(help="Parameters that a target of the zoo is widened to.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
+    ] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Draw the plots too; needs matplotlib.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Measure nothing; show what is in the folder.")
+    ] = False,
+) -> None:
+    """Measure strategies on models, prompts, temperatures, budgets and lengths, side by side.
+
+    Every text is on disk as soon as it is written, so a run that was broken off goes on where it stopped.
+    Ordinary generate() always runs along, taking turns with the others, and their texts are compared with
+    its. The folder holds results.json, results.csv, and with --plots the plots.
+
+    \b
+    Examples:
+      draftwood bench
+      draftwood bench --strategy dyspec --strategy leviathan --budget 8 --budget 32 --plots
+      draftwood bench --data gsm8k_test.jsonl --data notes.txt --temperature 0 --temperature 0.6 --to mine
+      draftwood bench --file run.toml --prompts 20
+      draftwood bench --to mine --report --plots
+    """
+    given: dict[str, Any] = {
+        "pairs": pair,
+        "strategies": strategy,
+        "data": data,
+        "temperatures": temperature,
+        "budgets": budget,
+        "prompt_lengths": prompt_length,
+        "new_tokens": new_tokens,
+        "prompts": prompts,
+        "repetitions": repetitions,
+        "seed": seed,
+        "dtype": dtype and str(dtype),
+        "device": device,
+        "widen": widen,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if plots:
+        check_plots()
+    if report:
+        if given or file:
+            named = "--file" if file else "--" + next(iter(given)).replace("_", "-")
+            raise InvalidInput(f"--report shows what is in the folder, so it does not go with {named}.")
+        plan, names = from_document(stored(to)["configuration"])
+    else:
+        plan = Plan(**{**(from_file(file) if file else {}), **given}).resolved()
+        names = _measure(plan, to)
+    _write(to, plan, names, plots)
+
+
+def _measure(plan: Plan, to: Path) -> list[str]:
+    """Everything that is missing in the folder; returns the names of the data sets."""
+    from rich.console import Console
+
+    sets = data_sets(plan)
+    models.quiet()
+    with opened(to, describe(plan.document())) as folder:
+        missing, steps = run(plan, sets, folder)
+        if folder.cells and missing:
+            say(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
+        watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
+    return list(sets)
+
+
+def _write(to: Path, plan: Plan, names: list[str], plots: bool) -> None:
+    from rich.console import Console
+
+    described, cells = stored(to), finished(to)
+    rows = figures.rows(plan, names, cells)
+    if not rows:
+        raise InvalidInput(f"{str(to)!r} holds no finished text yet; run bench without --report.")
+    show.tables(rows, described, Console())
+    trace.write_json(to / JSON, show.document(rows, described, cells))
+    show.write_csv(to / CSV, rows, described)
+    written = [JSON, CSV]
+    if plots:
+        from draftwood.apps.bench.plots import draw
+
+        written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, cells)]
+    say(f"{to}: {', '.join(written)}")
+
+
+def check_plots() -> None:
+    """Raise `InvalidInput` where the plots cannot be drawn."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise InvalidInput("--plots needs matplotlib; install it with pip install 'draftwood[bench]'.")

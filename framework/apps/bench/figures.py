@@ -1,0 +1,310 @@
+"""From cells to figures: every metric with its bootstrapped interval, and the check of the texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import comb, prod
+from statistics import median_low
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.apps.bench.plan import Plan, Race, races
+from draftwood.apps.bench.specs import ORDINARY, Spec
+
+Sums = Mapping[str, NDArray[np.float64]]
+_DRAWS = 2000  # of the bootstrap, and of the permutation test
+_HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
+_LEAST = 5  # tokens seen fewer times than this are one class of the test
+
+
+@attrs.frozen
+class Metric:
+    """A figure of one contender, as a ratio of sums over prompts.
+
+    Attributes:
+        name: in JSON and CSV.
+        unit: in words.
+        of: the figure from the sums; sums of ordinary `generate` have the prefix `plain_`.
+    """
+
+    name: str
+    unit: str
+    of: Callable[[Sums], NDArray[np.float64]]
+
+
+_PARTS = ("prefill_seconds", "draft_seconds", "target_seconds", "verify_seconds")
+METRICS = (
+    Metric("tokens_per_second", "tokens/s", lambda s: s["tokens"] / s["seconds"]),
+    Metric("seconds_per_token", "s", lambda s: s["seconds"] / s["tokens"]),
+    Metric(
+        "speed_up",
+        "times generate()",
+        lambda s: s["tokens"] / s["seconds"] * s["plain_seconds"] / s["plain_tokens"],
+    ),
+    Metric("time_to_first_token", "s", lambda s: s["first_token_seconds"] / s["texts"]),
+    Metric(
+        "time_per_output_token",
+        "s",
+        lambda s: (s["seconds"] - s["first_token_seconds"]) / (s["tokens"] - s["first_tokens"]),
+    ),
+    Metric("tokens_per_round", "tokens", lambda s: s["tokens"] / s["rounds"]),
+    Metric("acceptance_rate", "share", lambda s: s["accepted"] / s["drafted"]),
+    Metric("path_length", "tokens", lambda s: s["accepted"] / s["rounds"]),
+    Metric("tree_size", "nodes", lambda s: s["drafted"] / s["rounds"]),
+    Metric("rounds", "rounds a text", lambda s: s["rounds"] / s["texts"]),
+    Metric(
+        "memory_bound_speed_up",
+        "times generate()",
+        lambda s: s["tokens"] / (s["rounds"] + s["draft_cost_calls"]),
+    ),
+    Metric("prefill_seconds", "s a text", lambda s: s["prefill_seconds"] / s["texts"]),
+    Metric("draft_seconds", "s a token", lambda s: s["draft_seconds"] / s["tokens"]),
+    Metric("target_seconds", "s a token", lambda s: s["target_seconds"] / s["tokens"]),
+    Metric("verify_seconds", "s a token", lambda s: s["verify_seconds"] / s["tokens"]),
+    Metric(
+        "rest_seconds",
+        "s a token",
+        lambda s: (s["seconds"] - sum(s[part] for part in _PARTS)) / s["tokens"],
+    ),
+    Metric("score", "share of right answers", lambda s: s["right"] / s["scored"]),
+)
+
+
+@attrs.frozen
+class Figure:
+    """A metric's value with its 95 % interval, None where one prompt alone cannot give one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@attrs.frozen
+class Check:
+    """What the texts say beside those of ordinary `generate`.
+
+    Attributes:
+        agreement: at temperature 0, the share of tokens before the first that differs; 1 is equality.
+        precision: that the texts were compared in.
+        p_value: above temperature 0, how likely texts of one distribution are to differ as much as these;
+            None where there are too few texts to tell.
+    """
+
+    agreement: float | None = None
+    precision: str | None = None
+    p_value: float | None = None
+
+
+@attrs.frozen
+class Row:
+    """One contender in one race.
+
+    Attributes:
+        figures: by the names of `METRICS`; what cannot be known is missing.
+        peak_memory: bytes, the most of all texts.
+        prompts: how many are measured.
+        prompt_tokens: mean length of the prompts.
+        refused: why transformers does not run it; there are no figures then.
+    """
+
+    race: Race
+    spec: Spec
+    figures: dict[str, Figure] = attrs.field(factory=dict)
+    check: Check = attrs.field(factory=Check)
+    peak_memory: int = 0
+    prompts: int = 0
+    prompt_tokens: float = 0.0
+    refused: str | None = None
+
+    def value(self, name: str) -> float | None:
+        """The value of a metric, where it is known."""
+        return self.figures[name].value if name in self.figures else None
+
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
+    """Every contender of every race that has a finished text."""
+    texts: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for cell in cells.values():
+        if cell["kind"] in ("text", "check"):
+            race = Race(**{field.name: cell[field.name] for field in attrs.fields(Race)})
+            texts.setdefault((cell["kind"], race.key, cell["contender"]), []).append(cell)
+    found = []
+    for race in races(plan, names):
+        plain = texts.get(("text", race.key, ORDINARY), [])
+        for spec in plan.contenders(race.temperature):
+            own = texts.get(("text", race.key, spec.label), [])
+            if own and "refused" in own[0]:
+                found.append(Row(race, spec, refused=own[0]["refused"]))
+            elif own:
+                exact = [texts.get(("check", race.key, label), []) for label in (spec.label, ORDINARY)]
+                compared = (exact[0], exact[1]) if all(exact) else (own, plain)
+                precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
+                found.append(_row(race, spec, own, plain, _check(race, *compared, precision)))
+    return found
+
+
+def _row(
+    race: Race,
+    spec: Spec,
+    own: Sequence[Mapping[str, Any]],
+    plain: Sequence[Mapping[str, Any]],
+    check: Check,
+) -> Row:
+    shared = {cell["prompt"] for cell in own} & {cell["prompt"] for cell in plain}
+    ours, theirs = (_by_prompt(race, [c for c in cs if c["prompt"] in shared]) for cs in (own, plain))
+    if not shared:
+        ours = _by_prompt(race, own)
+    sums = {**ours, **{f"plain_{name}": values for name, values in theirs.items()}}
+    return Row(
+        race,
+        spec,
+        figures={metric.name: figure for metric in METRICS if (figure := interval(sums, metric.of))},
+        check=check,
+        peak_memory=max(cell["peak_memory"] for cell in own),
+        prompts=len({cell["prompt"] for cell in own}),
+        prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in own])),
+    )
+
+
+_COUNTED = (
+    "seconds",
+    "first_token_seconds",
+    "first_tokens",
+    "rounds",
+    "draft_calls",
+    "drafted",
+    "accepted",
+    *_PARTS,
+)
+
+
+def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
+    """Sums over the texts of every prompt, `[prompts]`; NaN for what is not known.
+
+    At temperature 0 all texts of a prompt are one text, so the one of median time stands for it.
+    """
+    by: dict[int, list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        by.setdefault(cell["prompt"], []).append(cell)
+    if race.temperature == 0:
+        by = {prompt: [_median(texts)] for prompt, texts in by.items()}
+    groups = [by[prompt] for prompt in sorted(by)]
+
+    def sums(of: Callable[[Mapping[str, Any]], float | None]) -> NDArray[np.float64]:
+        return np.array([sum(np.nan if (v := of(c)) is None else v for c in g) for g in groups])
+
+    found = {name: sums(lambda c, name=name: c[name]) for name in _COUNTED}  # type: ignore[misc]
+    found["tokens"] = sums(lambda c: len(c["tokens"]))
+    found["texts"] = sums(lambda c: 1)
+    found["scored"] = sums(lambda c: c["right"] is not None)
+    found["right"] = sums(lambda c: bool(c["right"]))
+    found["draft_cost_calls"] = sums(
+        lambda c: None if c["draft_calls"] is None else c["draft_cost"] * c["draft_calls"]
+    )
+    return found
+
+
+def _median(texts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    middle = median_low([cell["seconds"] for cell in texts])
+    return next(cell for cell in texts if cell["seconds"] == middle)
+
+
+def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | None:
+    """A figure with its 95 % interval by the bootstrap over prompts; None where it cannot be known.
+
+    Args:
+        sums: quantities of every prompt, `[prompts]` each.
+        of: the figure from their sums over prompts, elementwise.
+    """
+    count = max(map(len, sums.values()))
+    usable = {name: values for name, values in sums.items() if len(values) == count}
+    totals = {name: values.sum(keepdims=True) for name, values in usable.items()}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        try:
+            value = float(of(totals)[0])
+        except KeyError:
+            return None
+        if not np.isfinite(value):
+            return None
+        if count < 2:
+            return Figure(value)
+        chosen = np.random.default_rng(0).integers(count, size=(_DRAWS, count))
+        drawn = of({name: values[chosen].sum(1) for name, values in usable.items()})
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
+    return Figure(value, float(low), float(high))
+
+
+def _check(
+    race: Race, own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], precision: str
+) -> Check:
+    ours, theirs = (
+        {(c["prompt"], c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
+        for texts in (own, plain)
+    )
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return Check()
+    if race.temperature == 0:
+        agreeing = sum(common(ours[place], theirs[place]) for place in shared)
+        return Check(agreeing / sum(len(theirs[place]) for place in shared), precision)
+    if own is plain:
+        return Check()
+    pairs = [(place[0], ours[place], theirs[place]) for place in shared]
+    return Check(p_value=two_sample(pairs))
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def two_sample(pairs: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> float | None:
+    """A permutation test of whether two contenders' texts come from one distribution.
+
+    The statistic is the chi-square distance between the two histograms of tokens over all texts. If the
+    distributions are one, the texts behind a prompt can be handed to the contenders in any way; that
+    holds however much the tokens of one text depend on each other.
+
+    Args:
+        pairs: (prompt, tokens of one, tokens of the other).
+
+    Returns:
+        The share of random hand-outs, the actual one included, with at least its distance; None where
+        there are so few that no distance could be called unlikely.
+    """
+    behind = Counter(prompt for prompt, *_ in pairs)
+    if prod(comb(2 * texts, texts) for texts in behind.values()) < _HAND_OUTS:
+        return None
+    texts = [tokens for _, ours, theirs in pairs for tokens in (ours, theirs)]
+    prompts = np.array([prompt for prompt, *_ in pairs for _ in range(2)])
+    sides = np.tile([1.0, -1.0], len(pairs))
+    seen, flat = np.unique(
+        np.concatenate([np.asarray(t, dtype=np.int64) for t in texts]), return_inverse=True
+    )
+    owner = np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
+    counts = np.zeros((len(texts), len(seen)))
+    np.add.at(counts, (owner, flat), 1)
+    rare = counts.sum(0) < _LEAST
+    counts = np.concatenate([counts[:, ~rare], counts[:, rare].sum(1, keepdims=True)], 1)
+    total = np.maximum(counts.sum(0), 1)
+    rng = np.random.default_rng(0)
+    groups = [np.flatnonzero(prompts == prompt) for prompt in np.unique(prompts)]
+
+    def distance(given: NDArray[np.float64]) -> float:
+        return float((((given @ counts) ** 2) / total).sum())
+
+    actual, reached = distance(sides), 1
+    for _ in range(_DRAWS - 1):
+        given = np.empty(len(texts))
+        for group in groups:
+            given[group] = rng.permutation(sides[group])
+        # Sums in another order round apart, so that an equal distance may seem a little less.
+        reached += distance(given) >= actual * (1 - 1e-12)
+    return reached / _DRAWS

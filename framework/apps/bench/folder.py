@@ -1,0 +1,161 @@
+"""The results folder: what the run is, and every finished cell as one line that is on disk at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from draftwood.apps import trace
+from draftwood.apps.machine import device_name, versions
+from draftwood.errors import InvalidInput
+
+FORMAT, VERSION = "draftwood-bench", 1
+RUN, CELLS = "run.json", "cells.jsonl"
+_SAME = ("configuration", "versions", "hardware")
+
+
+@attrs.define
+class Folder:
+    """An open results folder.
+
+    Attributes:
+        path: where it is.
+        run: what `run.json` says.
+        cells: the finished cells by key.
+    """
+
+    path: Path
+    run: dict[str, Any]
+    cells: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+    def add(self, key: str, cell: Mapping[str, Any]) -> None:
+        """Write a finished cell; when this returns, it survives whatever happens."""
+        record = {"key": key, **cell}
+        words = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with (self.path / CELLS).open("ab") as file:
+            file.write(words)
+            file.flush()
+            os.fsync(file.fileno())
+        self.cells[key] = record
+
+
+def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` says of a run with this configuration, here and now."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "hardware": {"device": device_name(), "machine": platform.machine(), "system": platform.system()},
+        "configuration": dict(configuration),
+    }
+
+
+@contextmanager
+def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
+    """The folder for `run`, new or to be continued; nobody else can open it meanwhile.
+
+    Raises:
+        InvalidInput: it holds another run (the message says what differs), something else, or is in use.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"The folder {str(path)!r} cannot be made: {error.strerror or error}.") from error
+    if not os.access(path, os.W_OK):
+        raise InvalidInput(f"The folder {str(path)!r} cannot be written to; choose another with --to.")
+    if not (path / RUN).exists():
+        if any(one.name != CELLS or one.stat().st_size for one in path.iterdir()):
+            raise InvalidInput(
+                f"The folder {str(path)!r} holds no run of bench but other files; choose another."
+            )
+    else:
+        _check_same(path, stored(path), run)
+    with (path / CELLS).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(f"Another process writes to {str(path)!r}; wait for it.") from None
+        if not (path / RUN).exists():
+            trace.write_json(path / RUN, run)
+        _drop_unfinished(path / CELLS)
+        yield Folder(path, stored(path), finished(path))
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """What `run.json` says.
+
+    Raises:
+        InvalidInput: there is none, it is damaged, or another version of draftwood wrote it.
+    """
+    file = path / RUN
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error
+    except ValueError as error:
+        raise InvalidInput(f"{str(file)!r} is damaged; choose another folder.") from error
+    kind = found.get("format"), found.get("version")
+    if kind != (FORMAT, VERSION) or not all(isinstance(found.get(part), dict) for part in _SAME):
+        raise InvalidInput(f"{str(file)!r} is not of this version of bench; choose another folder.")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` with what differs unless both describe one run."""
+    odd = []
+    for part in _SAME:
+        # A run's configuration went through JSON, where 0 and 0.0 are two things and equal.
+        for name in dict.fromkeys((*old[part], *new[part])):
+            before, now = old[part].get(name), new[part].get(name)
+            if before != now:
+                odd.append(f"{name} was {_short(before)} and is {_short(now)}")
+    if odd:
+        more = f", and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise InvalidInput(
+            f"{str(path)!r} holds another run: {'; '.join(odd[:3])}{more}; name another folder with --to."
+        )
+
+
+def _short(value: Any) -> str:
+    words = json.dumps(value)
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+def _drop_unfinished(file: Path) -> None:
+    """Cut off a last line that was not written to its end."""
+    content = file.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(file, whole)
+
+
+def finished(path: Path) -> dict[str, dict[str, Any]]:
+    """The cells on disk by key.
+
+    Raises:
+        InvalidInput: a line that is no cell; the message names it.
+    """
+    file = path / CELLS
+    if not file.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    *lines, _ = file.read_bytes().split(b"\n")  # what is behind the last newline is not finished
+    for number, line in enumerate(lines, start=1):
+        try:
+            cell = json.loads(line)
+            found[cell["key"]] = cell
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f"{str(file)!r}, line {number}: not a cell; delete the line to measure it again."
+            ) from error
+    return found

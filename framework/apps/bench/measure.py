@@ -1,0 +1,274 @@
+"""Runs what a plan asks for, cell by cell, leaving out what is there already."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import SamplingParams, StateBackend, registry, zoo
+from draftwood.apps import datasets, models
+from draftwood.apps.bench.folder import Folder
+from draftwood.apps.bench.plan import Plan, Race, races
+from draftwood.apps.bench.specs import ORDINARY, Spec
+from draftwood.apps.bench.writers import Writer, writer
+from draftwood.apps.text import decode
+from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.pass_time import PassTime, pass_seconds
+
+BINS = 20  # of probabilities, in the figures of acceptance against draft probability
+_WARM = 4  # tokens that a contender writes before it is timed
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # of timed passes
+
+
+@attrs.frozen
+class Cell:
+    """The least that is measured and kept at a time.
+
+    Attributes:
+        kind: `"text"`; `"check"`: a text in float32, whose time does not count; `"pair"`: how well draft and
+            target agree on a prompt's text; `"passes"`: the time of passes.
+        race: where it belongs; of `"passes"`, any race of the pair.
+        spec: who writes; None where nobody does.
+        prompt: place of the prompt in its data set.
+        repetition: counted from 0.
+    """
+
+    kind: str
+    race: Race
+    spec: Spec | None = None
+    prompt: int = 0
+    repetition: int = 0
+
+    @property
+    def key(self) -> str:
+        if self.kind == "passes":
+            return f"passes | {self.race.pair}"
+        who = self.spec.label if self.spec else ""
+        return f"{self.kind} | {self.race.key} | {who} | {self.prompt} | {self.repetition}"
+
+    @property
+    def seed(self) -> int:
+        """Of this cell alone: texts of two contenders are to be independent."""
+        return zlib.crc32(self.key.encode())
+
+
+def cells(plan: Plan, names: Sequence[str]) -> Iterator[Cell]:
+    """Every cell of a plan in the order of measuring.
+
+    In a race the contenders take turns on every prompt, and who begins changes from prompt to prompt, so
+    that a slow moment of the machine falls on all of them.
+    """
+    for pair in plan.pairs:
+        own = [race for race in races(plan, names) if race.pair == pair]
+        if plan.dtype != "float32":
+            for race in own:
+                if race.temperature == 0:
+                    yield from _turns(plan, race, "check", 1)
+        yield Cell("passes", own[0])
+        for race in own:
+            yield from _turns(plan, race, "text", plan.repetitions)
+            yield from (Cell("pair", race, prompt=prompt) for prompt in range(plan.prompts))
+
+
+def _turns(plan: Plan, race: Race, kind: str, repetitions: int) -> Iterator[Cell]:
+    entrants, turn = plan.contenders(race.temperature), 0
+    for repetition in range(repetitions):
+        for prompt in range(plan.prompts):
+            first = turn % len(entrants)
+            turn += 1
+            for spec in (*entrants[first:], *entrants[:first]):
+                yield Cell(kind, race, spec, prompt, repetition)
+
+
+@attrs.define(eq=False)
+class Measurer:
+    """Measures cells; holds the models of one pair at a time.
+
+    Attributes:
+        plan: of the run.
+        sets: the data sets by name.
+        folder: what is known already; refusals of transformers and baseline texts are read there.
+    """
+
+    plan: Plan
+    sets: Mapping[str, datasets.DataSet]
+    folder: Folder
+    _loaded: tuple[tuple[str, str], models.Loaded] | None = None
+    _writers: dict[tuple[str, float], Writer] = attrs.field(factory=dict)
+    _prompts: dict[tuple[str, str], list[list[int]]] = attrs.field(factory=dict)
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """What the cell's line says.
+
+        Raises:
+            DraftwoodError: the strategy and the models do not fit, or a prompt is too long.
+        """
+        dtype = "float32" if cell.kind == "check" else self.plan.dtype
+        loaded = self._models(cell.race.pair, dtype)
+        if cell.kind == "passes":
+            return _passes(loaded)
+        prompt = self._prompt(cell, loaded)
+        place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt}
+        if cell.spec is None:
+            text = self._baseline(cell, loaded, prompt)
+            return {**place, **_agreement(loaded, prompt, text, cell.race.temperature)}
+        place |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
+        if (reason := self._refusal(cell)) is not None:
+            return {**place, "refused": reason}
+        try:
+            text = self._writer(cell.spec, loaded, cell.race, prompt).write(
+                prompt, cell.race.new_tokens, cell.seed
+            )
+        except UnsupportedModel as error:
+            if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
+                raise
+            return {**place, "refused": str(error)}
+        return {**place, **attrs.asdict(text), "right": self._right(cell, loaded, text.tokens)}
+
+    def _models(self, pair: str, dtype: str) -> models.Loaded:
+        if self._loaded is None or self._loaded[0] != (pair, dtype):
+            self._loaded = None  # before the next ones take their memory
+            self._writers.clear()
+            self._loaded = (pair, dtype), load(self.plan, pair, dtype)
+        return self._loaded[1]
+
+    def _writer(self, spec: Spec, loaded: models.Loaded, race: Race, prompt: Sequence[int]) -> Writer:
+        """The contender, which has written a few tokens when it is first used."""
+        place = spec.label, race.temperature
+        if place not in self._writers:
+            made = writer(spec, loaded, race.temperature)
+            made.write(prompt, min(_WARM, race.new_tokens), 0)
+            self._writers[place] = made
+        return self._writers[place]
+
+    def _prompt(self, cell: Cell, loaded: models.Loaded) -> list[int]:
+        race = cell.race
+        if (place := (race.pair, race.data)) not in self._prompts:
+            texts = [prompt.text for prompt in self.sets[race.data].prompts]
+            self._prompts[place] = loaded.tokenizer(texts)["input_ids"]
+        tokens = self._prompts[place][cell.prompt][: race.prompt_length or None]
+        most = loaded.target.max_length
+        if most is not None and len(tokens) + race.new_tokens > most:
+            raise InvalidInput(
+                f"Prompt {cell.prompt} of {race.data} has {len(tokens)} tokens, which with {race.new_tokens} "
+                f"new ones exceeds the target's context of {most}; give --prompt-length or less --new-tokens."
+            )
+        return tokens
+
+    def _refusal(self, cell: Cell) -> str | None:
+        """Why transformers refused this contender's first text."""
+        first = self.folder.cells.get(attrs.evolve(cell, prompt=0, repetition=0).key, {})
+        refused: str | None = first.get("refused")
+        return refused
+
+    def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
+        found = self.sets[cell.race.data]
+        answer = found.prompts[cell.prompt].answer
+        if answer is None:
+            return None
+        end = loaded.tokenizer.eos_token_id
+        kept = tokens[: tokens.index(end)] if end in tokens else tokens
+        return datasets.right(decode(loaded.tokenizer, kept), answer, found.stops)
+
+    def _baseline(self, cell: Cell, loaded: models.Loaded, prompt: Sequence[int]) -> list[int]:
+        """What ordinary `generate` wrote behind the prompt."""
+        key = attrs.evolve(cell, kind="text", spec=Spec(ORDINARY)).key
+        tokens: list[int] = self.folder.cells[key]["tokens"]
+        return tokens
+
+
+def load(plan: Plan, pair: str, dtype: str) -> models.Loaded:
+    """The models of a pair, the target widened where the plan says so."""
+    target, draft = (name.strip() for name in pair.split(","))
+    loaded = models.load(
+        target,
+        draft,
+        tokenizer=None,
+        dtype=models.Dtype(dtype),
+        device=plan.device or None,
+        trust_remote_code=plan.trust_remote_code,
+    )
+    if not plan.widen:
+        return loaded
+    if target not in zoo.names():
+        raise InvalidInput(f"{target!r} is no model of the zoo, so it cannot be widened; leave --widen out.")
+    from draftwood.zoo.widen import widen_to
+
+    small: Any = loaded.target
+    wide: Any = widen_to(small.model, parameters=plan.widen, dtype=small.model.dtype)
+    return attrs.evolve(loaded, target=registry.load(wide.to(small.model.device)))
+
+
+def _passes(loaded: models.Loaded) -> dict[str, Any]:
+    """Times of passes of both models by size, and the fits of STree's equations 7 and 8."""
+    found: dict[str, Any] = {"kind": "passes"}
+    for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
+        assert backend is not None
+        times = pass_seconds(backend, sizes=_SIZES)
+        fit = PassTime.fit(list(times), [sorted(taken)[len(taken) // 2] for taken in times.values()])
+        found[name] = {
+            "seconds": {str(size): taken for size, taken in times.items()},
+            "fit": attrs.asdict(fit),
+        }
+    return found
+
+
+def _agreement(
+    loaded: models.Loaded, prompt: Sequence[int], text: Sequence[int], temperature: float
+) -> dict[str, Any]:
+    """What becomes of a token that the draft draws, by its probability there, summed along the text.
+
+    Returns:
+        `drawn`: the draft's probability mass by bins of the token's draft probability; `accepted`: the mass
+        among it that recursive rejection would accept, `sum min(draft, target)`; `target`: the mass by bins
+        of draft and of target probability.
+
+    Source: DySpec, figure 2; the acceptance is theirs of section 3, worked out rather than drawn.
+    """
+    assert loaded.draft is not None
+    wanted = SamplingParams(temperature=temperature).distribution(_along(loaded.target, prompt, text))
+    shaped = SamplingParams(temperature=temperature or 1.0)
+    drafted = shaped.distribution(_along(loaded.draft, prompt, text))
+    wanted, drafted = wanted.double().cpu(), drafted.double().cpu()
+    place = (drafted * BINS).long().clamp(max=BINS - 1)
+    beside = (wanted * BINS).long().clamp(max=BINS - 1)
+    mass = torch.zeros(BINS * BINS, dtype=torch.float64)
+    mass.index_add_(0, (place * BINS + beside).flatten(), drafted.flatten())
+    drawn, accepted = torch.zeros(2, BINS, dtype=torch.float64)
+    drawn.index_add_(0, place.flatten(), drafted.flatten())
+    accepted.index_add_(0, place.flatten(), torch.minimum(drafted, wanted).flatten())
+    return {
+        "drawn": drawn.tolist(),
+        "accepted": accepted.tolist(),
+        "target": mass.view(BINS, BINS).tolist(),
+    }
+
+
+def _along(backend: StateBackend, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    """Logits `[positions, vocab]` before every token of `text` behind `prompt`."""
+    chain = torch.tensor([[prompt[-1], *text[:-1]]])
+    backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+    try:
+        return backend.extend(chain, torch.arange(-1, chain.shape[1] - 1).unsqueeze(0))[0].clone()
+    finally:
+        backend.release()
+
+
+def run(
+    plan: Plan, sets: Mapping[str, datasets.DataSet], folder: Folder
+) -> tuple[list[Cell], Iterator[Cell]]:
+    """The cells that are missing, and an iterator that measures and keeps them one by one."""
+    missing = [cell for cell in cells(plan, list(sets)) if cell.key not in folder.cells]
+    measurer = Measurer(plan, sets, folder)
+
+    def steps() -> Iterator[Cell]:
+        for cell in missing:
+            folder.add(cell.key, measurer.measure(cell))
+            yield cell
+
+    return missing, steps()

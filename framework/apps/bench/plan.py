@@ -1,0 +1,214 @@
+"""What a run measures, from flags or a TOML file, and its races."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from draftwood.apps import models
+from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
+from draftwood.apps.datasets import DataSet, Prompt, read
+from draftwood.apps.prompts import PROMPTS
+from draftwood.errors import InvalidInput, nearest
+from draftwood.fields import at_least
+
+BUILT_IN = "built-in"
+
+
+def _several(*kinds: type, low: float | None = None) -> Any:
+    """A validator: a tuple whose members are of `kinds` and at least `low`."""
+    what = {str: "a list of texts", int: "a list of whole numbers", float: "a list of numbers"}[kinds[-1]]
+
+    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+        for one in value:
+            sound = isinstance(one, kinds) and not isinstance(one, bool)
+            if not sound or (low is not None and not low <= one < float("inf")):
+                bound = "" if low is None else f" >= {low:g}"
+                raise InvalidInput(f"{field.name} holds {one!r}; give {what}{bound}.")
+
+    return check
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _filled(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+    if not value:
+        raise InvalidInput(f"{field.name} is empty; give at least one.")
+
+
+def _one_of(*words: str) -> Any:
+    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+        if value not in words:
+            raise InvalidInput(f"{field.name} is {value!r}{nearest(str(value), words)}")
+
+    return check
+
+
+@attrs.frozen
+class Plan:
+    """Everything that a run measures.
+
+    Attributes:
+        pairs: `"TARGET,DRAFT"`, each a folder, a model of the zoo or a hub name.
+        strategies: names with options; see `specs`. Ordinary `generate` runs in any case.
+        data: files of prompts; none: the built-in ones.
+        temperatures: of the target; 0 is greedy.
+        budgets: nodes of a tree, for every strategy that has a budget and was not given one.
+        prompt_lengths: tokens that prompts are cut to; 0: as they are.
+        new_tokens: lengths of the texts.
+        prompts: how many of each file, evenly spread.
+        repetitions: texts of each prompt. At temperature 0 the one of median time counts; above, each is
+            another text, and all count.
+        seed: of everything that is drawn.
+        dtype: `"auto"`, `"float32"` or `"bfloat16"`.
+        device: such as `"cpu"` or `"cuda"`; empty: what there is.
+        widen: parameters that the target, of the zoo, is widened to, so that its passes cost what they
+            cost in practice; 0: as it is.
+        trust_remote_code: whether code that comes with a model runs.
+    """
+
+    pairs: tuple[str, ...] = attrs.field(
+        default=(f"{models.TARGET},{models.DRAFT}",), converter=_tuple, validator=[_several(str), _filled]
+    )
+    strategies: tuple[str, ...] = attrs.field(
+        default=(ASSISTED, "leviathan", "dyspec"), converter=_tuple, validator=_several(str)
+    )
+    data: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_several(str))
+    temperatures: tuple[float, ...] = attrs.field(
+        default=(0.0,), converter=_tuple, validator=[_several(int, float, low=0), _filled]
+    )
+    budgets: tuple[int, ...] = attrs.field(default=(), converter=_tuple, validator=_several(int, low=1))
+    prompt_lengths: tuple[int, ...] = attrs.field(
+        default=(0,), converter=_tuple, validator=[_several(int, low=0), _filled]
+    )
+    new_tokens: tuple[int, ...] = attrs.field(
+        default=(64,), converter=_tuple, validator=[_several(int, low=1), _filled]
+    )
+    prompts: int = attrs.field(default=6, validator=at_least(1))
+    repetitions: int = attrs.field(default=1, validator=at_least(1))
+    seed: int = attrs.field(default=0, validator=at_least(0))
+    dtype: str = attrs.field(default="auto", validator=_one_of(*models.Dtype))
+    device: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
+    widen: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    trust_remote_code: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for pair in self.pairs:
+            if len([name for name in pair.split(",") if name.strip()]) != 2:
+                raise InvalidInput(f"The pair {pair!r} is not TARGET,DRAFT; give both with a comma between.")
+        for temperature in self.temperatures:
+            contenders(self.strategies, self.budgets, temperature)
+
+    def resolved(self) -> Plan:
+        """The plan with the precision that `"auto"` means on a CPU."""
+        on_cpu = (
+            torch.device(self.device).type == "cpu" if self.device else not torch.accelerator.is_available()
+        )
+        return attrs.evolve(self, dtype="float32") if self.dtype == "auto" and on_cpu else self
+
+    def contenders(self, temperature: float) -> list[Spec]:
+        """Who writes at a temperature, ordinary `generate` first."""
+        return contenders(self.strategies, self.budgets, temperature)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON takes it, data sets by name with a digest: what makes two runs the same."""
+        content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
+        content["data"] = {Path(file).stem: _digest(Path(file)) for file in self.data} or {BUILT_IN: ""}
+        return content
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
+
+
+def from_file(file: Path) -> dict[str, Any]:
+    """The fields of a plan that stand in the TOML file; paths in it are relative to its folder.
+
+    Raises:
+        InvalidInput: it cannot be read, is not TOML, or names what a plan does not have.
+    """
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
+    known = [field.name for field in attrs.fields(Plan)]
+    for name in found:
+        if name not in known:
+            raise InvalidInput(
+                f"{str(file)!r} has a key {name!r}, which bench does not{nearest(name, known)}"
+            )
+    if "data" in found:
+        found["data"] = [str(file.parent / one) for one in _tuple(found["data"])]
+    return found
+
+
+def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+    """The plan that `document` wrote, without its files, and the names of its data sets."""
+    return Plan(**{**content, "data": ()}), list(content["data"])
+
+
+@attrs.frozen
+class Race:
+    """Contenders on the same models, prompts, temperature and lengths, taking turns."""
+
+    pair: str
+    data: str
+    temperature: float
+    prompt_length: int
+    new_tokens: int
+
+    @property
+    def key(self) -> str:
+        cut = self.prompt_length or "whole"
+        return f"{self.pair} | {self.data} | T={self.temperature:g} | {cut} | {self.new_tokens}"
+
+    @property
+    def title(self) -> str:
+        """In words, for a table or a plot."""
+        cut = f"prompts cut to {self.prompt_length}, " if self.prompt_length else ""
+        return (
+            f"{self.pair.replace(',', ' with ')}: {self.data}, temperature {self.temperature:g}, "
+            f"{cut}{self.new_tokens} new tokens"
+        )
+
+
+def races(plan: Plan, names: Sequence[str]) -> Iterator[Race]:
+    """Every race of a plan over the data sets `names`, those of one pair together."""
+    for pair in plan.pairs:
+        for data in names:
+            for temperature in plan.temperatures:
+                for length in plan.prompt_lengths:
+                    for new in plan.new_tokens:
+                        yield Race(pair, data, temperature, length, new)
+
+
+def data_sets(plan: Plan) -> dict[str, DataSet]:
+    """The data sets of a plan by name, each with as many prompts as it asks for.
+
+    Raises:
+        InvalidInput: a file that cannot be used, has too few prompts, or shares its name with another.
+    """
+    found: dict[str, DataSet] = {}
+    if not plan.data:
+        every = [Prompt(text) for turn in zip(*PROMPTS.values(), strict=True) for text in turn]
+        sets = [DataSet(BUILT_IN, "text", tuple(every))]
+    else:
+        sets = [read(Path(file)) for file in plan.data]
+    for one in sets:
+        if one.name in found:
+            raise InvalidInput(f"Two files are called {one.name!r}; give one of them another name.")
+        found[one.name] = attrs.evolve(one, prompts=tuple(one.spread(plan.prompts)))
+    return found

@@ -1,0 +1,326 @@
+"""The plots of a run, as PNG files; drawn without a display.
+
+Colours are those of Okabe and Ito, which colour-blind people tell apart; markers differ too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from draftwood.apps.bench.figures import Row
+from draftwood.apps.bench.measure import BINS
+from draftwood.apps.bench.specs import ORDINARY
+from draftwood.pass_time import PassTime
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
+_MARKERS = "osD^vP*X"
+_GREY, _PALE, _INK = "#6B6B6B", "#DADADA", "#222222"
+_PARTS = (
+    ("draft", "draft_seconds", "#E69F00"),
+    ("target", "target_seconds", "#0072B2"),
+    ("verification", "verify_seconds", "#009E73"),
+    ("prompt and the rest", "rest_seconds", "#B8B8B8"),
+)
+_STYLE = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": _GREY,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#ECECEC",
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6,
+}
+
+
+def draw(folder: Path, rows: Sequence[Row], cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Draw every plot that the results allow; returns the names of the files.
+
+    Args:
+        folder: where they go; made where it is missing.
+        rows: the results.
+        cells: everything that was measured; acceptance and passes are read there.
+    """
+    import matplotlib
+
+    folder.mkdir(exist_ok=True)
+    names = []
+    with matplotlib.rc_context(_STYLE):
+        for name, figure in _figures([row for row in rows if not row.refused], list(cells.values())):
+            figure.savefig(folder / name, dpi=150)
+            names.append(name)
+    return names
+
+
+def _figures(rows: Sequence[Row], cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    styles = _styles(rows)
+    for place, (pair, group) in enumerate(_groups(rows).items(), start=1):
+        end = f"-{place}.png" if len(_groups(rows)) > 1 else ".png"
+        yield f"speed{end}", _speed(pair, group, styles)
+        if len({row.race.temperature for row in group}) > 1:
+            yield f"temperature{end}", _temperature(pair, group, styles)
+        yield f"components{end}", _components(pair, group)
+    pairs = list(dict.fromkeys(row.race.pair for row in rows))
+    for place, pair in enumerate(pairs, start=1):
+        end = f"-{place}.png" if len(pairs) > 1 else ".png"
+        agreement = [cell for cell in cells if cell["kind"] == "pair" and cell["pair"] == pair]
+        if agreement:
+            yield f"acceptance{end}", _acceptance(pair, agreement)
+        for cell in cells:
+            if cell["key"] == f"passes | {pair}":
+                yield f"passes{end}", _passes(pair, cell)
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows that go into one figure: of one pair and one choice of lengths."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        race = row.race
+        cut = f"prompts cut to {race.prompt_length} tokens, " if race.prompt_length else ""
+        title = f"{race.pair.replace(',', ' with ')}, {cut}{race.new_tokens} new tokens"
+        found.setdefault(title, []).append(row)
+    return found
+
+
+def _method(row: Row) -> str:
+    """The contender without its budget: what one line of a plot stands for."""
+    if row.spec.budget is None:
+        return row.spec.label
+    return attrs.evolve(row.spec, options=row.spec.options[:-1]).label
+
+
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """One colour and marker a method, the same in all plots."""
+    methods = dict.fromkeys(_method(row) for row in rows if row.spec.name != ORDINARY)
+    return {
+        method: {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
+        for i, method in enumerate(methods)
+    }
+
+
+def _panels(title: str, subtitle: str, down: int, across: int, *, height: float = 2.9) -> tuple[Any, Any]:
+    """A figure of panels with shared axes below a title, room for a legend on the right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), height * down + 1.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    figure.text(0.012, 1 - 0.46 / figure.get_figheight(), subtitle, color=_GREY, fontsize=9, va="center")
+    return figure, axes
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One legend for all panels, outside of them."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=9)
+
+
+def _races(rows: Sequence[Row]) -> tuple[list[float], list[str], dict[tuple[float, str], list[Row]]]:
+    """Temperatures, data sets, and the rows of each pair of them."""
+    by: dict[tuple[float, str], list[Row]] = {}
+    for row in rows:
+        by.setdefault((row.race.temperature, row.race.data), []).append(row)
+    return sorted({heat for heat, _ in by}), list(dict.fromkeys(data for _, data in by)), by
+
+
+def _panel_title(heat: float, data: str) -> str:
+    return f"{data}, temperature {heat:g}"
+
+
+def _speed(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]]) -> Any:
+    """Speed against budget; a contender without a budget is a level line."""
+    heats, names, by = _races(rows)
+    figure, axes = _panels("Speed against budget", pair, len(heats), len(names))
+    budgets = sorted({row.spec.budget for row in rows if row.spec.budget})
+    for down, heat in enumerate(heats):
+        for across, data in enumerate(names):
+            axis, own = axes[down, across], by.get((heat, data), [])
+            axis.set_title(_panel_title(heat, data))
+            axis.axhline(1, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)), label="ordinary generate()")
+            for method, style in styles.items():
+                _line(axis, method, [row for row in own if _method(row) == method], style)
+            if budgets:
+                axis.set_xscale("log", base=2)
+                axis.set_xticks(budgets, [str(one) for one in budgets])
+                axis.minorticks_off()
+            else:
+                axis.set_xticks([])
+            if down == len(heats) - 1:
+                axis.set_xlabel("budget (nodes of a tree)" if budgets else "")
+            if across == 0:
+                axis.set_ylabel("tokens/s over generate()'s")
+            axis.set_ylim(bottom=0)
+    _legend(figure, axes)
+    return figure
+
+
+def _line(axis: Any, method: str, rows: Sequence[Row], style: Mapping[str, Any]) -> None:
+    shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
+    swept = sorted((row.spec.budget, figure) for row, figure in shown if row.spec.budget)
+    if swept:
+        x, found = zip(*swept, strict=True)
+        axis.plot(x, [one.value for one in found], label=method, **style)
+        if all(one.low is not None for one in found):
+            band = [one.low for one in found], [one.high for one in found]
+            axis.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+    for row, figure in shown:
+        if row.spec.budget is None:
+            axis.axhline(figure.value, color=style["color"], linewidth=1.5, linestyle="--", label=method)
+            if figure.low is not None:
+                axis.axhspan(figure.low, figure.high, color=style["color"], alpha=0.10, linewidth=0)
+
+
+def _temperature(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]]) -> Any:
+    """Tokens per round against temperature; of a method's budgets the largest."""
+    heats, names, by = _races(rows)
+    figure, axes = _panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
+    for across, data in enumerate(names):
+        axis = axes[0, across]
+        axis.set_title(data)
+        for method, style in styles.items():
+            points = []
+            for heat in heats:
+                own = [r for r in by.get((heat, data), []) if _method(r) == method]
+                best = max(own, key=lambda row: row.spec.budget or 0, default=None)
+                if best is not None and "tokens_per_round" in best.figures:
+                    points.append((heat, best.figures["tokens_per_round"], best.spec.label))
+            if points:
+                x, found, labels = zip(*points, strict=True)
+                bars = None
+                if all(one.low is not None for one in found):
+                    bars = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
+                axis.errorbar(
+                    x, [one.value for one in found], bars, capsize=2, elinewidth=1, label=labels[-1], **style
+                )
+        axis.set_xticks(heats, [f"{heat:g}" for heat in heats])
+        axis.set_xlabel("temperature")
+        axis.set_ylim(bottom=1)
+    axes[0, 0].set_ylabel("tokens per round")
+    _legend(figure, axes)
+    return figure
+
+
+def _components(pair: str, rows: Sequence[Row]) -> Any:
+    """Time a token by component; transformers' own modes have one bar, as they do not tell."""
+    heats, names, by = _races(rows)
+    most = max(len(own) for own in by.values())
+    height = 0.34 * most + 0.7
+    figure, axes = _panels("Where the time goes", pair, len(heats), len(names), height=height)
+    for down, heat in enumerate(heats):
+        for across, data in enumerate(names):
+            axis, own = axes[down, across], by.get((heat, data), [])
+            axis.set_title(_panel_title(heat, data))
+            axis.grid(False, axis="y")
+            for place, row in enumerate(own):
+                _bar(axis, place, row)
+            axis.set_yticks(range(len(own)), [row.spec.label for row in own])
+            axis.tick_params(axis="y", length=0, labelcolor=_INK)
+            if down == len(heats) - 1:
+                axis.set_xlabel("ms per token")
+    axes[0, 0].invert_yaxis()
+    _legend(figure, axes)
+    return figure
+
+
+def _bar(axis: Any, place: int, row: Row) -> None:
+    whole = (row.value("seconds_per_token") or 0.0) * 1e3
+    if "draft_seconds" not in row.figures:
+        axis.barh(place, whole, color=_PALE, height=0.62, label="not told apart")
+        return
+    left = 0.0
+    for part, name, colour in _PARTS:
+        length = (row.value(name) or 0.0) * 1e3
+        if name == "rest_seconds":
+            length = whole - left  # the prompt's passes belong to it here
+        axis.barh(place, length, left=left, color=colour, height=0.62, label=part)
+        left += length
+
+
+def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
+    """DySpec's figure 2: acceptance, and the target's probability, against the draft's probability."""
+    heats = sorted({cell["temperature"] for cell in cells})
+    figure, axes = _panels(
+        "Acceptance against draft probability", pair.replace(",", " with "), 1, 2, height=3.4
+    )
+    left, right = axes[0]
+    right.grid(False)
+    middles = (np.arange(BINS) + 0.5) / BINS
+    for place, heat in enumerate(heats):
+        own = [cell for cell in cells if cell["temperature"] == heat]
+        drawn, accepted = (np.sum([cell[name] for cell in own], 0) for name in ("drawn", "accepted"))
+        known = drawn > 1e-9
+        style = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
+        left.plot(
+            middles[known],
+            accepted[known] / drawn[known],
+            label=f"temperature {heat:g}",
+            markersize=4,
+            **style,
+        )
+    left.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
+    left.set_title("chance to be accepted")
+    left.set_xlabel("draft probability of the token")
+    left.set_ylabel("acceptance, target probability")
+    left.set_xlim(0, 1)
+    left.set_ylim(0, 1.02)
+    shown = max(heats)
+    density = np.sum([cell["target"] for cell in cells if cell["temperature"] == shown], 0)
+    columns = density / np.maximum(density.sum(1, keepdims=True), 1e-12)
+    image = right.imshow(
+        columns.T, origin="lower", extent=(0, 1, 0, 1), cmap="cividis_r", vmin=0, vmax=1, aspect="auto"
+    )
+    right.set_title(f"target probability, temperature {shown:g}")
+    right.set_xlabel("draft probability of the token")
+    bar = figure.colorbar(image, ax=right, pad=0.02)
+    bar.set_label("share of the column", color=_INK)
+    bar.outline.set_visible(False)
+    left.legend(loc="lower right", fontsize=9)
+    return figure
+
+
+def _passes(pair: str, cell: Mapping[str, Any]) -> Any:
+    """Time of a pass against its nodes, with the fits of STree's equations 7 and 8."""
+    figure, axes = _panels("Time of a pass against its nodes", pair.replace(",", " with "), 1, 2, height=3.3)
+    for axis, name, colour in zip(axes[0], ("target", "draft"), _COLOURS, strict=False):
+        times = {int(size): taken for size, taken in cell[name]["seconds"].items()}
+        fit = PassTime(**cell[name]["fit"])
+        for size, taken in times.items():
+            axis.scatter([size] * len(taken), [t * 1e3 for t in taken], s=9, color=colour, alpha=0.25, lw=0)
+        sizes, medians = list(times), [float(np.median(taken)) * 1e3 for taken in times.values()]
+        axis.scatter(sizes, medians, color=colour, zorder=3, label="medians")
+        x = np.linspace(1, max(sizes), 200)
+        axis.plot(x, [fit(n) * 1e3 for n in x], color=colour)
+        axis.set_title(f"{name}: {_formula(fit)}")
+        axis.set_xlabel("nodes n")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("ms (points: passes and their medians)")
+    return figure
+
+
+def _formula(fit: PassTime) -> str:
+    """The fit in milliseconds; without the quadratic part it is equation 7, with it equation 8."""
+    parts = [f"{fit.constant * 1e3:.3g}"]
+    parts += [f"{fit.linear * 1e3:.2g} n"] if fit.linear else []
+    parts += [f"{fit.quadratic * 1e3:.1g} n²"] if fit.quadratic else []
+    return " + ".join(parts) + " ms"

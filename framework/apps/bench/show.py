@@ -1,0 +1,188 @@
+"""Results for people and programs: tables in the terminal, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from draftwood.apps import trace
+from draftwood.apps.bench.figures import METRICS, Row
+from draftwood.apps.bench.plan import Race
+from draftwood.apps.bench.specs import ORDINARY
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _figure(
+    name: str, *, scale: float = 1, digits: int = 2, interval: bool = True, unit: str = ""
+) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if name not in row.figures:
+            return "-"
+        figure = row.figures[name]
+        words = f"{figure.value * scale:.{digits}f}{unit}"
+        if interval and figure.low is not None and figure.high is not None:
+            words += f" ({figure.low * scale:.{digits}f}-{figure.high * scale:.{digits}f})"
+        return words
+
+    return cell
+
+
+def _speed_up(row: Row) -> str:
+    return "1" if row.spec.name == ORDINARY else _figure("speed_up")(row)
+
+
+def _text(row: Row) -> str:
+    """What became of the comparison with the text of `generate`."""
+    check = row.check
+    if row.spec.name == ORDINARY:
+        return "-"
+    if check.agreement is not None:
+        return "equal" if check.agreement == 1 else f"{check.agreement:.1%} equal"
+    return "-" if check.p_value is None else f"p {check.p_value:.2f}"
+
+
+# Two tables a race: each fits into 80 columns.
+_SPEED: tuple[Column, ...] = (
+    ("tokens/s", _figure("tokens_per_second", digits=1, interval=False)),
+    ("speed-up", _speed_up),
+    ("first ms", _figure("time_to_first_token", scale=1e3, digits=0, interval=False)),
+    ("ms/token", _figure("time_per_output_token", scale=1e3, digits=1, interval=False)),
+    ("MB", lambda row: f"{row.peak_memory / 1e6:.0f}"),
+    ("text", _text),
+)
+_DRAFTS: tuple[Column, ...] = (
+    ("tokens/round", _figure("tokens_per_round")),
+    ("accepted", _figure("acceptance_rate", scale=100, digits=0, interval=False, unit="%")),
+    ("path", _figure("path_length", interval=False)),
+    ("nodes", _figure("tree_size", digits=1, interval=False)),
+    ("rounds", _figure("rounds", digits=1, interval=False)),
+    ("MBSU", _figure("memory_bound_speed_up", interval=False)),
+)
+_SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False, unit="%"))
+
+
+def tables(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> None:
+    """Two tables a race: how fast, and how well drafted. Readable without colour and at 80 columns."""
+    console.print(headline(run), highlight=False, soft_wrap=False)
+    for race in dict.fromkeys(row.race for row in rows):
+        own = [row for row in rows if row.race == race]
+        drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in own) else _DRAFTS
+        console.print()
+        console.print(race.title, style="bold", highlight=False)
+        _table(own, _SPEED, console)
+        _table(own, drafts, console)
+        for row in own:
+            if row.refused:
+                console.print(f"{row.spec.label} did not run: {row.refused}", highlight=False)
+    _legend(rows, run, console)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("", overflow="fold", min_width=10)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=console.width >= 60)
+    for row in rows:
+        if not row.refused:
+            table.add_row(row.spec.label, *(cell(row) for _, cell in columns))
+    console.print(table)
+
+
+def _legend(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> None:
+    """What a reader of the tables must know."""
+    words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
+    if any(row.prompts < 10 for row in rows):
+        least = min(row.prompts for row in rows)
+        words.append(f"Some rest on {least} prompt{'s' if least > 1 else ''} alone; take them for a hint.")
+    precisions = {row.check.precision for row in rows if row.check.precision}
+    if precisions:
+        words.append(f"Texts at temperature 0 were compared with those of generate() in {precisions.pop()}.")
+        if any(row.check.agreement not in (None, 1) for row in rows):
+            words.append("Where they differ in half precision, equal choices were rounded apart.")
+    if any(row.check.p_value is not None for row in rows):
+        words.append("p: how often texts of one distribution differ as much from generate()'s as these.")
+    slower = [
+        row.spec.label
+        for row in rows
+        if (figure := row.figures.get("speed_up")) and figure.high is not None and figure.high < 1
+    ]
+    if slower:
+        names = ", ".join(dict.fromkeys(slower))
+        words.append(f"Slower here than ordinary decoding: {names}.")
+    console.print()
+    console.print(" ".join(words), highlight=False)
+
+
+def headline(run: Mapping[str, Any]) -> str:
+    """Versions and hardware in one line."""
+    v = run["versions"]
+    return (
+        f"draftwood {v['draftwood']}, torch {v['torch']}, transformers {v['transformers']}; "
+        f"{run['hardware']['device']}"
+    )
+
+
+def document(
+    rows: Sequence[Row], run: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Everything that was found, for programs; the texts' own lines stay in `cells.jsonl`."""
+    units = {metric.name: metric.unit for metric in METRICS}
+    return {
+        **run,
+        "units": {**units, "peak_memory": "bytes"},
+        "results": [
+            {
+                **attrs.asdict(row.race),
+                "contender": row.spec.label,
+                "budget": row.spec.budget,
+                "prompts": row.prompts,
+                "prompt_tokens": row.prompt_tokens,
+                "refused": row.refused,
+                "peak_memory": row.peak_memory,
+                "check": attrs.asdict(row.check),
+                "figures": {name: attrs.asdict(figure) for name, figure in row.figures.items()},
+            }
+            for row in rows
+        ],
+        "passes": {cell["key"].split(" | ")[1]: cell for cell in cells.values() if cell["kind"] == "passes"},
+    }
+
+
+def write_csv(file: Path, rows: Sequence[Row], run: Mapping[str, Any]) -> None:
+    """One line a contender and race; every metric with the ends of its interval; versions and hardware."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    where = [field.name for field in attrs.fields(Race)]
+    figures = [name + end for name in (metric.name for metric in METRICS) for end in ("", "_low", "_high")]
+    kept = {**run["versions"], **run["hardware"]}
+    named = ["contender", "budget", "prompts", "prompt_tokens"]
+    checks = ["peak_memory", "agreement", "precision", "p_value", "refused"]
+    lines.writerow([*where, *named, *figures, *checks, *kept])
+    for row in rows:
+        values: list[Any] = []
+        for metric in METRICS:
+            figure = row.figures.get(metric.name)
+            values += [figure.value, figure.low, figure.high] if figure else [None] * 3
+        check = [row.check.agreement, row.check.precision, row.check.p_value]
+        lines.writerow(
+            [
+                *attrs.astuple(row.race),
+                *(row.spec.label, row.spec.budget, row.prompts, row.prompt_tokens),
+                *values,
+                *(row.peak_memory, *check, row.refused),
+                *kept.values(),
+            ]
+        )
+    trace.write_text(file, out.getvalue())

@@ -1,0 +1,114 @@
+"""Contenders by name: `dyspec:budget=16`, `chain+block:length=6`, or a mode of `generate` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from draftwood import registry
+from draftwood.apps import models, options
+from draftwood.apps.generate import Strategy, choose, cook
+from draftwood.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
+
+ORDINARY, ASSISTED, LOOKUP = "generate", "generate-assisted", "generate-prompt-lookup"
+MODES = (ORDINARY, ASSISTED, LOOKUP)
+
+
+@attrs.frozen
+class Spec:
+    """One contender.
+
+    Attributes:
+        name: a mode of `generate`, a recipe, or policy and verifier with a plus sign between them (no
+            verifier behind it: the usual one for the temperature).
+        options: name=value, for recipe, policy, verifier or drafter; `drafter` names a drafter.
+        budget: the nodes asked for, where the run sweeps budgets and the contender has one.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    budget: int | None = None
+
+    @property
+    def label(self) -> str:
+        return ":".join((self.name, *self.options))
+
+    @property
+    def is_transformers(self) -> bool:
+        """Whether transformers' own `generate` runs it."""
+        return self.name in MODES
+
+    def strategy(self, temperature: float) -> Strategy:
+        """What `draftwood generate` would run under this name.
+
+        Raises:
+            UnknownStrategy: a name or option that does not exist.
+            InvalidInput: an option's value, or a drafter that is a model.
+            IncompatibleStrategy: parts that do not fit each other, or the temperature.
+        """
+        words = options.parse(self.options)
+        drafter = words.pop("drafter", None)
+        if drafter is not None and not models.is_drafter(drafter):
+            raise InvalidInput(
+                f"{self.label!r} names the drafter {drafter!r}; give a registered one, and models as pairs."
+            )
+        given = [f"{name}={value}" for name, value in words.items()]
+        policy, plus, verifier = self.name.partition("+")
+        if plus:
+            found = choose(policy, verifier or None, drafter or models.DRAFT, given, temperature)
+        else:
+            found = cook(self.name, drafter, given, temperature)
+        if found.verifier.greedy and temperature != 0:
+            raise IncompatibleStrategy(
+                f"{self.label!r} serves temperature 0 alone, not {temperature}; leave the verifier "
+                "out for the usual one."
+            )
+        return found
+
+
+def parse(word: str) -> Spec:
+    """`"rsd-s:width=4:depth=3"` as a `Spec`.
+
+    Raises:
+        UnknownStrategy: nothing of this name.
+        InvalidInput: an option that is not name=value, or options for a mode of `generate`.
+    """
+    name, *given = (part.strip() for part in word.split(":"))
+    options.parse(given)
+    if "+" not in name and name not in MODES and name not in registry.names("recipes"):
+        known = [*MODES, *registry.names("recipes")]
+        raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
+    if name in MODES and given:
+        raise InvalidInput(f"{word!r} gives {name!r} an option; it has none.")
+    return Spec(name, tuple(given))
+
+
+def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:
+    """Ordinary `generate` and then every strategy, once for each budget where it has one, each checked.
+
+    A budget is the nodes of a tree: the option `budget`, or a chain's `length`. A strategy that has
+    neither, or was given it, runs once.
+    """
+    found = [Spec(ORDINARY)]
+    for word in words:
+        spec = parse(word)
+        size = None if spec.is_transformers else _size(spec, temperature)
+        found += [Spec(spec.name, (*spec.options, f"{size}={b}"), b) for b in budgets] if size else [spec]
+    unique = list({spec.label: spec for spec in found}.values())
+    for spec in unique:
+        if not spec.is_transformers:
+            spec.strategy(temperature)
+    return unique
+
+
+def _size(spec: Spec, temperature: float) -> str | None:
+    """The option that sets the tree's size, unless it was given."""
+    policy, plus, _ = spec.name.partition("+")
+    known = registry.options("policies", policy) if plus else registry.options("recipes", spec.name)
+    given = options.parse(spec.options)
+    if "budget" in known:
+        return None if "budget" in given else "budget"
+    if "length" in known and "length" not in given and not spec.strategy(temperature).policy.branches:
+        return "length"
+    return None

@@ -1,0 +1,193 @@
+"""What writes a contender's texts, and what is measured of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from draftwood import SamplingParams, SpeculativeDecoder, create
+from draftwood.apps import models
+from draftwood.apps.bench.memory import forget_peak, peak_memory
+from draftwood.apps.bench.specs import ASSISTED, LOOKUP, Spec
+from draftwood.decoder import Generation
+from draftwood.errors import UnsupportedModel
+
+_LOOKUP_TOKENS = 10  # that transformers' prompt lookup proposes, as its documentation does
+
+
+@attrs.frozen
+class Text:
+    """One text and what it took; times in seconds, None where transformers does not tell.
+
+    Attributes:
+        tokens: the new tokens.
+        seconds: the whole call, prompt included.
+        first_token_seconds: until the first token was known.
+        first_tokens: how many tokens came with it.
+        rounds: passes of the target that made new tokens.
+        draft_calls: passes of the draft.
+        draft_cost: bytes that a draft pass reads over bytes that a target pass reads.
+        drafted: draft tokens in all trees.
+        accepted: those that were accepted, before the cut at the end.
+        draft_seconds: in the draft's passes.
+        target_seconds: in the target's, the prompt's not included.
+        verify_seconds: in verification.
+        prefill_seconds: in the prompt's passes, of target and draft.
+        peak_memory: bytes, of the accelerator where there is one, else of the process.
+    """
+
+    tokens: list[int]
+    seconds: float
+    first_token_seconds: float
+    first_tokens: int
+    rounds: int
+    peak_memory: int
+    draft_calls: int | None = None
+    draft_cost: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    draft_seconds: float | None = None
+    target_seconds: float | None = None
+    verify_seconds: float | None = None
+    prefill_seconds: float | None = None
+
+
+class Writer(Protocol):
+    """One contender with its models."""
+
+    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+        """Exactly `tokens` tokens after `prompt`, past any end-of-text."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Transformers(Writer):
+    """`model.generate` with `options`, at a temperature.
+
+    The model's own generation defaults play no part: no end of text, no penalty, no top-k.
+    """
+
+    model: Any
+    options: dict[str, Any]
+    temperature: float
+
+    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+        from transformers import GenerationConfig
+
+        for one in (self.model, self.options.get("assistant_model")):
+            if one is not None:
+                one.generation_config = GenerationConfig(pad_token_id=0)
+        sampled = self.temperature > 0
+        chance = {"temperature": self.temperature, "top_k": 0} if sampled else {}
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        passes: list[float] = []
+
+        def count(*_: object) -> None:
+            if not passes and self.model.device.type == "cuda":
+                torch.cuda.synchronize()  # the first token is there when the pass is over, not begun
+            passes.append(perf_counter() - started)
+
+        torch.manual_seed(seed)
+        forget_peak()
+        hook = self.model.register_forward_hook(count)
+        started = perf_counter()
+        try:
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=sampled,
+                **chance,
+                **self.options,
+            )
+            new = output[0, ids.shape[1] :].tolist()
+            seconds = perf_counter() - started
+        except (ValueError, NotImplementedError) as error:
+            raise UnsupportedModel(str(error).strip().splitlines()[0]) from error
+        finally:
+            hook.remove()
+        known = {} if self.options else {"draft_calls": 0, "draft_cost": 0.0}
+        return Text(new, seconds, passes[0], 1, len(passes), peak_memory(), **known)
+
+
+@attrs.frozen(eq=False)
+class Speculative(Writer):
+    """A `SpeculativeDecoder` at a temperature, and the draft's own."""
+
+    decoder: SpeculativeDecoder
+    sampling: SamplingParams
+    draft_sampling: SamplingParams | None
+
+    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+        forget_peak()
+        started = perf_counter()
+        generation = self.decoder.generate(
+            [list(prompt)],
+            max_new_tokens=tokens,
+            sampling=self.sampling,
+            draft_sampling=self.draft_sampling,
+            seed=seed,
+            eos_token_id=(),
+            return_dict_in_generate=True,
+        )
+        seconds = perf_counter() - started
+        assert isinstance(generation, Generation)
+        if generation.finish_reasons[0] == "interrupted":
+            raise KeyboardInterrupt  # a text that was cut short is no measurement
+        s = generation.statistics
+        return Text(
+            tokens=generation.tokens[0],
+            seconds=seconds,
+            first_token_seconds=s.first_token_seconds,
+            first_tokens=len(s.rounds[0].rows[0].tokens),
+            rounds=s.target_calls,
+            peak_memory=s.peak_memory,
+            draft_calls=s.draft_calls,
+            draft_cost=s.draft_cost,
+            drafted=s.drafted,
+            accepted=sum(record.outcome.accepted for one in s.rounds for record in one.rows),
+            draft_seconds=sum(one.draft_seconds for one in s.rounds),
+            target_seconds=sum(one.target_seconds for one in s.rounds),
+            verify_seconds=sum(one.verify_seconds for one in s.rounds),
+            prefill_seconds=s.prefill_seconds,
+        )
+
+
+def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
+    """What writes for `spec` on the models of a pair.
+
+    Raises:
+        DraftwoodError: the strategy and the models do not fit.
+    """
+    if spec.is_transformers:
+        return Transformers(_model(loaded.target), _generate_options(spec, loaded), temperature)
+    chosen = spec.strategy(temperature)
+    if chosen.drafter is None:
+        drafter = create("drafters", "model", {"backend": loaded.draft})
+    else:
+        drafter = models.create_drafter(chosen.drafter, chosen.drafter_options, loaded)
+    sampling = SamplingParams(temperature=temperature)
+    sharper = chosen.draft_temperature
+    return Speculative(
+        SpeculativeDecoder(loaded.target, drafter, chosen.policy, chosen.verifier),
+        sampling,
+        None if sharper is None else attrs.evolve(sampling, temperature=sharper),
+    )
+
+
+def _generate_options(spec: Spec, loaded: models.Loaded) -> dict[str, Any]:
+    if spec.name == ASSISTED:
+        return {"assistant_model": _model(loaded.draft)}
+    return {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if spec.name == LOOKUP else {}
+
+
+def _model(backend: Any) -> Any:
+    """The transformers model below a backend; what has none is no contender of `generate`."""
+    model = getattr(backend, "model", None)
+    if not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(f"{type(backend).__name__} has no transformers model below it")
+    return model
