@@ -108,12 +108,12 @@ class Distilled(torch.nn.Module):
             use_conv_bias=layer["conv_bias"],
             time_step_limit=tuple(layer["dt_limit"]),
         )
-        # Imported here: `transformers` does not list it.
+        # Here, so that nobody else pays for importing it.
         from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-        self.mamba = Mamba2Mixer(config, layer_idx=place)
-        self.mamba.in_proj = SharedProjection(mamba, layer)
-        self.mamba.norm = gate(layer, inner)
+        mixer: Any = Mamba2Mixer(config, layer_idx=place)
+        mixer.in_proj, mixer.norm = SharedProjection(mamba, layer), gate(layer, inner)
+        self.mamba = mixer
 
     def forward(self, hidden_states: Tensor, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
         """Outputs `[rows, n, hidden]`, and no attention weights; masks and positions do not concern it."""
@@ -136,7 +136,7 @@ class SharedProjection(torch.nn.Linear):
         return torch.cat([z, self._repeated(x), self._repeated(b), c, step], -1)
 
     def _repeated(self, shared: Tensor) -> Tensor:
-        heads = shared.unflatten(-1, (-1, 1, self._head))
+        heads: Tensor = shared.unflatten(-1, (-1, 1, self._head))
         return heads.expand(*heads.shape[:-2], self._repeats, -1).flatten(-3)
 
 

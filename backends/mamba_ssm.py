@@ -217,7 +217,7 @@ def _mamba2(config: Mapping[str, Any], layer: Mapping[str, Any], where: str) -> 
             n_groups=layer["ngroups"],
             time_step_limit=tuple(layer["dt_limit"]),
         )
-        model = hf.Mamba2ForCausalLM(own)
+        model: Any = hf.Mamba2ForCausalLM(own)
         for block in model.backbone.layers:
             block.mixer.norm = gate(layer, inner)
         return model

@@ -43,7 +43,7 @@ class GatedNorm(torch.nn.Module):
             found = found * gates
         grouped = found.unflatten(-1, (self._groups, -1))
         size = grouped.square().mean(-1, keepdim=True) + self._epsilon
-        found = (grouped * size.rsqrt()).flatten(-2) * self.weight
+        normed: Tensor = (grouped * size.rsqrt()).flatten(-2) * self.weight
         if self._before_gate:
-            found = found * gates
-        return found.to(out.dtype)
+            normed = normed * gates
+        return normed.to(out.dtype)
