@@ -56,14 +56,17 @@ def attend(
         state: committed, `[rows, heads, p, n]`.
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
     """
+    dtype = values.dtype
+    queries, keys, values, decay = (held.to(state.dtype) for held in (queries, keys, values, decay))
     weights, left = path_decay(decay=decay, visible=visible)
     weights = weights * scores(queries=queries, keys=keys, heads=values.shape[2])
     found = weights @ values.transpose(1, 2) + read(queries=queries, state=state, left=left)
-    return found.transpose(1, 2)
+    return found.transpose(1, 2).to(dtype)
 
 
 def replay(*, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, kept: Tensor) -> Tensor:
     """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    keys, values, decay = (held.to(state.dtype) for held in (keys, values, decay))
     weights, left = path_decay(decay=decay, visible=kept.unsqueeze(1))
     rows, heads, dim, size = state.shape
     groups = keys.shape[2]

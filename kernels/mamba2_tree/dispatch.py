@@ -1,0 +1,234 @@
+"""Chooses between the kernels and the reference of Mamba-2 along a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.kernels import switch
+from draftwood.kernels.configuration import TYPES, Configuration
+from draftwood.kernels.layers import Layer, replayed, strides_of
+from draftwood.kernels.mamba2_tree import reference
+
+PRECISION = {"fp32": "tf32x3", "fp16": "tf32", "bf16": "tf32"}
+"""Of matrix products: three in TF32 have the digits of fp32, and one has those of half precision."""
+
+STRIDES = ("key_row", "key_column", "key_group", "value_row", "value_column", "value_head")
+STATE = ("state_row", "state_head", "state_dim", "dim", "size")
+
+ATTEND = tuple(
+    Configuration(
+        name=f"{kind}, tiles of {nodes} nodes",
+        kernel="draftwood.kernels.mamba2_tree.kernel:attend",
+        types={
+            **dict.fromkeys(("queries", "keys", "values"), f"*{kind}"),
+            **{"decay": "*fp32", "state": "*fp32", "visible": "*i1", "out": f"*{kind}"},
+            **dict.fromkeys(("query_row", "query_node", "query_group", *STRIDES, *STATE), "i32"),
+            **dict.fromkeys(("decay_row", "decay_column", "mask_row", "mask_node"), "i32"),
+            **dict.fromkeys(("nodes", "columns", "heads", "groups"), "i32"),
+        },
+        constants={
+            **{"NODES": nodes, "COLUMNS": 32, "DIM": 32, "PRECISION": PRECISION[kind]},
+            "SIZE": 16 if kind == "fp32" else 32,
+        },
+        aligned=frozenset(("query_row", "query_node", "query_group", *STRIDES, *STATE)),
+        matrix=True,
+    )
+    for kind in TYPES.values()
+    for nodes in (16, 64)
+)
+
+REPLAY = tuple(
+    Configuration(
+        name=kind,
+        kernel="draftwood.kernels.mamba2_tree.kernel:replay",
+        types={
+            **{"plan": "*i64", "kept": "*i1"},
+            **dict.fromkeys((*STRIDES, *STATE, "decay_row", "decay_column", "kept_row"), "i32"),
+            **dict.fromkeys(("columns", "rows", "heads", "groups"), "i32"),
+        },
+        constants={"TYPE": kind, "COLUMNS": 32, "DIM": 32, "SIZE": 64, "PRECISION": PRECISION[kind]},
+        aligned=frozenset((*STRIDES, *STATE)),
+        matrix=True,
+    )
+    for kind in TYPES.values()
+)
+
+CONFIGURATIONS = ATTEND + REPLAY
+
+
+def attend(
+    *, queries: Tensor, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, visible: Tensor
+) -> Tensor:
+    """Outputs `[rows, nodes, heads, p]` of the new nodes, in the dtype of `values`.
+
+    Args:
+        queries: C of the new nodes, `[rows, nodes, groups, n]`.
+        keys: B, `[rows, columns, groups, n]`.
+        values: the inputs times their step, `[rows, columns, heads, p]`.
+        decay: the log decay of every step, `[rows, columns, heads]`, at most 0.
+        state: committed, `[rows, heads, p, n]`.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which stand before it.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    check(keys=keys, values=values, decay=decay, state=state, seen=visible, queries=queries)
+    rows, nodes, groups, _ = queries.shape
+    columns, heads, dim = values.shape[1:]
+    out = values.new_empty(rows, nodes, heads, dim)
+    if not out.numel():
+        return out
+    reason = objection(keys=keys, values=values, decay=decay, state=state, seen=visible, queries=queries)
+    if not switch.chosen("mamba2_tree", reason):
+        return reference.attend(
+            queries=queries, keys=keys, values=values, decay=decay, state=state, visible=visible
+        )
+    small, large = (one for one in ATTEND if one.types["values"] == f"*{TYPES[values.dtype]}")
+    configuration = small if nodes <= small.constants["NODES"] else large
+    configuration.launch(
+        (
+            rows * heads,
+            -(-nodes // configuration.constants["NODES"]),
+            -(-dim // configuration.constants["DIM"]),
+        ),
+        queries=queries,
+        keys=keys,
+        values=values,
+        decay=decay,
+        state=state,
+        visible=visible,
+        out=out,
+        **strides_of("query_row query_node query_group", queries),
+        **strides_of("mask_row mask_node", visible),
+        **lie(keys, values, decay, state),
+        nodes=nodes,
+        columns=columns,
+        heads=heads,
+        groups=groups,
+    )
+    return out
+
+
+def replay(*, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, kept: Tensor) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    return replay_all(keys=[keys], values=[values], decay=[decay], state=[state], kept=kept)[0]
+
+
+def replay_all(
+    *,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    decay: Sequence[Tensor],
+    state: Sequence[Tensor],
+    kept: Tensor,
+) -> list[Tensor]:
+    """`replay` of several layers, in one launch for all that lie alike in memory.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    layers = list(zip(keys, values, decay, state, strict=True))
+    for key, value, step, held in layers:
+        check(keys=key, values=value, decay=step, state=held, seen=kept)
+    if not kept.shape[1]:
+        return list(state)
+
+    def why_not(layer: Layer) -> str | None:
+        key, value, step, held = layer
+        return objection(keys=key, values=value, decay=step, state=held, seen=kept)
+
+    def launch(plan: Tensor, group: Sequence[Layer]) -> None:
+        rows, heads, dim, size = group[0][-1].shape
+        configuration = next(one for one in REPLAY if one.constants["TYPE"] == TYPES[group[0][0].dtype])
+        configuration.launch(
+            (
+                len(group) * rows * heads,
+                -(-dim // configuration.constants["DIM"]),
+                -(-size // configuration.constants["SIZE"]),
+            ),
+            plan=plan,
+            kept=kept,
+            **lie(*group[0]),
+            **strides_of("kept_row", kept),
+            columns=kept.shape[1],
+            rows=rows,
+            heads=heads,
+            groups=group[0][0].shape[2],
+        )
+
+    def by_reference(key: Tensor, value: Tensor, step: Tensor, held: Tensor) -> Tensor:
+        return reference.replay(keys=key, values=value, decay=step, state=held, kept=kept)
+
+    return replayed("mamba2_tree", layers, objection=why_not, launch=launch, reference=by_reference)
+
+
+def lie(keys: Tensor, values: Tensor, decay: Tensor, state: Tensor) -> dict[str, int]:
+    """Strides and sizes, as the kernels take them."""
+    return {
+        **strides_of("key_row key_column key_group", keys),
+        **strides_of("value_row value_column value_head", values),
+        **strides_of("decay_row decay_column", decay),
+        **strides_of("state_row state_head state_dim", state),
+        "dim": state.shape[2],
+        "size": state.shape[3],
+    }
+
+
+def check(
+    *, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, seen: Tensor, queries: Tensor | None = None
+) -> None:
+    """`ValueError` where shapes do not fit; `seen` is a mask of nodes, or of the columns kept."""
+    rows, columns, groups, size = keys.shape
+    heads, dim = values.shape[2:]
+    wanted = {
+        "values": (values, (rows, columns, heads, dim)),
+        "decay": (decay, (rows, columns, heads)),
+        "state": (state, (rows, heads, dim, size)),
+        "the mask": (seen, (rows, *seen.shape[1:-1], columns)),
+    }
+    if queries is not None:
+        wanted["queries"] = (queries, (rows, seen.shape[1], groups, size))
+    for name, (given, shape) in wanted.items():
+        if given.shape != shape:
+            raise ValueError(
+                f"The shape of {name} is {tuple(given.shape)}, and keys of {tuple(keys.shape)} need {shape}."
+            )
+    if heads % groups:
+        raise ValueError(f"{heads} heads cannot share {groups} groups of keys; give a divisor of {heads}.")
+    if seen.dtype != torch.bool or (seen.dim() == 3 and seen.shape[1] > columns):
+        raise ValueError(
+            f"The mask is {seen.dtype} {tuple(seen.shape)}; give a bool a node and column, of which the new "
+            "nodes are the last."
+        )
+
+
+def objection(
+    *, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, seen: Tensor, queries: Tensor | None = None
+) -> str | None:
+    """Why no kernel serves such tensors; None where one does."""
+    if (reason := switch.objection(values)) is not None:
+        return reason
+    vectors = {"keys": keys, "values": values} | ({} if queries is None else {"queries": queries})
+    if len(dtypes := {held.dtype for held in vectors.values()}) > 1 or not dtypes <= TYPES.keys():
+        return f"{' and '.join(vectors)} are {' and '.join(sorted(map(str, dtypes)))}"
+    if decay.dtype != torch.float32 or state.dtype != torch.float32:
+        return f"the decay is {decay.dtype} and the state {state.dtype}, not torch.float32"
+    if state.shape[2] % 16 or state.shape[3] % 16:
+        return f"a head's state is {state.shape[2]} by {state.shape[3]}, which are no multiples of 16"
+    return switch.layout_objection(**vectors, state=state) or loose_objection(decay=decay, mask=seen)
+
+
+def loose_objection(**tensors: Tensor) -> str | None:
+    """As `switch.layout_objection`, of tensors of which one number is read at a time."""
+    for name, tensor in tensors.items():
+        *outer, last = switch.strides(tensor)
+        if last > 1:
+            return f"{name} is not contiguous along its last axis"
+        if any(stride >= 2**31 for stride in outer):
+            return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
+        if tensor.data_ptr() % 16:
+            return f"{name} starts at an address that is not a multiple of 16 bytes"
+    return None

@@ -1,0 +1,208 @@
+"""Mamba-2 along a tree: the kernels against their reference."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, relative_error
+from draftwood.kernels.mamba2_tree import dispatch, reference
+from tests.kernels.scans import KINDS, embedded, guarded, trees
+
+NAMES = st.lists(st.sampled_from(sorted(TOPOLOGIES)), min_size=1, max_size=2)
+
+
+def drawn(
+    device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, sizes: tuple[int, ...], seed: int
+) -> dict[str, Tensor]:
+    """Columns and a state; some steps forget everything, some nothing."""
+    heads, groups, dim, size = sizes
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    steps = noise(rows, columns, heads)
+    nodes = {
+        "keys": noise(rows, columns, groups, size).to(dtype),
+        "values": noise(rows, columns, heads, dim).to(dtype),
+        "decay": -torch.where(steps > 2, 400.0, torch.where(steps < -1, 0.0, steps.abs())),
+        "state": noise(rows, heads, dim, size),
+        "queries": noise(rows, columns, groups, size).to(dtype),
+    }
+    return {name: embedded(held.to(device)) for name, held in nodes.items()}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@settings(max_examples=5)
+@given(
+    names=NAMES,
+    old=st.integers(0, 40),
+    new=st.integers(1, 80),
+    sizes=st.sampled_from([(2, 1, 16, 16), (2, 2, 48, 16), (4, 2, 16, 80), (3, 1, 80, 48)]),
+    seed=st.integers(0, 10**6),
+)
+@example(names=["chain"], old=0, new=1, sizes=(1, 1, 64, 128), seed=0)
+@example(names=["random"], old=0, new=130, sizes=(1, 1, 32, 32), seed=1)
+@example(names=["binary", "star"], old=33, new=64, sizes=(2, 2, 32, 32), seed=2)
+def test_any_tree(
+    dtype: torch.dtype,
+    device: torch.device,
+    names: list[str],
+    old: int,
+    new: int,
+    sizes: tuple[int, ...],
+    seed: int,
+) -> None:
+    visible, kept = trees(names, random.Random(seed), old=old, new=new, device=device)
+    held = drawn(device, dtype, len(names), old + new, sizes=sizes, seed=seed)
+    queries = held.pop("queries")[:, old:]
+    precise = {name: tensor.float() for name, tensor in held.items()}
+    with guarded() as launched:
+        out = dispatch.attend(queries=queries, **held, visible=visible)
+        state = dispatch.replay(**held, kept=kept)
+    assert [one.kernel.split(":")[1] for one in launched] == ["attend", "replay"]
+    assert out.dtype == dtype
+    wanted = reference.attend(queries=queries.float(), **precise, visible=visible)
+    assert relative_error(out, wanted) < TOLERANCE[dtype]
+    assert relative_error(state, reference.replay(**precise, kept=kept)) < TOLERANCE[dtype]
+
+
+def test_every_tile_is_launched(device: torch.device) -> None:
+    with guarded() as launched:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for new in (16, 17):
+                visible, kept = trees(["random"], random.Random(new), old=0, new=new, device=device)
+                held = drawn(device, dtype, 1, new, sizes=(1, 1, 16, 16), seed=new)
+                out = dispatch.attend(**held, visible=visible)
+                wanted = reference.attend(**held, visible=visible)
+                # Outputs in bf16 have eight bits.
+                assert relative_error(out, wanted) < TOLERANCE.get(dtype, 1e-2)
+                held.pop("queries")
+                state = dispatch.replay(**held, kept=kept)
+                assert relative_error(state, reference.replay(**held, kept=kept)) < 2e-3
+    assert all(one in launched for one in dispatch.CONFIGURATIONS)
+
+
+def layers(device: torch.device, kept: Tensor) -> dict[str, list[Tensor]]:
+    """Three layers that lie alike, one with narrower heads, one in half precision."""
+    kinds = [((2, 1, 32, 16), torch.float32)] * 3
+    kinds += [((2, 1, 16, 16), torch.float32), ((2, 1, 32, 16), torch.float16)]
+    found: dict[str, list[Tensor]] = {}
+    for seed, (sizes, dtype) in enumerate(kinds):
+        held = drawn(device, dtype, *kept.shape, sizes=sizes, seed=seed)
+        held.pop("queries")
+        for name, tensor in held.items():
+            found.setdefault(name, []).append(tensor)
+    return found
+
+
+def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
+    _, kept = trees(["random", "binary", "chain"], random.Random(4), old=5, new=40, device=device)
+    held = layers(device, kept)
+    before = [state.clone() for state in held["state"]]
+    with guarded() as launched:
+        found = dispatch.replay_all(**held, kept=kept)
+    assert len(launched) == 3
+    for place, state in enumerate(found):
+        one = {name: tensors[place] for name, tensors in held.items()}
+        assert relative_error(state, reference.replay(**one, kept=kept)) < 1e-5
+        assert torch.equal(held["state"][place], before[place])
+
+
+def test_rows_that_keep_nothing_are_left_bit_by_bit(device: torch.device) -> None:
+    held = drawn(device, torch.float32, 2, 33, sizes=(2, 1, 16, 16), seed=0)
+    held.pop("queries")
+    kept = torch.zeros(2, 33, dtype=torch.bool, device=device)
+    kept[0, 3] = True
+    state = dispatch.replay(**held, kept=kept)
+    assert torch.equal(state[1], held["state"][1])
+    assert not torch.equal(state[0], held["state"][0])
+
+
+def test_strong_decay_does_not_overflow(device: torch.device) -> None:
+    held = drawn(device, torch.float32, 1, 40, sizes=(1, 1, 16, 16), seed=1)
+    held["decay"].fill_(-1e30)[:, 39:] = -0.5
+    visible = torch.ones(1, 40, 40, dtype=torch.bool, device=device).tril()
+    out = dispatch.attend(**held, visible=visible)
+    # The sums lose nothing beside a step that forgets all.
+    assert relative_error(out, reference.attend(**held, visible=visible)) < 1e-5
+
+
+def some(device: torch.device, n: int = 5, **sizes: Any) -> dict[str, Tensor]:
+    held = drawn(device, torch.float32, 2, n, sizes=sizes.get("sizes", (2, 1, 16, 16)), seed=0)
+    visible = torch.ones(2, n, n, dtype=torch.bool, device=device).tril()
+    return held | {"visible": visible}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda held: {"keys": held["keys"].half()}, "torch.float16 and torch.float32"),
+        (lambda held: {"state": held["state"].double()}, "the state torch.float64"),
+        (lambda held: {"keys": held["keys"].repeat_interleave(2, -1)[..., ::2]}, "keys is not contiguous"),
+        (
+            lambda held: {"values": torch.zeros(2, 5, 2, 17, device=held["values"].device)[..., 1:]},
+            "values has strides (170, 34, 17), which are not multiples of 16",
+        ),
+        (
+            lambda held: {"visible": torch.ones(51, dtype=torch.bool, device=held["values"].device)[1:]
+                          .view(2, 5, 5)},
+            "mask starts at an address that is not a multiple of 16 bytes",
+        ),
+        (
+            lambda held: {"decay": held["decay"].transpose(1, 2).contiguous().transpose(1, 2)},
+            "decay is not contiguous along its last axis",
+        ),
+        (
+            lambda held: some(held["values"].device, sizes=(2, 1, 20, 24)),
+            "a head's state is 20 by 24, which are no multiples of 16",
+        ),
+    ],
+)  # fmt: skip
+def test_the_reference_takes_the_rest(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
+) -> None:
+    caplog.set_level("INFO", logger="draftwood.kernels.switch")
+    dispatch.switch._logged.clear()
+    held = some(device)
+    held |= change(held)
+    out = dispatch.attend(**held)
+    assert reason in caplog.text
+    assert relative_error(out, reference.attend(**held)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: {"values": held["values"][:, 1:]}, "The shape of values is (2, 4, 2, 16)"),
+        (lambda held: {"decay": held["decay"][..., :1]}, "The shape of decay is (2, 5, 1)"),
+        (lambda held: {"state": held["state"][:1]}, "The shape of state is (1, 2, 16, 16)"),
+        (lambda held: {"queries": held["queries"][:, :2]}, "The shape of queries is (2, 2, 1, 16)"),
+        (lambda held: {"visible": held["visible"].float()}, "The mask is torch.float32 (2, 5, 5)"),
+        (lambda held: {"visible": held["visible"][..., :3]}, "The shape of the mask is (2, 5, 3)"),
+        (lambda held: some(held["keys"].device, sizes=(3, 2, 16, 16)), "3 heads cannot share 2 groups"),
+    ],
+)
+def test_shapes_that_do_not_fit(change: Any, message: str, device: torch.device) -> None:
+    held = some(device)
+    with pytest.raises(ValueError) as error:
+        dispatch.attend(**held | change(held))
+    assert message in str(error.value)
+
+
+def test_no_nodes(device: torch.device) -> None:
+    held = some(device)
+    held |= {"queries": held["queries"][:, 5:], "visible": held["visible"][:, 5:]}
+    with guarded() as launched:
+        assert dispatch.attend(**held).shape == (2, 0, 2, 16)
+        none = {name: tensor[:, :0] for name, tensor in held.items() if name in ("keys", "values", "decay")}
+        kept = torch.zeros(2, 0, dtype=torch.bool, device=device)
+        assert torch.equal(dispatch.replay(**none, state=held["state"], kept=kept), held["state"])
+    assert not launched
