@@ -75,18 +75,21 @@ class RoundLoop:
         self.target.commit([outcome.path for outcome in outcomes])
         self.drafter.commit(outcomes)
         records = []
-        for row, tree, p, outcome in zip(self.rows, trees, probs, outcomes, strict=True):
+        for row, tree, outcome in zip(self.rows, trees, outcomes, strict=True):
             row.policy.observe(outcome)
             new, reason = self.stops.cut(row.index, row.text, outcome.emitted)
             row.text.extend(new)
-            traced = TracedTree.of(tree, p) if self.trace else None
-            records.append(RowRecord(row.index, new, outcome, tree.depth, reason, traced))
+            records.append(RowRecord(row.index, new, outcome, tree.depth, reason))
         self._release([place for place, record in enumerate(records) if record.finished])
+        seconds = perf_counter() - started
 
+        if self.trace:  # what a trace costs is no part of the round
+            traced = map(TracedTree.of, trees, probs, outcomes)
+            records = [attrs.evolve(one, tree=tree) for one, tree in zip(records, traced, strict=True)]
         return Round(
             rows=tuple(records),
             draft_calls=draft_calls,
-            seconds=perf_counter() - started,
+            seconds=seconds,
             draft_seconds=draft_seconds,
             target_seconds=target_seconds,
             verify_seconds=verify_seconds,

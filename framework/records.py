@@ -22,15 +22,17 @@ class TracedTree:
 
     `draft_probs[i]` and `target_probs[i]` are the probabilities of node i's token after its parent,
     under the law of a first draw from the draft, and under the target; 1 for the root.
+    `extra_target_prob` is the target's probability of the round's extra token after the accepted path.
     """
 
     tokens: list[int]
     parents: list[int]
     draft_probs: list[float]
     target_probs: list[float]
+    extra_target_prob: float
 
     @classmethod
-    def of(cls, tree: TokenTree, target_probs: Tensor) -> TracedTree:
+    def of(cls, tree: TokenTree, target_probs: Tensor, outcome: Outcome) -> TracedTree:
         tokens, parents = tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist()
         draft, target = [1.0], [1.0]
         for node in range(1, tree.size):
@@ -38,7 +40,7 @@ class TracedTree:
             rank = tree.children(parent).index(node)
             draft.append(float(tree.proposals[parent].marginal(rank)[token]))
             target.append(float(target_probs[parent, token]))
-        return cls(tokens, parents, draft, target)
+        return cls(tokens, parents, draft, target, float(target_probs[outcome.path[-1], outcome.extra]))
 
 
 @attrs.frozen

@@ -1,6 +1,6 @@
-"""`--trace FILE`: every round's tree and outcome as JSON.
+"""`--trace FILE`: every round's tree and outcome as JSON, for `draftwood view` and for programs.
 
-The layout has a version number; a change that a reader would notice raises it.
+The layout has a version number; a change that a reader would notice raises it. docs/viewer.md describes it.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from draftwood import Round, RowRecord
 from draftwood.apps.machine import versions
-from draftwood.apps.text import decode
+from draftwood.apps.text import IncrementalText, decode
 from draftwood.decoder import Generation
 from draftwood.errors import InvalidInput
 
-FORMAT, VERSION = "draftwood-trace", 1
+FORMAT, VERSION = "draftwood-trace", 2
 
 
 def document(
@@ -41,6 +41,7 @@ def document(
         {"text": decode(tokenizer, tokens), "tokens": tokens, "finish_reason": reason}
         for tokens, reason in zip(generation.tokens, generation.finish_reasons, strict=True)
     ]
+    texts = [iter(_texts(tokenizer, p["tokens"], o["tokens"])) for p, o in zip(prompts, outputs, strict=True)]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -50,29 +51,40 @@ def document(
         "prompts": [dict(prompt) for prompt in prompts],
         "outputs": outputs,
         "statistics": generation.statistics.summary(),
-        "rounds": [_round(one, tokenizer) for one in generation.statistics.rounds],
+        "rounds": [_round(one, tokenizer, texts) for one in generation.statistics.rounds],
     }
 
 
-def _round(one: Round, tokenizer: Any) -> dict[str, Any]:
+def _texts(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """What each of `tokens` adds to the text behind `prompt`.
+
+    A token that ends within a character adds nothing; the one that completes it adds it whole.
+    """
+    text = IncrementalText(tokenizer, list(prompt), shown=len(prompt))
+    added = [text.add([token]) for token in tokens]
+    return [*added[:-1], added[-1] + text.rest()] if added else []
+
+
+def _round(one: Round, tokenizer: Any, texts: Sequence[Iterator[str]]) -> dict[str, Any]:
     return {
         "seconds": one.seconds,
         "draft_seconds": one.draft_seconds,
         "target_seconds": one.target_seconds,
         "verify_seconds": one.verify_seconds,
         "draft_calls": one.draft_calls,
-        "rows": [_row(record, tokenizer) for record in one.rows],
+        "rows": [_row(record, tokenizer, texts[record.row]) for record in one.rows],
     }
 
 
-def _row(record: RowRecord, tokenizer: Any) -> dict[str, Any]:
+def _row(record: RowRecord, tokenizer: Any, texts: Iterator[str]) -> dict[str, Any]:
     tree, outcome = record.tree, record.outcome
+    assert tree is not None, "the generation was not made with trace=True"
     return {
         "row": record.row,
         "tokens": list(record.tokens),
+        "texts": [next(texts) for _ in record.tokens],
         "finished": record.finished,
-        "tree": tree
-        and {
+        "tree": {
             "tokens": tree.tokens,
             "texts": [tokenizer.decode([token]) for token in tree.tokens],
             "parents": tree.parents,
@@ -83,6 +95,7 @@ def _row(record: RowRecord, tokenizer: Any) -> dict[str, Any]:
             "path": list(outcome.path),
             "extra": outcome.extra,
             "extra_text": tokenizer.decode([outcome.extra]),
+            "extra_target_prob": tree.extra_target_prob,
             "bonus": outcome.bonus,
         },
     }
@@ -101,12 +114,16 @@ def check_writable(file: Path) -> None:
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write `content` to `file` whole or not at all."""
+    write_text(file, json.dumps(content, allow_nan=False, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write `text` to `file` whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=file.resolve().parent, prefix=f".{file.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(content, out, allow_nan=False, indent=1)
-            out.write("\n")
-        # mkstemp keeps its file to the owner; a trace is as readable as any file the user makes.
+            out.write(text)
+        # mkstemp keeps its file to the owner; what is written is as readable as any file the user makes.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)

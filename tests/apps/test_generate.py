@@ -128,7 +128,7 @@ def test_trace_tells_every_round(draftwood, tmp_path):
     written = json.loads(result.stdout)
     trace = json.loads(file.read_text(encoding="utf-8"))
     tokenizer = zoo.tokenizer()
-    assert (trace["format"], trace["version"]) == ("draftwood-trace", 1)
+    assert (trace["format"], trace["version"]) == ("draftwood-trace", 2)
     assert set(trace["versions"]) >= {"draftwood", "torch", "transformers", "python"}
     assert trace["settings"]["target"] == "llama-7m"
     assert trace["prompts"] == [{"text": PROMPT, "tokens": tokenizer(PROMPT)["input_ids"]}]
@@ -138,6 +138,8 @@ def test_trace_tells_every_round(draftwood, tmp_path):
 
     rows = [row for one in trace["rounds"] for row in one["rows"]]
     assert [token for row in rows for token in row["tokens"]] == output["tokens"]
+    assert "".join(text for row in rows for text in row["texts"]) == output["text"]
+    assert all(0 < row["outcome"]["extra_target_prob"] <= 1 for row in rows)
     assert [row["finished"] for row in rows] == [None] * (len(rows) - 1) + ["length"]
     root = trace["prompts"][0]["tokens"][-1]
     for row in rows:
