@@ -13,11 +13,12 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test prove thorough lint types wheel bench clean moved
+.PHONY: help demo test test-browser prove thorough lint types wheel bench clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
 	@echo "make test    run the tests"
+	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 200 toy models, and long searches of the laws"
 	@echo "make lint    check style, formatting and layering"
@@ -33,6 +34,9 @@ demo: .venv/.ready-test
 test: .venv/.ready-test
 	@echo "Running the tests in $(WORKERS) processes of one thread each."
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
+
+test-browser: .venv/.ready-browser
+	@.venv/bin/python -m pytest -m browser tests/apps/test_view_browser.py $(ARGS)
 
 prove: .venv/.ready-test
 	@.venv/bin/draftwood prove --processes $(WORKERS) $(ARGS)

@@ -13,6 +13,7 @@ from draftwood.apps.generate import generate
 from draftwood.apps.index import index
 from draftwood.apps.prove import prove
 from draftwood.apps.strategies import strategies
+from draftwood.apps.view.command import view
 
 app = typer.Typer(
     name="draftwood",
@@ -45,6 +46,7 @@ def options(
     Examples:
       draftwood demo
       draftwood generate --prompt "Question: What is 3 times 12?\\nAnswer:"
+      draftwood view letter.json
       draftwood index notes.txt -o notes-index
       draftwood strategies
       draftwood prove
@@ -52,7 +54,7 @@ def options(
     debug(debugging)
 
 
-for command in (demo, generate, index, strategies, prove):
+for command in (demo, generate, view, index, strategies, prove):
     app.command()(plainly(command))
 
 

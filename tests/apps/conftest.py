@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,3 +89,34 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return save
+
+
+@pytest.fixture(scope="session")
+def trace_of() -> Callable[..., dict[str, Any]]:
+    """A trace of the zoo's pair writing behind some prompts, as `--trace` would write it."""
+    from draftwood import SamplingParams, SpeculativeDecoder, create, load
+    from draftwood.apps import trace
+
+    target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
+
+    def write(*prompts: str, budget: int = 8, new: int = 12, seed: int = 3) -> dict[str, Any]:
+        drafter = create("drafters", "model", {"backend": draft})
+        policy = create("policies", "layered-dyspec", {"budget": budget})
+        verifier = create("verifiers", "recursive-rejection", {})
+        decoder = SpeculativeDecoder(target, drafter, policy, verifier)
+        rows = [zoo.tokenizer()(prompt)["input_ids"] for prompt in prompts]
+        generation = decoder.generate(
+            rows,
+            max_new_tokens=new,
+            sampling=SamplingParams(temperature=0.8),
+            seed=seed,
+            trace=True,
+            return_dict_in_generate=True,
+        )
+        given = [{"text": text, "tokens": tokens} for text, tokens in zip(prompts, rows, strict=True)]
+        document = trace.document(
+            generation, tokenizer=zoo.tokenizer(), prompts=given, settings={"policy": repr(policy)}
+        )
+        return json.loads(json.dumps(document))
+
+    return write

@@ -1,0 +1,1 @@
+"""`draftwood view`: a trace as one page that needs no network."""

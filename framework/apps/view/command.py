@@ -1,0 +1,45 @@
+"""`draftwood view`: a trace as one page that needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftwood.apps import trace
+from draftwood.apps.view import page
+from draftwood.apps.view.reading import read
+from draftwood.errors import InvalidInput
+
+
+def view(
+    trace_file: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", help="What `draftwood generate --trace` wrote.", show_default=False),
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The page; default: the trace's name with .html.")
+    ] = None,
+) -> None:
+    """Make one HTML page of a trace: the text, coloured by how it came, and the tree of every round.
+
+    The page holds everything it needs and loads nothing; open it in any browser. Its keys: left and
+    right step through the rounds, ? lists the others.
+
+    \b
+    Examples:
+      draftwood generate --prompt "Dear Sir," --trace letter.json
+      draftwood view letter.json
+      draftwood view letter.json --to shown/letter.html
+    """
+    where = to or trace_file.with_suffix(".html")
+    trace.check_writable(where)
+    if where.exists() and where.samefile(trace_file):
+        raise InvalidInput(f"{str(where)!r} is the trace itself; name another file with --to.")
+    if to is None and where.exists() and not page.is_ours(where):
+        raise InvalidInput(f"{str(where)!r} is not a page that draftwood made; name a file with --to.")
+    shown = read(trace_file)
+    trace.write_text(where, page.html(shown, trace_file.name))
+    rounds = sum(len(row["rounds"]) for row in shown["rows"])
+    typer.echo(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")
