@@ -1,6 +1,6 @@
 """DySpec against `generate()` and transformers' assisted generation, at temperature 0, in one run.
 
-All contenders write on the same widened Llama pair, taking turns, several times over; a prompt counts
+All contenders write on the same widened pair of the zoo, taking turns, several times over; a prompt counts
 with its median time. No figure is printed before every text has been found equal to that of
 `generate()` in float32.
 """
@@ -29,6 +29,7 @@ from draftwood.apps.contenders import (
     contenders,
     race,
     result,
+    unassisted,
 )
 from draftwood.apps.machine import Pair, best_device, device_name, versions, widened_pair
 from draftwood.apps.progress import watched
@@ -109,6 +110,8 @@ def figures(heats: Sequence[Heat]) -> list[Figures]:
 
 
 def decode(
+    target: Annotated[str, typer.Option(help="A model of the zoo, of any family.")] = models.TARGET,
+    draft: Annotated[str, typer.Option(help="A smaller one.")] = models.DRAFT,
     data: Annotated[
         Path | None,
         typer.Option(help="Folder with gsm8k_test.jsonl, humaneval.jsonl and wikitext2_test.txt."),
@@ -136,6 +139,7 @@ def decode(
     Examples:
       python -m benchmarks --data data/ --prompts 4 --tokens 128
       python -m benchmarks --budget 8 --budget 16 --all --json figures.json
+      python -m benchmarks --target mamba2-5m --draft mamba2-draft --all
     """
     if to is not None:
         trace.check_writable(to)
@@ -143,15 +147,15 @@ def decode(
     encoded = prompts_of(data, zoo.tokenizer(), prompts)
     wanted = plans(budget or [], law, draft_temperature, everything)
     device = best_device()
-    target: Any = zoo.load(models.TARGET)
-    draft: Any = zoo.load(models.DRAFT)
-    target, draft = target.to(device), draft.to(device)
-
-    check_equal(contenders(target, draft, wanted), encoded, tokens)
+    small: tuple[Any, Any] = zoo.load(target), zoo.load(draft)
+    small = small[0].to(device), small[1].to(device)
+    check_equal(contenders(*small, wanted), encoded, tokens)
     typer.echo(f"In float32 all {len(encoded)} texts of {tokens} tokens are those of generate().")
     chosen = {models.Dtype.float32: torch.float32, models.Dtype.bfloat16: torch.bfloat16}.get(dtype)
     nodes = max(plan.options.get("budget", 1) for plan in wanted.values())
-    pair = widened_pair(target, draft, parameters=parameters, nodes=nodes, dtype=chosen)
+    if (reason := unassisted(*small)) is not None:
+        typer.echo(f"No assisted generation: {reason}.")
+    pair = widened_pair(*small, parameters=parameters, nodes=nodes, dtype=chosen)
     entrants = contenders(pair.target, pair.draft, wanted)
     for one in entrants:
         one.write(encoded[0][1], min(tokens, 8))
@@ -161,7 +165,8 @@ def decode(
     found = figures(heats)
     _show(found, pair)
     if to is not None:
-        trace.write_json(to, _document(found, pair, wanted, heats, encoded))
+        names = {"target": target, "draft": draft}
+        trace.write_json(to, {**names, **_document(found, pair, wanted, heats, encoded)})
 
 
 def _show(found: Sequence[Figures], pair: Pair) -> None:

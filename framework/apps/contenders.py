@@ -129,8 +129,18 @@ PLANS: dict[str, Plan] = {
 }
 
 
+def unassisted(model: Any, draft: Any) -> str | None:
+    """Why transformers refuses assisted generation with these two models; None where it does not."""
+    for one in (model, draft):
+        if getattr(one, "_is_stateful", False):
+            return f"transformers refuses it with {type(one).__name__}, whose state cannot be cut back"
+    return None
+
+
 def contenders(model: Any, draft: Any, plans: Mapping[str, Plan] = PLANS) -> list[Contender]:
     """`generate()`, assisted generation and draftwood by each plan, on the same two models.
+
+    Assisted generation is left out where `unassisted` gives a reason.
 
     Both models forget their end-of-text here, for the reason at the top of this module.
     """
@@ -140,7 +150,7 @@ def contenders(model: Any, draft: Any, plans: Mapping[str, Plan] = PLANS) -> lis
         one.generation_config = GenerationConfig(pad_token_id=0)
     return [
         Transformers(ORDINARY, model),
-        Transformers(ASSISTED, model, draft),
+        *([] if unassisted(model, draft) else [Transformers(ASSISTED, model, draft)]),
         *(Speculative(name, decoder(model, draft, plan), plan) for name, plan in plans.items()),
     ]
 

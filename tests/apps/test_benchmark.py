@@ -44,6 +44,28 @@ def test_a_run_prints_the_table_and_writes_all_figures(bench, tmp_path):
     assert found["plans"]["DySpec, 3 nodes"]["options"]["budget"] == 3
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "refused"),
+    [
+        ("mamba2-5m", "llama-draft", "Mamba2"),
+        ("bamba-6m", "mamba2-draft", "Bamba"),
+        ("llama-7m", "llama-draft", None),
+    ],
+)
+def test_any_target_and_draft_race(bench, tmp_path, target, draft, refused):
+    file = tmp_path / "figures.json"
+    result = bench("--target", target, "--draft", draft, "--budget", 2, "--dtype", "float32", "--json", file)
+    assert result.exit_code == 0, result.output
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert (found["target"], found["draft"]) == (target, draft)
+    names = [one["contender"] for one in found["contenders"]]
+    if refused is None:
+        assert names == ["generate()", "assisted generation", "DySpec, 2 nodes"]
+    else:
+        assert names == ["generate()", "DySpec, 2 nodes"]
+        assert f"No assisted generation: transformers refuses it with {refused}ForCausalLM" in result.stdout
+
+
 def test_no_figure_is_printed_where_a_text_differs(bench, monkeypatch):
     write = ways.Speculative.write
 
@@ -77,6 +99,7 @@ def test_prompts_from_files(bench, tmp_path):
         (["--budget", "0"], "budget is 0"),
         (["--law", "topk"], "did you mean 'top-k'"),
         (["--json", "/no/such/figures.json"], "does not exist"),
+        (["--target", "mamba2-6m"], "the zoo has no model 'mamba2-6m'; did you mean 'mamba2-5m'"),
     ],
 )
 def test_bad_input_is_one_sentence(bench, arguments, part):

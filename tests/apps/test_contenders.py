@@ -16,6 +16,7 @@ from draftwood.apps.contenders import (
     contenders,
     race,
     result,
+    unassisted,
     until,
 )
 from draftwood.apps.demo import verdict
@@ -87,6 +88,22 @@ def test_the_zoo_pair_writes_equally_in_every_way():
     assert 0 in samples[ORDINARY].tokens
     assert samples[ASSISTED].rounds < 12
     assert samples[DYSPEC].rounds < 12
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [("mamba2-draft", "llama-draft"), ("llama-draft", "mamba2-draft"), ("llama-draft", "llama-draft")],
+)
+def test_assisted_generation_is_left_out_where_transformers_refuses_it(target, draft):
+    model, assistant = zoo.load(target), zoo.load(draft)
+    given = {"attention_mask": torch.ones(1, 3, dtype=torch.int64), "max_new_tokens": 4, "do_sample": False}
+    try:
+        model.generate(torch.tensor([[5, 6, 7]]), assistant_model=assistant, **given)
+        refused = False
+    except ValueError:
+        refused = True
+    assert refused == (unassisted(model, assistant) is not None)
+    assert refused != (ASSISTED in [one.name for one in contenders(model, assistant)])
 
 
 def test_a_pair_takes_the_precision_in_which_a_tree_is_cheapest():
