@@ -46,8 +46,8 @@ def load(
 
     Args:
         model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
-            safetensors, never from pickles; but those of two layouts that are published as pickles alone
-            (`mamba_ssm` and MambaInLlama, as folders) also by torch's restricted unpickler, which makes
+            safetensors, never from pickles; but folders in the layouts of `mamba_ssm` and MambaInLlama, which
+            are published as pickles, may hold those: torch's restricted unpickler reads them, which makes
             tensors and runs no code. A `MambaLMHeadModel` of mamba_ssm is taken too; a transformers model
             over its very tensors serves it.
         trust_remote_code: let the folder or hub repository run Python code of its own.
