@@ -196,6 +196,7 @@ def test_the_wheel_holds_the_llama_pair_alone(wheel: zipfile.ZipFile) -> None:
     viewer = {path.name for path in sources if path.suffix in (".html", ".css", ".js")}
     assert {"page.html", "page.css", "page.js"} <= viewer
     expected |= {f"draftwood/apps/view/{name}" for name in viewer}
+    expected.add("draftwood/apps/bench/papers.toml")
     assert set(data) == expected
     assert any(name.endswith("LICENSE") for name in wheel.namelist())
 

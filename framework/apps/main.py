@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from draftwood.apps.bench.command import bench
 from draftwood.apps.demo import demo
 from draftwood.apps.failures import INTERRUPTED, debug, plainly, say
 from draftwood.apps.generate import generate
@@ -47,6 +48,7 @@ def options(
       draftwood demo
       draftwood generate --prompt "Question: What is 3 times 12?\\nAnswer:"
       draftwood view letter.json
+      draftwood bench --strategy dyspec --strategy leviathan --budget 16
       draftwood index notes.txt -o notes-index
       draftwood strategies
       draftwood prove
@@ -54,7 +56,7 @@ def options(
     debug(debugging)
 
 
-for command in (demo, generate, view, index, strategies, prove):
+for command in (demo, generate, bench, view, index, strategies, prove):
     app.command()(plainly(command))
 
 

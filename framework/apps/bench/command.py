@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.apps import models, trace
-from draftwood.apps.bench import figures, show
+from draftwood.apps.bench import figures, papers, show
 from draftwood.apps.bench.folder import describe, finished, opened, stored
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import Plan, data_sets, from_document, from_file
@@ -56,6 +56,10 @@ def bench(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
     ] = False,
+    paper: Annotated[
+        str | None,
+        typer.Option(help="A paper's table, such as dyspec-table1: its setting, and its numbers beside."),
+    ] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Draw the plots too; needs matplotlib.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Measure nothing; show what is in the folder.")
@@ -74,6 +78,7 @@ def bench(
       draftwood bench --data gsm8k_test.jsonl --data notes.txt --temperature 0 --temperature 0.6 --to mine
       draftwood bench --file run.toml --prompts 20
       draftwood bench --to mine --report --plots
+      draftwood bench --paper dyspec-table1 --data notes.txt --prompts 20 --to table1
     """
     given: dict[str, Any] = {
         "pairs": pair,
@@ -90,6 +95,7 @@ def bench(
         "device": device,
         "widen": widen,
         "trust_remote_code": trust_remote_code or None,
+        "paper": paper,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if plots:
@@ -100,7 +106,9 @@ def bench(
             raise InvalidInput(f"--report shows what is in the folder, so it does not go with {named}.")
         plan, names = from_document(stored(to)["configuration"])
     else:
-        plan = Plan(**{**(from_file(file) if file else {}), **given}).resolved()
+        given = {**(from_file(file) if file else {}), **given}
+        setting = papers.paper(given["paper"]).fields() if given.get("paper") else {}
+        plan = Plan(**{**setting, **given}).resolved()
         names = _measure(plan, to)
     _write(to, plan, names, plots)
 
@@ -126,14 +134,21 @@ def _write(to: Path, plan: Plan, names: list[str], plots: bool) -> None:
     rows = figures.rows(plan, names, cells)
     if not rows:
         raise InvalidInput(f"{str(to)!r} holds no finished text yet; run bench without --report.")
-    show.tables(rows, described, Console())
-    trace.write_json(to / JSON, show.document(rows, described, cells))
+    table = papers.paper(plan.paper) if plan.paper else None
+    content = show.document(rows, described, cells)
+    if table is not None:
+        content["paper"] = papers.document(table, rows)
+    trace.write_json(to / JSON, content)
     show.write_csv(to / CSV, rows, described)
     written = [JSON, CSV]
     if plots:
         from draftwood.apps.bench.plots import draw
 
         written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, cells)]
+    console = Console()
+    show.tables(rows, described, console)
+    if table is not None:
+        papers.show(table, rows, console)
     say(f"{to}: {', '.join(written)}")
 
 

@@ -73,6 +73,7 @@ class Plan:
         widen: parameters that the target, of the zoo, is widened to, so that its passes cost what they
             cost in practice; 0: as it is.
         trust_remote_code: whether code that comes with a model runs.
+        paper: the table of a paper that the results are laid beside; see `papers`.
     """
 
     pairs: tuple[str, ...] = attrs.field(
@@ -99,6 +100,7 @@ class Plan:
     device: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
     widen: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     trust_remote_code: bool = False
+    paper: str = ""
 
     def __attrs_post_init__(self) -> None:
         for pair in self.pairs:
@@ -109,9 +111,7 @@ class Plan:
 
     def resolved(self) -> Plan:
         """The plan with the precision that `"auto"` means on a CPU."""
-        on_cpu = (
-            torch.device(self.device).type == "cpu" if self.device else not torch.accelerator.is_available()
-        )
+        on_cpu = self.device == "cpu" or not (self.device or torch.accelerator.is_available())
         return attrs.evolve(self, dtype="float32") if self.dtype == "auto" and on_cpu else self
 
     def contenders(self, temperature: float) -> list[Spec]:

@@ -19,6 +19,7 @@ from draftwood.pass_time import PassTime
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 _MARKERS = "osD^vP*X"
+_SEEN = 0.5  # tokens that must have been drawn in a bin for it to be shown
 _GREY, _PALE, _INK = "#6B6B6B", "#DADADA", "#222222"
 _PARTS = (
     ("draft", "draft_seconds", "#E69F00"),
@@ -113,16 +114,20 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _panels(title: str, subtitle: str, down: int, across: int, *, height: float = 2.9) -> tuple[Any, Any]:
+def _panels(
+    title: str, subtitle: str, down: int, across: int, *, height: float = 2.9, share: bool = True
+) -> tuple[Any, Any]:
     """A figure of panels with shared axes below a title, room for a legend on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), height * down + 1.0), layout="constrained")
+    tall = height * down + 1.0
+    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), tall), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    figure.text(0.012, 1 - 0.46 / figure.get_figheight(), subtitle, color=_GREY, fontsize=9, va="center")
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.7 / tall))
+    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=share)
+    figure.text(0.01, 1 - 0.12 / tall, title, fontsize=13, fontweight="bold", color=_INK, va="top")
+    figure.text(0.01, 1 - 0.42 / tall, subtitle, color=_GREY, fontsize=9, va="top")
     return figure, axes
 
 
@@ -246,7 +251,16 @@ def _components(pair: str, rows: Sequence[Row]) -> Any:
 def _bar(axis: Any, place: int, row: Row) -> None:
     whole = (row.value("seconds_per_token") or 0.0) * 1e3
     if "draft_seconds" not in row.figures:
-        axis.barh(place, whole, color=_PALE, height=0.62, label="not told apart")
+        axis.barh(
+            place,
+            whole,
+            color=_PALE,
+            height=0.62,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0,
+            label="not broken down",
+        )
         return
     left = 0.0
     for part, name, colour in _PARTS:
@@ -261,7 +275,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     """DySpec's figure 2: acceptance, and the target's probability, against the draft's probability."""
     heats = sorted({cell["temperature"] for cell in cells})
     figure, axes = _panels(
-        "Acceptance against draft probability", pair.replace(",", " with "), 1, 2, height=3.4
+        "Acceptance against draft probability", pair.replace(",", " with "), 1, 2, height=3.4, share=False
     )
     left, right = axes[0]
     right.grid(False)
@@ -269,7 +283,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     for place, heat in enumerate(heats):
         own = [cell for cell in cells if cell["temperature"] == heat]
         drawn, accepted = (np.sum([cell[name] for cell in own], 0) for name in ("drawn", "accepted"))
-        known = drawn > 1e-9
+        known = drawn > _SEEN
         style = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
         left.plot(
             middles[known],
@@ -279,19 +293,20 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
             **style,
         )
     left.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
-    left.set_title("chance to be accepted")
+    left.set_title("acceptance")
     left.set_xlabel("draft probability of the token")
-    left.set_ylabel("acceptance, target probability")
+    left.set_ylabel("chance to be accepted")
     left.set_xlim(0, 1)
     left.set_ylim(0, 1.02)
     shown = max(heats)
     density = np.sum([cell["target"] for cell in cells if cell["temperature"] == shown], 0)
     columns = density / np.maximum(density.sum(1, keepdims=True), 1e-12)
     image = right.imshow(
-        columns.T, origin="lower", extent=(0, 1, 0, 1), cmap="cividis_r", vmin=0, vmax=1, aspect="auto"
+        columns.T, origin="lower", extent=(0, 1, 0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto"
     )
     right.set_title(f"target probability, temperature {shown:g}")
     right.set_xlabel("draft probability of the token")
+    right.set_ylabel("target probability")
     bar = figure.colorbar(image, ax=right, pad=0.02)
     bar.set_label("share of the column", color=_INK)
     bar.outline.set_visible(False)
@@ -301,7 +316,9 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
 
 def _passes(pair: str, cell: Mapping[str, Any]) -> Any:
     """Time of a pass against its nodes, with the fits of STree's equations 7 and 8."""
-    figure, axes = _panels("Time of a pass against its nodes", pair.replace(",", " with "), 1, 2, height=3.3)
+    figure, axes = _panels(
+        "Time of a pass against its nodes", pair.replace(",", " with "), 1, 2, height=3.3, share=False
+    )
     for axis, name, colour in zip(axes[0], ("target", "draft"), _COLOURS, strict=False):
         times = {int(size): taken for size, taken in cell[name]["seconds"].items()}
         fit = PassTime(**cell[name]["fit"])

@@ -110,8 +110,8 @@ class Transformers(Writer):
             raise UnsupportedModel(str(error).strip().splitlines()[0]) from error
         finally:
             hook.remove()
-        known = {} if self.options else {"draft_calls": 0, "draft_cost": 0.0}
-        return Text(new, seconds, passes[0], 1, len(passes), peak_memory(), **known)
+        text = Text(new, seconds, passes[0], 1, len(passes), peak_memory())
+        return text if self.options else attrs.evolve(text, draft_calls=0, draft_cost=0.0)
 
 
 @attrs.frozen(eq=False)
