@@ -37,7 +37,7 @@ def document(
         prompts: `text` and `tokens` of every row.
         settings: models, strategies and sampling, as they were asked for.
     """
-    outputs = [
+    outputs: list[dict[str, Any]] = [
         {"text": decode(tokenizer, tokens), "tokens": tokens, "finish_reason": reason}
         for tokens, reason in zip(generation.tokens, generation.finish_reasons, strict=True)
     ]

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import attrs
 
@@ -185,4 +185,4 @@ def _record(row: _Place) -> dict[str, Any]:
 
 def _short(value: float) -> float:
     """Six digits, which is more than is shown and half as long in the page."""
-    return cast(float, float(f"{value:.6g}"))
+    return float(f"{value:.6g}")
