@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftwood import StateBackend, load, zoo
 from draftwood.apps.machine import device_name
-from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.ssm import RecurrentBackend
 from draftwood.backends.state_cost import WAYS, allocations, serving
 from draftwood.errors import DraftwoodError
 
@@ -75,7 +75,7 @@ def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int
             path.append(parents[path[-1]])
         paths.append(path[::-1])
     backends = {"packed": load(model), "unrolled": load(model)}
-    if isinstance(backends["packed"], SSMBackend | HybridBackend):
+    if isinstance(backends["packed"], RecurrentBackend):
         others = {way: serving(model, way) for way in WAYS if way != "replay"}
         backends = {"packed": backends["packed"], **others, "unrolled": backends["unrolled"]}
     made = []
