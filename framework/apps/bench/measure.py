@@ -115,8 +115,8 @@ class Measurer:
         prompt = self._prompt(cell, loaded)
         place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt}
         if cell.spec is None:
-            text = self._baseline(cell, loaded, prompt)
-            return {**place, **_agreement(loaded, prompt, text, cell.race.temperature)}
+            plain = self._baseline(cell)
+            return {**place, **_agreement(loaded, prompt, plain, cell.race.temperature)}
         place |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
         if (reason := self._refusal(cell)) is not None:
             return {**place, "refused": reason}
@@ -175,7 +175,7 @@ class Measurer:
         kept = tokens[: tokens.index(end)] if end in tokens else tokens
         return datasets.right(decode(loaded.tokenizer, kept), answer, found.stops)
 
-    def _baseline(self, cell: Cell, loaded: models.Loaded, prompt: Sequence[int]) -> list[int]:
+    def _baseline(self, cell: Cell) -> list[int]:
         """What ordinary `generate` wrote behind the prompt."""
         key = attrs.evolve(cell, kind="text", spec=Spec(ORDINARY)).key
         tokens: list[int] = self.folder.cells[key]["tokens"]

@@ -28,6 +28,7 @@ _HEADINGS = {
     "time_to_first_token": "Seconds to the first token",
     "time_per_output_token": "Seconds per output token",
 }
+_DIGITS = {"rounds": 0, "time_to_first_token": 4, "time_per_output_token": 4}
 # Absolute speeds of other machines say nothing here; what is compared is the ratio to ordinary decoding.
 _SPEEDS = {"tokens_per_second": 1.0, "seconds_per_token": -1.0}
 
@@ -169,19 +170,21 @@ def show(table: Paper, rows: Sequence[Row], console: Console) -> None:
         for method in one.methods:
             known = [one.theirs.get((method, data)) for data in theirs]
             measured = [one.ours.get((method, data)) for data in ours]
-            cells = ["-" if value is None else f"{value:.3g}" for value in known]
-            sheet.add_row(method, *cells, *(_measured(figure) for figure in measured))
+            digits = _DIGITS.get(one.metric, 2)
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value in known]
+            sheet.add_row(method, *cells, *(_measured(figure, digits) for figure in measured))
         console.print()
         console.print(f"{_HEADINGS[one.metric]}, temperature {one.temperature:g}", highlight=False)
         console.print(sheet)
 
 
-def _measured(figure: Figure | None) -> str:
+def _measured(figure: Figure | None, digits: int) -> str:
     if figure is None:
         return "-"
+    words = f"{figure.value:.{digits}f}"
     if figure.low is None or figure.high is None:
-        return f"{figure.value:.3g}"
-    return f"{figure.value:.3g} ({figure.low:.3g}-{figure.high:.3g})"
+        return words
+    return f"{words} ({figure.low:.{digits}f}-{figure.high:.{digits}f})"
 
 
 def document(table: Paper, rows: Sequence[Row]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _PARTS = (
     ("verification", "verify_seconds", "#009E73"),
     ("prompt and the rest", "rest_seconds", "#B8B8B8"),
 )
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -120,11 +120,12 @@ def _panels(
     """A figure of panels with shared axes below a title, room for a legend on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     tall = height * down + 1.0
-    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), tall), layout="constrained")
+    below = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.7 / tall))
+    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), tall), layout=below)
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.7 / tall))
     axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=share)
     figure.text(0.01, 1 - 0.12 / tall, title, fontsize=13, fontweight="bold", color=_INK, va="top")
     figure.text(0.01, 1 - 0.42 / tall, subtitle, color=_GREY, fontsize=9, va="top")
