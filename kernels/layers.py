@@ -58,3 +58,16 @@ def replayed(
 def strides_of(names: str, tensor: Tensor) -> dict[str, int]:
     """The leading strides of `tensor` by these names, separated by spaces; 0 along axes of one element."""
     return dict(zip(names.split(), switch.strides(tensor), strict=False))
+
+
+def loose_objection(**tensors: Tensor) -> str | None:
+    """As `switch.layout_objection`, of tensors of which one number is read at a time."""
+    for name, tensor in tensors.items():
+        *outer, last = switch.strides(tensor)
+        if last > 1:
+            return f"{name} is not contiguous along its last axis"
+        if any(stride >= 2**31 for stride in outer):
+            return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
+        if tensor.data_ptr() % 16:
+            return f"{name} starts at an address that is not a multiple of 16 bytes"
+    return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, replayed, strides_of
+from draftwood.kernels.layers import Layer, loose_objection, replayed, strides_of
 from draftwood.kernels.mamba2_tree import reference
 
 PRECISION = {"fp32": "tf32x3", "fp16": "tf32", "bf16": "tf32"}
@@ -219,16 +219,3 @@ def objection(
     if state.shape[2] % 16 or state.shape[3] % 16:
         return f"a head's state is {state.shape[2]} by {state.shape[3]}, which are no multiples of 16"
     return switch.layout_objection(**vectors, state=state) or loose_objection(decay=decay, mask=seen)
-
-
-def loose_objection(**tensors: Tensor) -> str | None:
-    """As `switch.layout_objection`, of tensors of which one number is read at a time."""
-    for name, tensor in tensors.items():
-        *outer, last = switch.strides(tensor)
-        if last > 1:
-            return f"{name} is not contiguous along its last axis"
-        if any(stride >= 2**31 for stride in outer):
-            return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
-        if tensor.data_ptr() % 16:
-            return f"{name} starts at an address that is not a multiple of 16 bytes"
-    return None

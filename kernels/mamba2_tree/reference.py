@@ -68,8 +68,6 @@ def replay(*, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, kept: 
     """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
     keys, values, decay = (held.to(state.dtype) for held in (keys, values, decay))
     weights, left = path_decay(decay=decay, visible=kept.unsqueeze(1))
-    rows, heads, dim, size = state.shape
-    groups = keys.shape[2]
-    weighted = values.permute(0, 2, 3, 1) * weights
-    grouped = weighted.reshape(rows, groups, heads // groups * dim, -1)
-    return state * left.unsqueeze(-1) + (grouped @ keys.transpose(1, 2)).view(rows, heads, dim, size)
+    weighted = (values * weights.permute(0, 3, 1, 2)).unflatten(2, (keys.shape[2], -1)).flatten(3)
+    added = weighted.permute(0, 2, 3, 1) @ keys.transpose(1, 2)
+    return torch.addcmul(added.view_as(state), state, left.unsqueeze(-1))

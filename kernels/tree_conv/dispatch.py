@@ -1,0 +1,180 @@
+"""Chooses between the kernels and the reference of convolution along a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from draftwood.kernels import switch
+from draftwood.kernels.configuration import TYPES, Configuration
+from draftwood.kernels.layers import Layer, loose_objection, replayed, strides_of
+from draftwood.kernels.tree_conv import reference
+from draftwood.kernels.tree_conv.reference import windows
+
+__all__ = ["attend", "replay", "replay_all", "windows"]
+
+WIDEST = 8
+
+STRIDES = ("input_row", "input_column", "state_row", "state_column")
+
+ATTEND = tuple(
+    Configuration(
+        name=f"{kind}, up to {taps} wide",
+        kernel="draftwood.kernels.tree_conv.kernel:attend",
+        types={
+            **dict.fromkeys(("inputs", "state", "weight", "bias"), f"*{kind}"),
+            **{"window": "*i64", "out": f"*{kind}"},
+            **dict.fromkeys((*STRIDES, "weight_channel", "weight_tap", "window_row", "window_node"), "i32"),
+            **dict.fromkeys(("nodes", "channels", "width", "has_bias"), "i32"),
+        },
+        constants={"NODES": 4, "CHANNELS": 128, "TAPS": taps},
+    )
+    for kind in TYPES.values()
+    for taps in (4, WIDEST)
+)
+
+REPLAY = tuple(
+    Configuration(
+        name=f"{size} bytes",
+        kernel="draftwood.kernels.tree_conv.kernel:replay",
+        types={
+            **{"plan": "*i64", "kept": "*i1"},
+            **dict.fromkeys((*STRIDES, "kept_row", "columns", "rows", "channels", "tail"), "i32"),
+        },
+        constants={"BYTES": size, "COLUMNS": 16, "CHANNELS": 128, "TAPS": WIDEST},
+    )
+    for size in (2, 4)
+)
+
+CONFIGURATIONS = ATTEND + REPLAY
+
+
+def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Tensor:
+    """Outputs `[rows, nodes, channels]` of the new nodes, in the dtype of `inputs`.
+
+    Args:
+        inputs: `[rows, columns, channels]`.
+        state: the last committed inputs, `[rows, width - 1, channels]`; zeros before the text.
+        weight: `[channels, width]`, the oldest input's first.
+        bias: `[channels]` or None.
+        window: of `windows`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    rows, _, channels = inputs.shape
+    nodes, width = window.shape[1:]
+    wanted = {
+        "state": (state, (rows, width - 1, channels)),
+        "weight": (weight, (channels, width)),
+        "window": (window, (rows, nodes, width)),
+    }
+    if bias is not None:
+        wanted["bias"] = (bias, (channels,))
+    _check(inputs, wanted)
+    out = inputs.new_empty(rows, nodes, channels)
+    if not out.numel():
+        return out
+    if not switch.chosen("tree_conv", _objection(inputs, state, weight, bias, window)):
+        return reference.attend(inputs=inputs, state=state, weight=weight, bias=bias, window=window)
+    configuration = next(
+        one
+        for one in ATTEND
+        if one.types["inputs"] == f"*{TYPES[inputs.dtype]}" and width <= one.constants["TAPS"]
+    )
+    configuration.launch(
+        (
+            rows,
+            -(-nodes // configuration.constants["NODES"]),
+            -(-channels // configuration.constants["CHANNELS"]),
+        ),
+        inputs=inputs,
+        state=state,
+        weight=weight,
+        bias=weight if bias is None else bias,
+        window=window,
+        out=out,
+        **strides_of("input_row input_column", inputs),
+        **strides_of("state_row state_column", state),
+        **strides_of("weight_channel weight_tap", weight),
+        **strides_of("window_row window_node", window),
+        nodes=nodes,
+        channels=channels,
+        width=width,
+        has_bias=int(bias is not None),
+    )
+    return out
+
+
+def replay(*, inputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
+    """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
+    return replay_all(inputs=[inputs], state=[state], kept=kept)[0]
+
+
+def replay_all(*, inputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
+    """`replay` of several layers, in one launch for all that lie alike in memory.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    layers = list(zip(inputs, state, strict=True))
+    for held, tail in layers:
+        rows, columns, channels = held.shape
+        wanted = {"state": (tail, (rows, *tail.shape[1:2], channels)), "the mask": (kept, (rows, columns))}
+        _check(held, wanted)
+
+    def why_not(layer: Layer) -> str | None:
+        held, tail = layer
+        if (reason := switch.objection(held)) is not None:
+            return reason
+        if held.dtype != tail.dtype or held.element_size() not in (2, 4):
+            return f"its inputs are {held.dtype} and its tail is {tail.dtype}"
+        if tail.shape[1] > WIDEST:
+            return f"its tail has {tail.shape[1]} inputs, and the kernel holds {WIDEST}"
+        return loose_objection(inputs=held, state=tail, mask=kept)
+
+    def launch(plan: Tensor, group: Sequence[Layer]) -> None:
+        held, tail = group[0]
+        rows, columns, channels = held.shape
+        configuration = next(one for one in REPLAY if one.constants["BYTES"] == held.element_size())
+        configuration.launch(
+            (len(group) * rows, -(-channels // configuration.constants["CHANNELS"])),
+            plan=plan,
+            kept=kept,
+            **strides_of("input_row input_column", held),
+            **strides_of("state_row state_column", tail),
+            **strides_of("kept_row", kept),
+            columns=columns,
+            rows=rows,
+            channels=channels,
+            tail=tail.shape[1],
+        )
+
+    def by_reference(held: Tensor, tail: Tensor) -> Tensor:
+        return reference.replay(inputs=held, state=tail, kept=kept)
+
+    return replayed("tree_conv", layers, objection=why_not, launch=launch, reference=by_reference)
+
+
+def _check(inputs: Tensor, wanted: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    for name, (given, shape) in wanted.items():
+        if given.shape != shape:
+            raise ValueError(
+                f"The shape of {name} is {tuple(given.shape)}, and inputs of {tuple(inputs.shape)} need "
+                f"{shape}."
+            )
+
+
+def _objection(
+    inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
+) -> str | None:
+    if (reason := switch.objection(inputs)) is not None:
+        return reason
+    floats = [held for held in (inputs, state, weight, bias) if held is not None]
+    if len(dtypes := {held.dtype for held in floats}) > 1 or not dtypes <= TYPES.keys():
+        return f"its tensors are {' and '.join(sorted(map(str, dtypes)))}"
+    if weight.shape[1] > WIDEST:
+        return f"it is {weight.shape[1]} wide, and the kernel at most {WIDEST}"
+    biases = {} if bias is None else {"bias": bias}
+    return loose_objection(inputs=inputs, state=state, window=window, weight=weight, **biases)
