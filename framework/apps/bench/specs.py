@@ -93,7 +93,7 @@ def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float)
     found = [Spec(ORDINARY)]
     for word in words:
         spec = parse(word)
-        size = None if spec.is_transformers else _size(spec, temperature)
+        size = _size(spec, temperature) if budgets and not spec.is_transformers else None
         found += [Spec(spec.name, (*spec.options, f"{size}={b}"), b) for b in budgets] if size else [spec]
     unique = list({spec.label: spec for spec in found}.values())
     for spec in unique:

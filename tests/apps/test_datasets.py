@@ -1,0 +1,107 @@
+"""Data sets from files: the layouts that are recognised, and what is said of a malformed one."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.apps.datasets import last_number, read, right
+from draftwood.errors import InvalidInput
+
+
+def lines(file, *rows):
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_gsm8k(tmp_path):
+    row = {"question": "What is 2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"}
+    found = read(lines(tmp_path / "gsm8k.jsonl", row))
+    (prompt,) = found.prompts
+    assert (found.name, found.layout) == ("gsm8k", "problems")
+    assert prompt.text == "Question: What is 2 + 3?\nAnswer:"
+    assert prompt.answer == "5"
+    assert right(" It is 2 + 3 = 5.0.\nQuestion: What is 9?", prompt.answer, found.stops)
+    assert not right(" It is 6.", prompt.answer, found.stops)
+    assert not right(" Nobody knows.", prompt.answer, found.stops)
+
+
+def test_human_eval_mt_bench_and_spec_bench(tmp_path):
+    code = lines(tmp_path / "h.jsonl", {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "test": "..."})
+    assert read(code).prompts[0].text == "def f(x):\n"
+    chat = lines(
+        tmp_path / "c.jsonl",
+        {"question_id": 1, "turns": ["Hello?", "And then?"]},
+        {"question_id": 2, "turns": ["How many?"], "reference": ["4 + 3 = 7\n#### 1,007"]},
+        {"question_id": 3, "turns": ["Translate."], "reference": ["In 1999 it was."]},
+    )
+    found = read(chat)
+    assert [prompt.text for prompt in found.prompts][0] == "User: Hello?\nAssistant:"
+    assert [prompt.answer for prompt in found.prompts] == [None, "1007", None]
+
+
+def test_wikitext_and_plain_text(tmp_path):
+    wiki = tmp_path / "wiki.txt"
+    wiki.write_text(" \n = A Title = \n \n" + f" {'word ' * 120}\n" * 2 + " short \n")
+    found = read(wiki)
+    assert found.layout == "wikitext"
+    assert [len(prompt.text.split()) for prompt in found.prompts] == [120, 120]
+    plain = tmp_path / "plain.txt"
+    plain.write_text("Dear Sir,\nI write.\n\n \nYours.\n")
+    assert [prompt.text for prompt in read(plain).prompts] == ["Dear Sir,\nI write.", "Yours."]
+
+
+def test_prompts_are_spread_over_the_file(tmp_path):
+    found = read(lines(tmp_path / "a.jsonl", *({"prompt": str(i)} for i in range(10))))
+    assert [prompt.text for prompt in found.spread(4)] == ["0", "2", "5", "7"]
+    with pytest.raises(InvalidInput, match="a has 10 prompts but count=11"):
+        found.spread(11)
+
+
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
+def test_any_text_is_read_back_whole(tmp_path_factory, texts):
+    # A line separator of Unicode may stand within a JSON string and ends no line.
+    file = lines(tmp_path_factory.mktemp("d") / "a.jsonl", *({"prompt": text} for text in texts))
+    assert [prompt.text for prompt in read(file).prompts] == texts
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', ["line 2", "not JSON", "column 12"]),
+        ('{"prompt": "a"}\n\n["b"]\n', ["line 3", "list instead of an object"]),
+        ('{"text": "a"}\n', ["line 1", '"question", "turns", "prompt"']),
+        ('{"prompt": "a"}\n{"prompt": 5}\n', ["line 2", '"prompt" is 5', "give text"]),
+        ('{"prompt": "a"}\n{"question": "b"}\n', ["line 2", '"prompt" is missing']),
+        ('{"prompt": " "}\n', ["line 1", '"prompt" is " "']),
+        ('{"turns": []}\n', ["line 1", '"turns" is []', "list of texts"]),
+        ('{"turns": "a"}\n', ["line 1", '"turns" is "a"']),
+        ('{"turns": ["a"]}\n{"turns": [null]}\n', ["line 2", '"turns[0]" is null']),
+        ('{"question": "a", "answer": 5}\n', ["line 1", '"answer" is 5']),
+        ("\n", ["holds no prompt"]),
+    ],
+)
+def test_a_malformed_file_is_named_with_line_and_field(tmp_path, content, parts):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(InvalidInput) as caught:
+        read(file)
+    for part in (str(file), *parts):
+        assert part in str(caught.value)
+
+
+def test_what_is_no_text_file(tmp_path):
+    with pytest.raises(InvalidInput, match="No such file"):
+        read(tmp_path / "none.jsonl")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        read(tmp_path / "bytes.txt")
+
+
+@given(st.decimals(-(10**9), 10**9, places=2), st.sampled_from(["{:f}", "{:,f}", "${:,f}.", "#### {:f}\n"]))
+def test_the_last_number_is_compared_by_its_value(number, written):
+    text = "First 7, then 9: " + written.format(number)
+    assert Decimal(last_number(text)) == number
+    assert last_number(text) == last_number(f"{number.normalize():f}")
