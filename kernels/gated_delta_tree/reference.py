@@ -40,8 +40,11 @@ def attend(
         state: committed, `[rows, heads, p, n]`.
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
     """
-    nodes, heads = values.shape[1:3]
+    (nodes, heads), dtype = values.shape[1:3], values.dtype
     old = deltas.shape[1]
+    queries, keys, values, deltas, rates, decay = (
+        held.to(state.dtype) for held in (queries, keys, values, deltas, rates, decay)
+    )
     weights, left = path_decay(decay=decay, visible=visible)
     known = keys[:, old:]
     beta = rates.transpose(1, 2).unsqueeze(-1)
@@ -54,4 +57,4 @@ def attend(
     deltas = torch.cat([deltas, found.transpose(1, 2)], 1)
     weights = weights * scores(queries=queries, keys=keys, heads=heads)
     out = weights @ deltas.transpose(1, 2) + read(queries=queries, state=state, left=left)
-    return out.transpose(1, 2), deltas[:, deltas.shape[1] - nodes :]
+    return out.transpose(1, 2).to(dtype), deltas[:, deltas.shape[1] - nodes :].to(dtype)

@@ -1,0 +1,94 @@
+"""The gated delta rule along a tree in Triton: what nodes write; README.md has the derivation."""
+
+import triton
+import triton.language as tl
+
+from draftwood.kernels.mamba2_tree.kernel import products, seen_below
+
+
+@triton.jit
+def substitute(below, wanted, index, count):
+    """Solve `(1 + L) x = wanted` from the first line down; `below` is L, strictly lower, transposed."""
+    for i in range(1, count):
+        line = tl.sum(tl.where(index[None, :] == i, below, 0.0), 1)
+        known = tl.sum(line[:, None] * wanted, 0)
+        wanted -= tl.where(index[:, None] == i, known[None, :], 0.0)
+    return wanted
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rate_row", "rate_node", "decay_row", "decay_column", "mask_row", "mask_node", "nodes", "columns",
+        "heads", "groups",
+    ]
+)  # fmt: skip
+def solve(
+    keys, values, out, rates, decay, state, visible,
+    key_row, key_column, key_group, value_row, value_column, value_head, state_row, state_head, state_dim,
+    dim, size, rate_row, rate_node, decay_row, decay_column, mask_row, mask_node,
+    nodes, columns, heads, groups,
+    NODES: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The deltas of all new nodes in one tile of a head's dimensions; `out` holds those of older columns."""
+    row = (tl.program_id(0) // heads).to(tl.int64)
+    head = tl.program_id(0) % heads
+    p = tl.program_id(1) * DIM + tl.arange(0, DIM)
+    within = p < dim
+    keys += row * key_row + head // (heads // groups) * key_group
+    values += row * value_row + head * value_head
+    rates += row * rate_row + head
+    state += row * state_row + head * state_head
+    decay += row * decay_row + head
+    visible += row * mask_row
+    out += (row * columns * heads + head) * dim
+    index = tl.arange(0, NODES)
+    for start in range(0, nodes, NODES):
+        node = start + index
+        real = node < nodes
+        first = columns - nodes + start
+        last = columns - nodes + tl.minimum(nodes, start + NODES)
+        own = first + index
+        # The tile's own columns come first, as sums of decays run down from the nodes.
+        related, fade, total = seen_below(
+            visible, decay, decay_column, own, last, node, mask_node, real, tl.zeros([NODES], tl.float32)
+        )
+        place = own * key_column
+        inner = products(keys, keys, place, place, real, real, size, SIZE, PRECISION)
+        inner = tl.where(related & (index[:, None] != index[None, :]), inner * tl.exp(fade), 0.0)
+        acc = tl.zeros([NODES, DIM], tl.float32)
+        for before in range(0, first, COLUMNS):
+            column = first - before - COLUMNS + tl.arange(0, COLUMNS)
+            there = column >= 0
+            seen, below, total = seen_below(
+                visible, decay, decay_column, column, first + 1, node, mask_node, real, total
+            )
+            if tl.max(seen.to(tl.int32)) > 0:
+                weights = products(keys, keys, place, column * key_column, real, there, size, SIZE, PRECISION)
+                weights = tl.where(seen, weights * tl.exp(below), 0.0)
+                delta = tl.load(
+                    out + column[:, None] * heads * dim + p[None, :],
+                    mask=there[:, None] & within[None, :],
+                    other=0.0,
+                )
+                acc = tl.dot(weights, delta.to(tl.float32), acc, input_precision=PRECISION)
+        if first % COLUMNS == 0:
+            # No block began before column 0, whose own step is yet to come.
+            taken = tl.load(visible + node * mask_node, mask=real, other=0) != 0
+            total += tl.where(taken, tl.load(decay), 0.0)
+        read = products(keys, state, place, p * state_dim, real, within, size, SIZE, PRECISION)
+        value = tl.load(
+            values + node[:, None] * value_column + p[None, :],
+            mask=real[:, None] & within[None, :],
+            other=0.0,
+        )
+        rate = tl.load(rates + node * rate_node, mask=real, other=0.0)
+        wanted = rate[:, None] * (value.to(tl.float32) - read * tl.exp(total)[:, None] - acc)
+        found = substitute(tl.trans(rate[:, None] * inner), wanted, index, last - first)
+        tl.store(
+            out + own[:, None] * heads * dim + p[None, :],
+            found.to(out.dtype.element_ty),
+            mask=real[:, None] & within[None, :],
+        )
+        # The next tile reads what other threads of this program wrote.
+        tl.debug_barrier()
