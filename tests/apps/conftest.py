@@ -93,29 +93,29 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def trace_of() -> Callable[..., dict[str, Any]]:
-    """A trace of the zoo's pair writing behind some prompts, as `--trace` would write it."""
+    """A trace of the zoo's pair writing behind some prompts, as `--trace` would; options go to the policy."""
     from draftwood import SamplingParams, SpeculativeDecoder, create, load
     from draftwood.apps import trace
 
     target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
 
-    def write(*prompts: str, budget: int = 8, new: int = 12, seed: int = 3) -> dict[str, Any]:
+    def write(*prompts: str, policy: str = "layered-dyspec", new: int = 12, **options: Any) -> dict[str, Any]:
         drafter = create("drafters", "model", {"backend": draft})
-        policy = create("policies", "layered-dyspec", {"budget": budget})
+        grows = create("policies", policy, options)
         verifier = create("verifiers", "recursive-rejection", {})
-        decoder = SpeculativeDecoder(target, drafter, policy, verifier)
+        decoder = SpeculativeDecoder(target, drafter, grows, verifier)
         rows = [zoo.tokenizer()(prompt)["input_ids"] for prompt in prompts]
         generation = decoder.generate(
             rows,
             max_new_tokens=new,
             sampling=SamplingParams(temperature=0.8),
-            seed=seed,
+            seed=3,
             trace=True,
             return_dict_in_generate=True,
         )
         given = [{"text": text, "tokens": tokens} for text, tokens in zip(prompts, rows, strict=True)]
         document = trace.document(
-            generation, tokenizer=zoo.tokenizer(), prompts=given, settings={"policy": repr(policy)}
+            generation, tokenizer=zoo.tokenizer(), prompts=given, settings={"policy": repr(grows)}
         )
         return json.loads(json.dumps(document))
 

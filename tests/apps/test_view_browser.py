@@ -130,7 +130,7 @@ def opened(driver, tmp_path):
 
 @pytest.fixture(scope="module")
 def document(trace_of):
-    return trace_of(*PROMPTS, new=14)
+    return trace_of(*PROMPTS, budget=8, new=14)
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def test_help_opens_and_closes(opened, document):
 def test_rows_are_chosen(opened, document):
     browser, rows = opened(document)
     browser.run("document.querySelector('#row').focus()")
-    browser.press("ARROW_DOWN")
+    browser.press("END")  # the list's own key: its last row, not the last round
     assert browser.text("#text .prompt") == rows[1]["prompt"]
     assert browser.place == f"1 of {len(rows[1]['rounds'])}"
 
@@ -354,6 +354,16 @@ def test_a_tree_of_768_nodes_is_readable(opened, large):
     assert browser.boxes("#node-0")[0][1] == pytest.approx(before[1] + 40, abs=0.5)
     browser.press("0")
     assert browser.boxes("#tree .node") == nodes
+
+
+def test_a_long_chain_fits(opened, trace_of):
+    browser, rows = opened(trace_of(PROMPTS[0], policy="chain", new=130, length=120))
+    sizes = [len(one["tree"]["tokens"]) for one in rows[0]["rounds"]]
+    assert max(sizes) > 100
+    left, _, right, _ = browser.boxes("#frame")[0]
+    for _ in sizes:
+        assert all(left <= n[0] and n[2] <= right for n in browser.boxes("#tree .node"))
+        browser.press("ARROW_RIGHT")
 
 
 CONTRAST = """
