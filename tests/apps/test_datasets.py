@@ -38,7 +38,7 @@ def test_human_eval_mt_bench_and_spec_bench(tmp_path):
         {"question_id": 3, "turns": ["Translate."], "reference": ["In 1999 it was."]},
     )
     found = read(chat)
-    assert [prompt.text for prompt in found.prompts][0] == "User: Hello?\nAssistant:"
+    assert found.prompts[0].text == "User: Hello?\nAssistant:"
     assert [prompt.answer for prompt in found.prompts] == [None, "1007", None]
 
 

@@ -107,7 +107,7 @@ def bench(
         plan, names = from_document(stored(to)["configuration"])
     else:
         given = {**(from_file(file) if file else {}), **given}
-        setting = papers.paper(given["paper"]).fields() if given.get("paper") else {}
+        setting = papers.paper(str(given["paper"])).fields() if given.get("paper") else {}
         plan = Plan(**{**setting, **given}).resolved()
         names = _measure(plan, to)
     _write(to, plan, names, plots)

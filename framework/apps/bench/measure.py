@@ -100,7 +100,8 @@ class Measurer:
     folder: Folder
     _loaded: tuple[tuple[str, str], models.Loaded] | None = None
     _writers: dict[tuple[str, float], Writer] = attrs.field(factory=dict)
-    _prompts: dict[tuple[str, str], list[list[int]]] = attrs.field(factory=dict)
+    _warm: set[tuple[str, float]] = attrs.field(factory=set)
+    _prompts: dict[str, list[list[int]]] = attrs.field(factory=dict)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """What the cell's line says.
@@ -112,7 +113,7 @@ class Measurer:
         loaded = self._models(cell.race.pair, dtype)
         if cell.kind == "passes":
             return _passes(loaded)
-        prompt = self._prompt(cell, loaded)
+        prompt = self._prompts[cell.race.data][cell.prompt][: cell.race.prompt_length or None]
         place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt}
         if cell.spec is None:
             plain = self._baseline(cell)
@@ -121,9 +122,7 @@ class Measurer:
         if (reason := self._refusal(cell)) is not None:
             return {**place, "refused": reason}
         try:
-            text = self._writer(cell.spec, loaded, cell.race, prompt).write(
-                prompt, cell.race.new_tokens, cell.seed
-            )
+            text = self._warmed(cell.spec, cell.race, prompt).write(prompt, cell.race.new_tokens, cell.seed)
         except UnsupportedModel as error:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
                 raise
@@ -131,34 +130,40 @@ class Measurer:
         return {**place, **attrs.asdict(text), "right": self._right(cell, loaded, text.tokens)}
 
     def _models(self, pair: str, dtype: str) -> models.Loaded:
-        if self._loaded is None or self._loaded[0] != (pair, dtype):
-            self._loaded = None  # before the next ones take their memory
-            self._writers.clear()
-            self._loaded = (pair, dtype), load(self.plan, pair, dtype)
-        return self._loaded[1]
+        """The models of a pair; all prompts and contenders are tried against them before any is measured."""
+        if self._loaded is not None and self._loaded[0] == (pair, dtype):
+            return self._loaded[1]
+        self._loaded = None  # before the next ones take their memory
+        self._writers.clear()
+        self._warm.clear()
+        loaded = load(self.plan, pair, dtype)
+        for name, found in self.sets.items():
+            self._prompts[name] = loaded.tokenizer([prompt.text for prompt in found.prompts])["input_ids"]
+            self._check_lengths(name, loaded.target.max_length)
+        for heat in self.plan.temperatures:
+            for spec in self.plan.contenders(heat):
+                self._writers[spec.label, heat] = writer(spec, loaded, heat)
+        self._loaded = (pair, dtype), loaded
+        return loaded
 
-    def _writer(self, spec: Spec, loaded: models.Loaded, race: Race, prompt: Sequence[int]) -> Writer:
+    def _check_lengths(self, name: str, most: int | None) -> None:
+        """Raise `InvalidInput` where a prompt of the data set and its text exceed the context."""
+        cut, new = self.plan.prompt_lengths, max(self.plan.new_tokens)
+        for number, tokens in enumerate(self._prompts[name]):
+            length = len(tokens) if 0 in cut else min(len(tokens), max(cut))
+            if most is not None and length + new > most:
+                raise InvalidInput(
+                    f"Prompt {number} of {name} has {length} tokens, which with {new} new ones exceeds the "
+                    f"target's context of {most}; give --prompt-length or less --new-tokens."
+                )
+
+    def _warmed(self, spec: Spec, race: Race, prompt: Sequence[int]) -> Writer:
         """The contender, which has written a few tokens when it is first used."""
         place = spec.label, race.temperature
-        if place not in self._writers:
-            made = writer(spec, loaded, race.temperature)
-            made.write(prompt, min(_WARM, race.new_tokens), 0)
-            self._writers[place] = made
+        if place not in self._warm:
+            self._writers[place].write(prompt, min(_WARM, race.new_tokens), 0)
+            self._warm.add(place)
         return self._writers[place]
-
-    def _prompt(self, cell: Cell, loaded: models.Loaded) -> list[int]:
-        race = cell.race
-        if (place := (race.pair, race.data)) not in self._prompts:
-            texts = [prompt.text for prompt in self.sets[race.data].prompts]
-            self._prompts[place] = loaded.tokenizer(texts)["input_ids"]
-        tokens = self._prompts[place][cell.prompt][: race.prompt_length or None]
-        most = loaded.target.max_length
-        if most is not None and len(tokens) + race.new_tokens > most:
-            raise InvalidInput(
-                f"Prompt {cell.prompt} of {race.data} has {len(tokens)} tokens, which with {race.new_tokens} "
-                f"new ones exceeds the target's context of {most}; give --prompt-length or less --new-tokens."
-            )
-        return tokens
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why transformers refused this contender's first text."""
@@ -209,7 +214,9 @@ def _passes(loaded: models.Loaded) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": "passes"}
     for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
         assert backend is not None
-        times = pass_seconds(backend, sizes=_SIZES)
+        most = backend.max_length or 2 * _SIZES[-1]
+        sizes = [size for size in _SIZES if 2 * size <= most]
+        times = pass_seconds(backend, sizes=sizes, context=sizes[-1])
         fit = PassTime.fit(list(times), [sorted(taken)[len(taken) // 2] for taken in times.values()])
         found[name] = {
             "seconds": {str(size): taken for size, taken in times.items()},

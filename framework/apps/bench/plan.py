@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ def _several(*kinds: type, low: float | None = None) -> Any:
             if not sound or (low is not None and not low <= one < float("inf")):
                 bound = "" if low is None else f" >= {low:g}"
                 raise InvalidInput(f"{field.name} holds {one!r}; give {what}{bound}.")
+
+    return check
+
+
+def _is(*kinds: type) -> Any:
+    """A validator: a value of `kinds`; numbers at least 0."""
+    what = {str: "text", float: "a number >= 0", bool: "true or false"}[kinds[-1]]
+
+    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+        sound = type(value) in kinds and (isinstance(value, str) or 0 <= value < float("inf"))
+        if not sound:
+            raise InvalidInput(f"{field.name} is {value!r}; give {what}.")
 
     return check
 
@@ -97,10 +110,10 @@ class Plan:
     repetitions: int = attrs.field(default=1, validator=at_least(1))
     seed: int = attrs.field(default=0, validator=at_least(0))
     dtype: str = attrs.field(default="auto", validator=_one_of(*models.Dtype))
-    device: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
-    widen: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    trust_remote_code: bool = False
-    paper: str = ""
+    device: str = attrs.field(default="", validator=_is(str))
+    widen: float = attrs.field(default=0.0, validator=_is(int, float))
+    trust_remote_code: bool = attrs.field(default=False, validator=_is(bool))
+    paper: str = attrs.field(default="", validator=_is(str))
 
     def __attrs_post_init__(self) -> None:
         for pair in self.pairs:
@@ -201,14 +214,12 @@ def data_sets(plan: Plan) -> dict[str, DataSet]:
     Raises:
         InvalidInput: a file that cannot be used, has too few prompts, or shares its name with another.
     """
-    found: dict[str, DataSet] = {}
     if not plan.data:
         every = [Prompt(text) for turn in zip(*PROMPTS.values(), strict=True) for text in turn]
         sets = [DataSet(BUILT_IN, "text", tuple(every))]
     else:
         sets = [read(Path(file)) for file in plan.data]
-    for one in sets:
-        if one.name in found:
-            raise InvalidInput(f"Two files are called {one.name!r}; give one of them another name.")
-        found[one.name] = attrs.evolve(one, prompts=tuple(one.spread(plan.prompts)))
-    return found
+    for name, files in Counter(one.name for one in sets).items():
+        if files > 1:
+            raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")
+    return {one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts))) for one in sets}

@@ -189,5 +189,8 @@ def _model(backend: Any) -> Any:
     """The transformers model below a backend; what has none is no contender of `generate`."""
     model = getattr(backend, "model", None)
     if not callable(getattr(model, "generate", None)):
-        raise UnsupportedModel(f"{type(backend).__name__} has no transformers model below it")
+        raise UnsupportedModel(
+            f"{type(backend).__name__} has no transformers model below it, so generate() has nothing to run; "
+            "bench a pair of transformers models."
+        )
     return model

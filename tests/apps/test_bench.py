@@ -1,0 +1,407 @@
+"""`draftwood bench` on the zoo's pairs: cells, resuming, tables, files, plots, and what is refused."""
+
+import csv
+import fcntl
+import json
+import signal
+import struct
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood import zoo
+from draftwood.apps.bench import writers
+from draftwood.apps.bench.figures import METRICS
+
+TINY = ["--prompts", 2, "--prompt-length", 24]
+CONTENDERS = ["generate", "generate-assisted", "leviathan:length=2", "leviathan:length=4"]
+CONTENDERS += ["dyspec:budget=2", "dyspec:budget=4"]
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    rows = [{"question": f"What is {i} + 3?", "answer": f"#### {i + 3}"} for i in range(5)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, problems):
+    """A folder with a whole run: two temperatures, two budgets, all output; and what it printed."""
+    from typer.testing import CliRunner
+
+    from draftwood.apps.main import app
+
+    folder = tmp_path_factory.mktemp("run") / "results"
+    strategies = ["--strategy", "generate-assisted", "--strategy", "leviathan", "--strategy", "dyspec"]
+    sweep = ["--budget", 2, "--budget", 4, "--temperature", 0, "--temperature", 0.8, "--repetitions", 3]
+    words = [
+        "bench",
+        "--to",
+        folder,
+        "--data",
+        problems,
+        *TINY,
+        "--new-tokens",
+        6,
+        *strategies,
+        *sweep,
+        "--plots",
+    ]
+    environment = {"COLUMNS": "80", "NO_COLOR": "1", "DISPLAY": ""}
+    result = CliRunner().invoke(app, [str(word) for word in words], env=environment)
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch):
+    """The whole range of sizes is timed in the fixture above alone."""
+    monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
+
+
+def cells(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
+
+
+def tiny(folder, *more, new=6):
+    words = ["bench", "--to", folder, *TINY, "--new-tokens", new, "--strategy", "leviathan:length=2"]
+    return [*words, *more]
+
+
+def test_contenders_take_turns_and_nothing_is_missing(finished):
+    found = [cell for cell in cells(finished[0]) if cell["kind"] == "text" and cell["temperature"] == 0]
+    assert len(found) == 6 * 2 * 3
+    for turn in range(6):
+        own = found[6 * turn : 6 * turn + 6]
+        assert len({(cell["prompt"], cell["repetition"]) for cell in own}) == 1
+        assert Counter(cell["contender"] for cell in own) == Counter(CONTENDERS)
+        assert own[0]["contender"] == CONTENDERS[turn]
+    kinds = Counter(cell["kind"] for cell in cells(finished[0]))
+    assert kinds == {"text": 6 * 2 * 3 * 2, "pair": 4, "passes": 1}
+
+
+def test_texts_are_those_of_generate(finished):
+    prompt = zoo.tokenizer()("Question: What is 0 + 3?\nAnswer:", return_tensors="pt").input_ids
+    output = zoo.load("llama-7m").generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False, eos_token_id=None
+    )
+    texts = [cell for cell in cells(finished[0]) if cell["kind"] == "text"]
+    greedy = [cell["tokens"] for cell in texts if cell["temperature"] == 0 and cell["prompt"] == 0]
+    assert greedy == [output[0, prompt.shape[1] :].tolist()] * 18
+    assert all(len(cell["tokens"]) == 6 for cell in texts)
+    # Above temperature 0 every repetition is another text, and contenders draw apart.
+    drawn = [tuple(cell["tokens"]) for cell in texts if cell["temperature"] > 0 and cell["prompt"] == 0]
+    assert len(set(drawn)) > 9
+
+
+def test_tables_fit_80_columns_without_colour(finished):
+    out = finished[1].stdout
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    for contender in CONTENDERS:
+        (_, *rest) = [line for line in out.splitlines() if line.startswith(contender + " ")]
+        assert len(rest) == 3  # two tables a race, whole words in each
+    assert "temperature 0.8" in out
+    assert "compared with those of generate() in float32" in " ".join(out.split())
+    assert out.count(" equal") >= 5
+
+
+def test_json_holds_every_figure_with_its_interval(finished):
+    content = json.loads((finished[0] / "results.json").read_text())
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["hardware"]["device"]
+    assert len(content["results"]) == 12
+    for result in content["results"]:
+        own = [
+            cell
+            for cell in cells(finished[0])
+            if cell.get("contender") == result["contender"] and cell["temperature"] == result["temperature"]
+        ]
+        whole = sum(len(cell["tokens"]) for cell in own) / sum(cell["rounds"] for cell in own)
+        figure = result["figures"]["tokens_per_round"]
+        assert figure["value"] == pytest.approx(whole)
+        assert figure["low"] <= figure["value"] <= figure["high"]
+        assert result["peak_memory"] == max(cell["peak_memory"] for cell in own)
+        known = {"tokens_per_second", "speed_up", "time_to_first_token", "time_per_output_token", "score"}
+        assert known <= set(result["figures"])
+        drafts = {"acceptance_rate", "memory_bound_speed_up", "draft_seconds", "rest_seconds"}
+        assert (drafts <= set(result["figures"])) == (not result["contender"].startswith("generate"))
+        check = result["check"]
+        if result["temperature"] == 0:
+            assert (check["agreement"], check["precision"]) == (1, "float32")
+        elif result["contender"] != "generate":
+            assert 0.001 < check["p_value"] <= 1
+    assert content["passes"]["llama-7m,llama-draft"]["target"]["fit"]["constant"] >= 0
+
+
+def test_csv_has_a_line_for_every_result(finished):
+    content = json.loads((finished[0] / "results.json").read_text())
+    with (finished[0] / "results.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 12
+    for line, result in zip(lines, content["results"], strict=True):
+        assert line["contender"] == result["contender"]
+        assert line["torch"] == torch.__version__
+        assert line["device"] == content["hardware"]["device"]
+        for metric in METRICS:
+            figure = result["figures"].get(metric.name)
+            assert line[metric.name] == (str(figure["value"]) if figure else "")
+    assert lines[-1]["acceptance_rate_low"] != ""
+
+
+def test_draft_and_target_along_the_text(finished):
+    for cell in (cell for cell in cells(finished[0]) if cell["kind"] == "pair"):
+        assert sum(cell["drawn"]) == pytest.approx(6, abs=1e-3)
+        assert all(0 <= a <= d + 1e-9 for a, d in zip(cell["accepted"], cell["drawn"], strict=True))
+        assert sum(map(sum, cell["target"])) == pytest.approx(6, abs=1e-3)
+        if cell["temperature"] == 0:  # the target's probabilities are 0 and 1
+            assert all(sum(row[1:-1]) == 0 for row in cell["target"])
+
+
+def test_plots_need_no_display(finished):
+    wanted = ["acceptance", "components", "passes", "speed", "temperature"]
+    assert sorted(file.stem for file in (finished[0] / "plots").iterdir()) == wanted
+    for name in wanted:
+        width, height, colours = png(finished[0] / "plots" / f"{name}.png")
+        assert width >= 1000
+        assert height >= 500
+        assert colours > 20  # something is drawn
+    assert "plots/speed.png" in finished[1].stderr
+
+
+def png(file):
+    """Width, height, and how many different bytes the picture holds."""
+    content = file.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    data, place = b"", 8
+    while place < len(content):
+        (length,) = struct.unpack(">I", content[place : place + 4])
+        if content[place + 4 : place + 8] == b"IDAT":
+            data += content[place + 8 : place + 8 + length]
+        place += length + 12
+    return *struct.unpack(">II", content[16:24]), len(set(zlib.decompress(data)))
+
+
+def test_a_finished_run_measures_nothing_more(draftwood, finished, problems, monkeypatch):
+    before = (finished[0] / "cells.jsonl").read_bytes()
+    monkeypatch.setattr("draftwood.apps.bench.measure.load", None)
+    result = draftwood("bench", "--to", finished[0], "--report")
+    assert result.exit_code == 0, result.output
+    assert "dyspec:budget=4" in result.stdout
+    content = json.loads((finished[0] / "run.json").read_text())
+    file = finished[0].parent / "again.toml"
+    known = {name: value for name, value in content["configuration"].items() if name != "data"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in known.items()]
+    file.write_text("\n".join([*lines, f'data = "{problems}"']))
+    result = draftwood("bench", "--to", finished[0], "--file", file)
+    assert result.exit_code == 0, result.output
+    assert (finished[0] / "cells.jsonl").read_bytes() == before
+
+
+def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, tmp_path, problems):
+    folder = tmp_path / "results"
+    words = tiny(folder, "--data", problems, "--temperature", 0.8, "--repetitions", 2)
+    process = start(*words)
+    file = folder / "cells.jsonl"
+    deadline = time.monotonic() + 120
+    while not file.exists() or file.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = file.read_bytes()
+    done = kept.count(b"\n")
+    assert 4 <= done < 11
+    with file.open("ab") as torn:  # a line that the kill cut in two
+        torn.write(b'{"key": "text | llama-7m')
+    result = draftwood(*words)
+    assert result.exit_code == 0, result.output
+    assert f"{done} cells are there already, {11 - done} are missing." in result.stderr
+    after = file.read_bytes()
+    assert after.startswith(kept[: kept.rfind(b"\n") + 1])
+    keys = Counter(cell["key"] for cell in cells(folder))
+    assert len(keys) == 2 * 2 * 2 + 2 + 1
+    assert set(keys.values()) == {1}
+
+
+def test_a_cell_is_on_disk_before_the_next_one_begins(draftwood, tmp_path, problems, monkeypatch):
+    folder, seen = tmp_path / "results", []
+    write = writers.Speculative.write
+
+    def watched(self, prompt, tokens, seed):
+        seen.append(len(cells(folder)))
+        return write(self, prompt, tokens, seed)
+
+    monkeypatch.setattr(writers.Speculative, "write", watched)
+    result = draftwood(*tiny(folder, "--data", problems))
+    assert result.exit_code == 0, result.output
+    # Passes and generate() come first; the contender warms up once; it begins the second prompt's turn.
+    assert seen == [2, 2, 3]
+
+
+def change(path, **parts):
+    content = json.loads(path.read_text())
+    for part, value in parts.items():
+        content[part] = {**content[part], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(content))
+
+
+def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tmp_path, problems):
+    folder, words = tmp_path / "results", ["--data", problems, "--prompts", 1]
+    assert draftwood(*tiny(folder, *words)).exit_code == 0
+    before = (folder / "cells.jsonl").read_bytes()
+    sentence = refused(*tiny(folder, *words, "--seed", 3, "--budget", 8))
+    assert "budgets was [] and is [8]; seed was 0 and is 3" in sentence
+    assert "--to" in sentence
+
+    run = (folder / "run.json").read_text()
+    for part, value, words_ in [
+        ("hardware", {"device": "an abacus"}, 'device was "an abacus"'),
+        ("versions", {"torch": "0.1"}, 'torch was "0.1"'),
+        ("format", "something", "not of this version"),
+        ("version", 99, "not of this version"),
+        ("configuration", [], "not of this version"),
+    ]:
+        change(folder / "run.json", **{part: value})
+        assert words_ in refused(*tiny(folder, *words))
+        (folder / "run.json").write_text(run)
+
+    data = problems.read_text()
+    try:
+        problems.write_text(data.replace("+ 3", "+ 4"))
+        assert "data was" in refused(*tiny(folder, *words))
+    finally:
+        problems.write_text(data)
+
+    (folder / "run.json").write_text(run[:40])
+    assert "is damaged" in refused(*tiny(folder, *words))
+    (folder / "run.json").write_text(run)
+    (folder / "cells.jsonl").write_bytes(b"{}\n" + before)
+    assert "line 1: not a cell" in refused(*tiny(folder, *words))
+    (folder / "cells.jsonl").write_bytes(before)
+    with (folder / "cells.jsonl").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "Another process writes" in refused(*tiny(folder, *words))
+
+
+def test_a_folder_of_other_files_is_left_alone(refused, tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear Sir,")
+    assert "other files" in refused(*tiny(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
+    assert "cannot be made" in refused(*tiny(tmp_path / "letter.txt"))
+    assert "no run of bench" in refused("bench", "--to", tmp_path, "--report")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--strategy", "dispec"], ["'dispec'", "did you mean 'dyspec'?"]),
+        (["--strategy", "dyspec:bugdet=3"], ["'bugdet'", "'budget'"]),
+        (["--strategy", "dyspec:budget"], ["'budget'", "name=value"]),
+        (["--strategy", "generate:length=3"], ["'generate'", "has none"]),
+        (["--strategy", "chain+bock"], ["'bock'", "did you mean 'block'?"]),
+        (["--strategy", "chain+greedy", "--temperature", "1"], ["chain+greedy", "temperature 0 alone"]),
+        (["--strategy", "dyspec:drafter=llama-draft"], ["'llama-draft'", "pairs"]),
+        (["--pair", "llama-7m"], ["'llama-7m'", "TARGET,DRAFT"]),
+        (["--pair", "llama-7m,no-such"], ["no-such"]),
+        (["--temperature", "-1"], ["temperatures holds -1", ">= 0"]),
+        (["--budget", "0"], ["budgets holds 0", ">= 1"]),
+        (["--prompts", "0"], ["prompts is 0"]),
+        (["--prompts", "7"], ["built-in has 6 prompts", "count=7"]),
+        (["--new-tokens", "9999"], ["9999 new", "context of 2048"]),
+        (["--data", "/no/such.jsonl"], ["/no/such.jsonl", "No such file"]),
+        (["--data", "A", "--data", "A"], ["'a'", "another name"]),
+        (["--file", "/no/such.toml"], ["/no/such.toml", "No such file"]),
+        (["--paper", "dyspec-table9"], ["'dyspec-table9'", "did you mean"]),
+        (["--report", "--seed", "3"], ["--report", "--seed"]),
+        (["--widen", "1e6", "--pair", "T,llama-draft"], ["cannot be widened"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_bad_options_are_one_sentence(refused, tmp_path, words, parts, request):
+    (tmp_path / "a.txt").write_text("Dear Sir,\n\nDear Madam,\n")
+    words = [str(tmp_path / "a.txt") if word == "A" else word for word in words]
+    if any(word.startswith("T,") for word in words):
+        words = [word.replace("T,", f"{zoo.path('llama-7m')},") for word in words]
+    sentence = refused("bench", "--to", tmp_path / "results", *words)
+    for part in parts:
+        assert part in sentence
+
+
+def test_a_toml_file_says_what_runs(draftwood, refused, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Dear Sir,"}\n')
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'strategies = ["chain+block:length=2"]\ndata = ["prompts.jsonl"]\nprompts = 1\n'
+        "temperatures = 0.7\nnew_tokens = [4]\n"
+    )
+    result = draftwood("bench", "--file", file, "--to", tmp_path / "r", "--new-tokens", 3)
+    assert result.exit_code == 0, result.output
+    assert "chain+block:length=2" in result.stdout
+    assert "prompts, temperature 0.7, 3 new tokens" in result.stdout
+    for content, parts in [
+        ('strategy = ["x"]', ["'strategy'", "did you mean 'strategies'?"]),
+        ("prompts = ", ["run.toml", "not TOML"]),
+        ('prompts = "many"', ["prompts is 'many'", "integer"]),
+        ("budgets = [true]", ["budgets holds True"]),
+        ('dtype = "float8"', ["'float8'", "float32"]),
+        ("device = 3", ["device is 3", "give text"]),
+        ('widen = "1e6"', ["widen is '1e6'", "number"]),
+        ("trust_remote_code = 1", ["trust_remote_code is 1", "true or false"]),
+        ("paper = 5", ["'5'", "of a paper"]),
+    ]:
+        file.write_text(content)
+        sentence = refused("bench", "--file", file, "--to", tmp_path / "other")
+        for part in parts:
+            assert part in sentence
+
+
+def test_what_transformers_refuses_is_said_and_the_rest_runs(draftwood, tmp_path):
+    words = ["--pair", "mamba2-draft,mamba2-draft", "--strategy", "generate-assisted"]
+    result = draftwood(*tiny(tmp_path / "r", *words, "--prompts", 1, new=3))
+    assert result.exit_code == 0, result.output
+    assert "generate-assisted did not run: assisted generation is not supported" in result.stdout
+    assert [line for line in result.stdout.splitlines() if line.startswith("leviathan:length=2")]
+
+
+def test_half_precision_is_checked_in_float32(draftwood, tmp_path):
+    words = ["--dtype", "bfloat16", "--prompts", 1]
+    result = draftwood(*tiny(tmp_path / "r", *words, new=3))
+    assert result.exit_code == 0, result.output
+    assert Counter(cell["kind"] for cell in cells(tmp_path / "r"))["check"] == 2
+    assert "compared with those of generate() in float32" in " ".join(result.stdout.split())
+    assert " equal" in result.stdout
+
+
+def test_a_text_that_differs_is_shown(draftwood, tmp_path, monkeypatch):
+    write = writers.Speculative.write
+
+    def wrong(self, prompt, tokens, seed):
+        text = write(self, prompt, tokens, seed)
+        text.tokens[-1] += 1
+        return text
+
+    monkeypatch.setattr(writers.Speculative, "write", wrong)
+    result = draftwood(*tiny(tmp_path / "r", "--prompts", 1, new=4))
+    assert "75.0% equal" in result.stdout
+
+
+def test_a_narrow_terminal_loses_nothing(draftwood, finished, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = draftwood("bench", "--to", finished[0], "--report")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 40
+
+
+def test_plots_without_matplotlib_are_refused_before_the_run(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "draftwood[bench]" in refused(*tiny(tmp_path / "r", "--plots"))
+    assert not (tmp_path / "r").exists()
