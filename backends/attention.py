@@ -2,12 +2,15 @@
 
 A mask keeps transformers' SDPA from reading grouped keys in place: it copies every key and value once
 for each head of its group, in every layer of every pass. `grouped_sdpa` does not, which saves 2 to 8 % of
-a pass of 8 nodes on a CPU.
+a pass of 8 nodes on a CPU. On a GPU no mask is made, where `tree_kernel` serves the model.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +22,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as hf_logging
 
+from draftwood.backends.tree_kernel import TREE, Packed, over
 from draftwood.errors import UnsupportedModel
+from draftwood.kernels import switch
+from draftwood.kernels.tree_attention.dispatch import unsupported
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +105,7 @@ class TreeAttention:
         own = model.config._attn_implementation
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         self._configs = [(config, config._attn_implementation) for config in configs.values()]
+        self._model = model
         self._name = own if own == "eager" else self._best(model, own)
         self._switches = self._name != own
 
@@ -113,6 +120,34 @@ class TreeAttention:
         if self._switches:
             for config, own in self._configs:
                 _set(config, own)
+
+    def packs(self, device: torch.device) -> bool:
+        """Whether a pass on `device` may be given masks of bits, under `over`."""
+        return switch.objection_on(device) is None and self._takes_bits
+
+    @contextmanager
+    def over(self, packed: Packed) -> Iterator[None]:
+        """Inside it the model attends by the tree kernel, under these masks."""
+        for config, _ in self._configs:
+            _set(config, TREE)
+        try:
+            with over(packed):
+                yield
+        finally:
+            for config, own in self._configs:
+                _set(config, own)
+
+    @cached_property
+    def _takes_bits(self) -> bool:
+        text = self._model.config.get_text_config(decoder=True)
+        dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        if not switch.chosen("tree_attention", unsupported(self._model.dtype, dim)):
+            return False
+        try:
+            return _accepts(self._model, TREE)
+        finally:
+            for config, before in self._configs:
+                _set(config, before)
 
     def _best(self, model: Any, own: str) -> str:
         try:

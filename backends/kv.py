@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from draftwood.kernels.kv_commit import dispatch as kv_commit
+
 SPARE = 128
 """Slots beyond those asked for, so that a text does not outgrow its prompt's buffers in its first round."""
 
@@ -138,10 +140,13 @@ class RowCache(Cache):
         self.plan.rows, self.plan.slots = rows, slots
 
     def move(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`, reading all before writing any."""
-        for arena in self._arenas:
-            row, source, target = torch.tensor([rows, sources, targets], device=arena.device)
-            arena[:, row, :, target] = arena[:, row, :, source]
+        """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`, reading all before writing any.
+
+        Rows come in ascending order.
+        """
+        for device in {arena.device for arena in self._arenas}:
+            arenas = [arena for arena in self._arenas if arena.device == device]
+            kv_commit.move(arenas=arenas, rows=rows, sources=sources, targets=targets)
 
     def keep(self, rows: Sequence[int], *, slots: int) -> None:
         """Keep these rows, given in ascending order, in the first places; `slots` of each are in use."""

@@ -29,6 +29,13 @@ class Reach:
         """Whether any query of a sequence of `length` tokens fails to see its first token."""
         return length > (self.window or self.chunk or length)
 
+    def first(self, queries: Tensor) -> Tensor:
+        """The first position that queries at these positions see, in the same shape."""
+        if self.window is not None:
+            return (queries - self.window + 1).clamp(min=0)
+        assert self.chunk is not None
+        return queries // self.chunk * self.chunk
+
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """bool `[rows, queries, keys]` from positions `[rows, queries]` and `[rows, keys]`."""
         queries, keys = queries.unsqueeze(2), keys.unsqueeze(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.region import Region
+from draftwood.backends.tree_kernel import Packed
 from draftwood.errors import InvalidInput
 
 
@@ -153,11 +154,17 @@ class PackedBackend(ModelBackend):
             longest = start + n
             if self.max_length is not None and longest > self.max_length:
                 positions = self._within_limit(positions, valid)
-            keys = None
+            columns = None
             if self._masks.limited(longest):
-                keys = torch.cat([self._slots.expand(rows, -1), region.depths + self._offsets, positions], 1)
-            visible = torch.cat([self._committed.expand(rows, n, -1), staged.visible], 2)
-            mask = self._masks.build(visible, queries=positions, keys=keys, longest=longest)
+                columns = torch.cat([region.depths + self._offsets, positions], 1)
+            mask = self._mask(
+                staged.visible,
+                queries=positions,
+                columns=columns,
+                committed=self._committed,
+                lengths=self._offsets.squeeze(1),
+                longest=longest,
+            )
             self._plan(0, rows, start=start, stop=start + n)
             self._states.extend(staged.visible, keep=keep)
             logits = self._forward(tokens.to(self.device, non_blocking=True), mask, positions)
@@ -225,11 +232,16 @@ class PackedBackend(ModelBackend):
         """
         have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
-        keys = torch.arange(start + n, device=self.device).expand(rows, -1)
-        queries = keys[:, start:]
+        queries = torch.arange(start, start + n, device=self.device).expand(rows, -1)
         # Padding stands behind a row's text, so no token of the text sees it.
-        visible = queries.unsqueeze(2) >= keys.unsqueeze(1)
-        mask = self._masks.build(visible, queries=queries, keys=keys, longest=start + n)
+        mask = self._mask(
+            queries.unsqueeze(2) >= queries.unsqueeze(1),
+            queries=queries,
+            columns=queries,
+            committed=torch.ones(rows, 1, start, dtype=torch.bool, device=self.device),
+            lengths=torch.full((rows,), start, device=self.device),
+            longest=start + n,
+        )
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
         options: dict[str, Any] = dict(self._prefill_options)
@@ -242,10 +254,52 @@ class PackedBackend(ModelBackend):
             for row, place in ends.items():
                 hidden[row] = self._read[row, read.index(place) if options else place]
 
+    def _mask(
+        self,
+        visible: Tensor,
+        *,
+        queries: Tensor,
+        columns: Tensor | None,
+        committed: Tensor,
+        lengths: Tensor,
+        longest: int,
+    ) -> Any:
+        """What the nodes of a pass see: bits where the tree kernel serves the model, else numbers.
+
+        Args:
+            visible: bool `[rows, nodes, columns]`, of the uncommitted columns.
+            queries: positions `[rows, nodes]`.
+            columns: positions `[rows, columns]`; needed where `limited(longest)`.
+            committed: bool `[rows, 1, slots]`, the slots before the columns that hold a row's text.
+            lengths: how many those are, `[rows]`.
+            longest: no position reaches this.
+        """
+        rows, n, _ = visible.shape
+        start = committed.shape[2]
+        if self._attention is not None and self._attention.packs(self.device):
+            return Packed.of(
+                self._masks.kinds,
+                visible,
+                queries=queries,
+                columns=columns,
+                lengths=lengths,
+                start=start,
+                longest=longest,
+            )
+        keys = None
+        if columns is not None:
+            keys = torch.cat([torch.arange(start, device=self.device).expand(rows, -1), columns], 1)
+        visible = torch.cat([committed.expand(-1, n, -1), visible], 2)
+        return self._masks.build(visible, queries=queries, keys=keys, longest=longest)
+
     def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self._takes_positions:
             options["position_ids"] = positions
-        with self._attention or nullcontext():
+        attention: AbstractContextManager[None] = self._attention or nullcontext()
+        if isinstance(mask, Packed):
+            assert self._attention is not None
+            mask, attention = mask.markers, self._attention.over(mask)
+        with attention:
             logits = self._logits(tokens, self._cache, attention_mask=mask, **options)
         self._cache.settle()
         return logits

@@ -37,7 +37,7 @@ def visible(rows: Sequence[Sequence[int]]) -> Tensor:
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
     """The norm of the difference over the norm of `wanted`; infinite where `found` holds NaN."""
-    found, wanted = found.double(), wanted.double()
+    found, wanted = found.detach().double(), wanted.detach().double()
     if found.shape != wanted.shape or not bool(found.isfinite().all()):
         return float("inf")
     norm = float(wanted.norm())

@@ -1,7 +1,7 @@
 """Every configuration of every kernel, compiled ahead of time, which needs no GPU.
 
 `python -m draftwood.kernels.compiled` compiles them all and prints the table; with names of operations, these
-alone; with `--json`, for programs; with `--write`, into kernels/COMPILED.md.
+alone; with `--json`, for programs; with `--write`, into kernels/COMPILED.md, whose other parts stay.
 """
 
 from __future__ import annotations
@@ -151,6 +151,15 @@ def table(found: list[Compiled]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(found: list[Compiled]) -> None:
+    """Put what was compiled into the page; operations that are not in `found` keep their part."""
+    head, *new = table(found).split("\n## ")
+    old = TABLE.read_text(encoding="utf-8").split("\n## ")[1:] if TABLE.exists() else []
+    parts = {part.split("\n")[0]: part.rstrip("\n") + "\n" for part in (*old, *new)}
+    kept = [parts[operation] for operation in sorted(parts) if operation in operations()]
+    TABLE.write_text("\n## ".join([head, *kept]), encoding="utf-8")
+
+
 def _check_types(configuration: Configuration, function: Any) -> None:
     """What is compiled here must be what a launch compiles."""
     free = [parameter for parameter in function.params if not parameter.is_constexpr]
@@ -192,7 +201,7 @@ def main(arguments: list[str]) -> None:
     if "--json" in arguments:
         print(json.dumps([asdict(one) for one in found]))
     elif "--write" in arguments:
-        TABLE.write_text(table(found), encoding="utf-8")
+        write(found)
     else:
         print(table(found))
 

@@ -46,12 +46,17 @@ def interpreted() -> bool:
 
 def objection(first: Tensor) -> str | None:
     """Why no kernel may run over tensors like `first`, as the end of a sentence; None where one may."""
+    return objection_on(first.device)
+
+
+def objection_on(device: torch.device) -> str | None:
+    """Why no kernel may run on `device`; None where one may."""
     if not enabled():
         return "kernels are switched off"
     if not interpreted():
-        if first.device.type != "cuda":
-            return f"its tensors are on the {first.device.type.upper()}"
-        if (reason := _device_objection(first.device)) is not None:
+        if device.type != "cuda":
+            return f"its tensors are on the {device.type.upper()}"
+        if (reason := _device_objection(device)) is not None:
             return reason
     if not _has_triton():
         return "triton is not installed"

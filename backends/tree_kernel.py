@@ -1,0 +1,142 @@
+"""Tree attention by the kernel: masks of bits in the place of masks of numbers, for any transformers model.
+
+A model hands `attention_mask` on to its attention, and where its layers differ, the one of their kind. What
+it is given here is a marker, `[rows, 1, 1, kind + 1]`: its size tells the kind, whatever device it is sent
+to, and the bits themselves wait in a context variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from draftwood.backends.masks import Reach
+from draftwood.kernels.tree_attention import dispatch
+from draftwood.kernels.tree_attention.mask import TreeMask
+
+TREE = "draftwood_tree"
+
+
+@attrs.frozen(eq=False)
+class Packed:
+    """What the nodes of one pass see, for every kind of layer.
+
+    Attributes:
+        masks: by kind.
+        markers: what `attention_mask=` takes, one tensor, or one for every kind.
+    """
+
+    masks: tuple[TreeMask, ...]
+    markers: Tensor | dict[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        kinds: dict[str, Reach],
+        visible: Tensor,
+        *,
+        queries: Tensor,
+        columns: Tensor | None,
+        lengths: Tensor,
+        start: int,
+        longest: int,
+    ) -> Packed:
+        """Pack ancestry and windows.
+
+        Args:
+            kinds: the model's kinds of layers, one at least.
+            visible: bool `[rows, nodes, columns]`, by ancestry alone.
+            queries: positions `[rows, nodes]`.
+            columns: positions `[rows, columns]`; needed where a kind's reach is limited.
+            lengths: committed slots `[rows]`.
+            start: the slot of column 0.
+            longest: no position reaches this.
+        """
+        masks = []
+        for reach in kinds.values():
+            first = within = None
+            if reach.limits(longest):
+                assert columns is not None
+                first, within = reach.first(queries), reach.sees(queries, columns)
+            masks.append(TreeMask.of(visible, lengths=lengths, start=start, first=first, within=within))
+        rows = len(visible)
+        markers = {
+            kind: visible.new_empty(rows, 1, 1, place + 1, dtype=torch.float32)
+            for place, kind in enumerate(kinds)
+        }
+        return cls(tuple(masks), markers if len(markers) > 1 else next(iter(markers.values())))
+
+
+_now: ContextVar[tuple[TreeMask, ...]] = ContextVar("masks of the pass")
+
+
+@contextmanager
+def over(packed: Packed) -> Iterator[None]:
+    """Inside it `tree_attention` attends under these masks."""
+    token = _now.set(packed.masks)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention under the masks of `over`.
+
+    Args:
+        module: the layer, for what is left to transformers' own function.
+        query: `[batch, heads, queries, head_dim]`.
+        key: `[batch, kv_heads, keys, head_dim]`.
+        value: `[batch, kv_heads, keys, value_dim]`.
+        attention_mask: a marker of `Packed`.
+        dropout: 0, as the model is in evaluation mode.
+        scaling: of the scores; default: 1 over the root of head_dim.
+        softcap: of the scores.
+        s_aux: sinks `[heads]`.
+        options: whatever else the layer passes; a bias by position goes to transformers' own function.
+
+    Returns:
+        `[batch, queries, heads, value_dim]` and None.
+    """
+    mask = _now.get()[attention_mask.shape[-1] - 1]
+    if mask.bits.device != query.device:
+        mask = mask.to(query.device)
+    if any(options.get(name) is not None for name in ("position_bias", "cache")):
+        seen = mask.visible().unsqueeze(1)
+        return sdpa_attention_forward(
+            module, query, key, value, seen, dropout=dropout, scaling=scaling, **options
+        )
+    found = dispatch.attend(
+        queries=query,
+        keys=key,
+        values=value,
+        mask=mask,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return found, None
+
+
+AttentionInterface.register(TREE, tree_attention)
+AttentionMaskInterface.register(TREE, sdpa_mask)

@@ -1,0 +1,135 @@
+"""Whole models whose attention is the tree kernel, against the same models under masks of numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.backends.masks import Masks, Reach
+from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.tree_kernel import Packed, over, tree_attention
+from draftwood.kernels import switch
+from draftwood.kernels.kv_commit import dispatch as kv_commit
+from draftwood.kernels.tree_attention import dispatch
+
+VOCAB = 53
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "grouped heads": (hf.LlamaConfig, {}),
+    "three heads a group": (hf.MistralConfig, {"num_attention_heads": 6, "sliding_window": 4}),
+    "soft-cap, windows": (hf.Gemma2Config, {"sliding_window": 5, "query_pre_attn_scalar": 16}),
+    "sinks, windows": (
+        hf.GptOssConfig,
+        {"sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
+    ),
+}
+
+
+def tiny(config: Any, **options: Any) -> Any:
+    torch.manual_seed(3)
+    small = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+    }
+    model = hf.AutoModelForCausalLM.from_config(config(**small | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.25)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Of two rows of differing length over two rounds of trees, the first grown in two calls."""
+    chance, found = random.Random(0), []
+    backend = TransformerBackend(model, chunk=16)
+
+    def tokens(*shape: int) -> torch.Tensor:
+        return torch.tensor([chance.randrange(VOCAB) for _ in range(torch.Size(shape).numel())]).view(shape)
+
+    backend.prefill([tokens(20), tokens(3)])
+    first = torch.tensor([[-1, 0, 1, 2, 0], [-1, 0, 0, -1, -1]])
+    found += [row[:n] for row, n in zip(backend.extend(tokens(2, 5), first, [5, 3]), (5, 3), strict=True)]
+    found += list(backend.extend(tokens(2, 2), torch.tensor([[3, 4], [2, 3]])))
+    backend.commit([[0, 1, 2, 3, 5], [0, 2, 3]])
+    found += list(backend.extend(tokens(2, 1), torch.tensor([[-1], [-1]])))
+    backend.commit([[0], []])
+    found += list(backend.extend(tokens(2, 3), torch.tensor([[-1, 0, 0], [-1, -1, 1]])))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, options = MODELS[name]
+    model = tiny(config, **options)
+    own = model.config._attn_implementation
+    with switch.switched(False):
+        wanted = logits_of(model)
+    # No mask of numbers, and no reference.
+    monkeypatch.setattr(Masks, "build", None)
+    monkeypatch.setattr(dispatch.reference, "attend", None)
+    monkeypatch.setattr(kv_commit.reference, "move", None)
+    with switch.switched(True):
+        found = logits_of(model)
+    assert float((found - wanted).norm() / wanted.norm()) <= 1e-5
+    assert model.config._attn_implementation == own
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "reason"),
+    [
+        (torch.float64, 16, "its tensors are torch.float64"),
+        (torch.float32, 8, "a head dim of 8 is not a multiple of 16 up to 256"),
+    ],
+)
+def test_other_models_keep_their_masks(
+    dtype: torch.dtype, dim: int, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    caplog.set_level("INFO", logger=switch.__name__)
+    switch._logged.clear()
+    monkeypatch.setattr(dispatch, "attend", None)
+    with switch.switched(True):
+        logits_of(tiny(hf.LlamaConfig, head_dim=dim).to(dtype))
+    assert f"tree_attention: the reference serves it, because {reason}." in caplog.messages
+
+
+def test_a_bias_by_position_is_left_to_transformers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(1, 2, n, 16, generator=generator) for n in (2, 5, 5))
+    bias = torch.randn(1, 2, 2, 5, generator=generator)
+    visible = torch.tensor([[[True, False], [True, True]]])
+    packed = Packed.of(
+        {"full_attention": Reach()},
+        visible,
+        queries=torch.tensor([[3, 4]]),
+        columns=None,
+        lengths=torch.tensor([2]),
+        start=3,
+        longest=5,
+    )
+    assert isinstance(packed.markers, torch.Tensor)
+    with over(packed):
+        found, _ = tree_attention(
+            torch.nn.Module(), queries, keys, values, packed.markers, position_bias=bias
+        )
+    seen = torch.tensor([[True, True, False, True, False], [True, True, False, True, True]])
+    scores = queries @ keys.mT / 4 + bias
+    wanted = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+    assert torch.allclose(found, wanted.transpose(1, 2), atol=1e-5)
+
+
+@given(query=st.integers(0, 60), size=st.integers(1, 20), chunked=st.booleans())
+def test_a_window_is_what_comes_from_its_first_position(query: int, size: int, chunked: bool) -> None:
+    reach = Reach(chunk=size) if chunked else Reach(window=size)
+    at, keys = torch.tensor([[query]]), torch.arange(query + 1).unsqueeze(0)
+    assert torch.equal(reach.sees(at, keys)[0], keys >= reach.first(at))
