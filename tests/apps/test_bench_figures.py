@@ -1,5 +1,8 @@
 """The figures of bench: formulas against the loop's own statistics, intervals, and the test of the texts."""
 
+import re
+from pathlib import Path
+
 import attrs
 import numpy as np
 import pytest
@@ -200,3 +203,9 @@ def test_too_few_texts_tell_nothing():
 
 def test_every_metric_has_a_name_of_its_own():
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_every_metric_is_explained():
+    page = Path(__file__).parents[2] / "docs" / "bench.md"
+    rows = set(re.findall(r"^\| `([a-z_]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {metric.name for metric in METRICS} <= rows

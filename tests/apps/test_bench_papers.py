@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -92,6 +93,12 @@ def test_the_comparison_says_what_differs_and_fits_80_columns(name, capsys):
     if name == "dyspec-table1":
         assert "here: mine" in out
         assert "2.50 (2.25-2.75)" in out
+
+
+def test_every_table_is_listed():
+    page = Path(__file__).parents[2] / "docs" / "bench.md"
+    named = set(re.findall(r"`([a-z]+-table\d+)`", page.read_text(encoding="utf-8")))
+    assert named == set(papers())
 
 
 def test_a_table_that_there_is_not():
