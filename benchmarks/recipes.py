@@ -39,7 +39,7 @@ from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 from draftwood.decoder import Generation
-from draftwood.strategies.acceptance import judged_children, unsure_vector
+from draftwood.strategies.acceptance import acceptance_vector
 from draftwood.zoo import held_out
 
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -191,12 +191,11 @@ def written(
 
 def calibrate(
     prompts: Sequence[Sequence[int]], *, temperature: float, tokens: int, draft: str
-) -> tuple[list[float], list[float]]:
-    """The acceptance vectors of the pair, on what the target writes after `prompts`: all, and unsure."""
+) -> list[float]:
+    """The acceptance vector of the pair, on what the target writes after `prompts`."""
     law = WithoutReplacement if temperature else Deterministic
     both = written(prompts, temperature=temperature, tokens=tokens, draft=draft)
-    judged = judged_children(*both, width=WIDTH, rng=TorchRandomness.seeded(0), law=law)
-    return (judged.reached * judged.accepted).mean(0).tolist(), unsure_vector(judged)
+    return acceptance_vector(*both, width=WIDTH, rng=TorchRandomness.seeded(0), law=law)
 
 
 def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
@@ -246,12 +245,11 @@ def recipes(
     drafters |= {"draft-verify": {"skip": skip}} if skip else {}
     cells = []
     for heat in temperature or TEMPERATURES:
-        vector, unsure = calibrate(calibration, temperature=heat, tokens=64, draft=draft)
-        for what, chances in (("acceptance", vector), ("where the draft is unsure", unsure)):
-            typer.echo(f"temperature {heat}: {what} " + " ".join(f"{chance:.3f}" for chance in chances))
+        vector = calibrate(calibration, temperature=heat, tokens=64, draft=draft)
+        typer.echo(f"temperature {heat}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
         for size in budget or BUDGETS:
             own: dict[str, dict[str, Any]] = {name: {} for name in drafters}
-            ways = settings(size, temperature=heat, acceptance=vector, unsure=unsure, own=own)
+            ways = settings(size, temperature=heat, acceptance=vector, own=own)
             cells += [Cell(heat, size, one) for one in ways if not only or one.recipe in only]
     done = {cell["key"]: cell for cell in _read(to)}
     missing = [cell for cell in cells if cell.key not in done]

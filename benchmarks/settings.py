@@ -55,12 +55,7 @@ def _short(value: Any) -> str:
 
 
 def settings(
-    budget: int,
-    *,
-    temperature: float,
-    acceptance: Sequence[float],
-    unsure: Sequence[float],
-    own: Mapping[str, Mapping[str, Any]],
+    budget: int, *, temperature: float, acceptance: Sequence[float], own: Mapping[str, Mapping[str, Any]]
 ) -> list[Setting]:
     """What runs at a budget.
 
@@ -69,14 +64,13 @@ def settings(
         temperature: of the target. At 0 recipes that differ from another by verification
             or by the law of drawing alone are left out.
         acceptance: measured, for the trees that are made for it.
-        unsure: the same where the draft is unsure, for those that know where it is.
         own: recipes with drafters of their own that can run here.
     """
     vector = tuple(acceptance)
     if budget == LARGE:
         return [
             Setting("dyspec", {"budget": budget}),
-            Setting("dyspec", {"budget": budget, "acceptance": tuple(unsure)}),
+            Setting("dyspec", {"budget": budget, "acceptance": vector}),
             *(Setting("dyspec-threshold", {"budget": budget, "threshold": t}) for t in (0.001, None)),
             *(Setting("sequoia", {"budget": budget, "depth": d, "acceptance": vector}) for d in (10, 24)),
         ]
@@ -111,7 +105,7 @@ def settings(
         Setting("specexec", {"budget": budget, "width": min(budget, 32)}),
     ]
     if sampled:
-        found.append(Setting("dyspec", {"budget": budget, "acceptance": tuple(unsure)}))
+        found.append(Setting("dyspec", {"budget": budget, "acceptance": vector}))
     if temperature != _SHARP:
         # The draft temperature of both papers, where it is not the target's.
         found += [

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
 from draftwood.records import RowRecord
-from draftwood.strategies.chances import CERTAINTY
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
 
 
@@ -93,29 +92,6 @@ def acceptance_vector(
     """
     judged = judged_children(target, draft, width=width, rng=rng, law=law)
     return (judged.reached * judged.accepted).mean(0).tolist()
-
-
-def unsure_vector(judged: Judged) -> list[float]:
-    """The vector for `DySpec(acceptance=...)`: acceptance where the draft is not all but certain.
-
-    A child drawn with certainty p is taken for accepted with c + (1 - c) p¹⁶; c is what makes a rank's
-    mean right. The plain mean of `acceptance_vector` counts the certain children in, so that a tree that
-    knows them by p would count them twice and grow too deep elsewhere.
-
-    Args:
-        judged: children drawn without replacement on a text.
-
-    Returns:
-        For every rank the chance of its child to be the accepted one, at p = 0.
-    """
-    certain = judged.certainty**CERTAINTY
-    hits, open_ = ((judged.reached * one).sum(0) for one in (judged.accepted - certain, 1 - certain))
-    found, left = [], 1.0
-    for hit, room in zip(hits.tolist(), open_.tolist(), strict=True):
-        chance = min(max(hit / room, 0.0), 1.0) if room > 0 else 0.0
-        found.append(left * chance)
-        left *= 1 - chance
-    return found
 
 
 def acceptance_of_rounds(records: Iterable[RowRecord], *, width: int) -> list[float]:

@@ -74,8 +74,8 @@ class DySpec(GreedyTree):
     Attributes:
         budget: nodes in the tree.
         law: how children are drawn.
-        acceptance: the chance of the first, second, ... child to be the accepted one where the draft is
-            unsure, as `unsure_vector` measures it; none is the paper's estimate, p itself.
+        acceptance: the chance of the first, second, ... child to be the accepted one, as for `Sequoia`;
+            none is the paper's estimate, p itself.
 
     Source: DySpec, algorithm 1 (arXiv 2410.11744), with its lines 6 and 7 exchanged: a token is drawn
     before it is added. The draft is asked for all waiting nodes whenever one is needed; the tree is the

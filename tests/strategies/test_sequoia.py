@@ -15,8 +15,7 @@ from draftwood import (
     TorchRandomness,
 )
 from draftwood.records import TracedTree
-from draftwood.strategies.acceptance import Judged, acceptance_of_rounds, acceptance_vector, unsure_vector
-from draftwood.strategies.chances import CERTAINTY, if_judged
+from draftwood.strategies.acceptance import acceptance_of_rounds, acceptance_vector
 from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
@@ -160,19 +159,3 @@ def test_more_siblings_than_tokens_count_nothing():
     p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     vector = acceptance_vector(p, p, width=4, rng=TorchRandomness.seeded(0))
     assert vector == [1, 0, 0, 0]
-
-
-@given(seeds, st.lists(st.floats(0, 0.95), min_size=1, max_size=4))
-def test_the_unsure_vector_is_what_certainty_leaves_unexplained(seed, chances):
-    rng = torch.Generator().manual_seed(seed)
-    reached, certainty = torch.rand(2, 50, len(chances), generator=rng, dtype=torch.float64)
-    certainty[::2] = 1 - certainty[::2] / 10
-    c = torch.tensor(chances, dtype=torch.float64)
-    judged = Judged(reached, c + (1 - c) * certainty**CERTAINTY, certainty)
-    assert list(if_judged(unsure_vector(judged))) == pytest.approx(chances, abs=1e-9)
-    assert sum(unsure_vector(judged)) <= 1
-
-
-def test_a_draft_that_is_always_certain_leaves_nothing_unsure():
-    sure = torch.ones(3, 2, dtype=torch.float64)
-    assert unsure_vector(Judged(sure, sure, sure)) == [0, 0]
