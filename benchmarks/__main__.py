@@ -2,6 +2,7 @@
 
 import typer
 
+from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
 from benchmarks.decode import decode
 from benchmarks.growth import growth
@@ -14,6 +15,7 @@ from draftwood.apps.failures import plainly
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 app.command("certainty")(plainly(certainty))
+app.command("blocks")(plainly(blocks))
 app.command("decode")(plainly(decode))
 app.command("growth")(plainly(growth))
 app.command("optimum")(plainly(optimum))
