@@ -8,7 +8,7 @@ framework reaches the layers above it without importing them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -45,7 +45,17 @@ def get(kind: str, name: str) -> Any:
 
 def options(kind: str, name: str) -> dict[str, inspect.Parameter]:
     """What `create` takes for `name`, by option name."""
-    return dict(inspect.signature(get(kind, name)).parameters)
+    return options_of(get(kind, name))
+
+
+def options_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a class or function takes, by option name.
+
+    A class without a constructor of its own takes nothing, though a protocol's one seems to take anything.
+    """
+    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(make).parameters
+    return {option: p for option, p in found.items() if p.kind not in anything}
 
 
 def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
@@ -55,8 +65,18 @@ def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
         UnknownStrategy: an unknown name or option; the message names the nearest.
         InvalidInput: an option is missing or cannot be used.
     """
+    return build(get(kind, name), name, given)
+
+
+def build(make: Callable[..., Any], name: str, given: Mapping[str, Any] | None = None) -> Any:
+    """What the class or function `make` gives for the options `given`; errors call it `name`.
+
+    Raises:
+        UnknownStrategy: an unknown option; the message names the nearest.
+        InvalidInput: an option is missing or cannot be used.
+    """
     given = dict(given or {})
-    known = options(kind, name)
+    known = options_of(make)
     for option in given:
         if option not in known:
             raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}")
@@ -64,7 +84,7 @@ def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
     if missing:
         raise InvalidInput(f"{name!r} needs the option {missing[0]!r}; give it.")
     try:
-        return get(kind, name)(**given)
+        return make(**given)
     except DraftwoodError:
         raise
     except (TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from draftwood.apps.bench.command import bench
+from draftwood.apps.check import check
 from draftwood.apps.demo import demo
 from draftwood.apps.failures import INTERRUPTED, debug, plainly, say
 from draftwood.apps.generate import generate
@@ -52,11 +53,12 @@ def options(
       draftwood index notes.txt -o notes-index
       draftwood strategies
       draftwood prove
+      draftwood check my_policy:Comb
     """
     debug(debugging)
 
 
-for command in (demo, generate, bench, view, index, strategies, prove):
+for command in (demo, generate, bench, view, index, strategies, prove, check):
     app.command()(plainly(command))
 
 

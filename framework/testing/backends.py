@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -241,6 +241,10 @@ class StateBackendTests:
             max_examples=self.examples,
             stateful_step_count=self.steps,
             deadline=None,
+            database=None,
+            # Which values are beside the point costs minutes, and the message says what matters.
+            phases=[Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         )
         run_state_machine_as_test(machine, settings=budget)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
+
+import attrs
 
 from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
@@ -13,7 +15,37 @@ from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 MODELS = "DRAFTWOOD_MODELS"
 """Environment variable: random toy models that a check tries; the pytest option sets it."""
 
-Check = Callable[[], None]
+
+@attrs.frozen(eq=False)
+class Check:
+    """One check of one strategy; call it to run it.
+
+    Attributes:
+        strategy: what is checked.
+        name: of the check.
+        demand: what it asks, in a sentence.
+        models: random toy models that it tries.
+
+    Raises:
+        AssertionError: when called, and the strategy fails; the message has its name and what was found.
+    """
+
+    strategy: object
+    name: str
+    demand: str
+    models: int
+    _run: Callable[[int], None]
+
+    def __call__(self) -> None:
+        try:
+            self._run(self.models)
+        except Exception as raised:
+            error = raised
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]  # a failure that did not come again when it was repeated
+            what = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            who = type(self.strategy).__name__
+            raise AssertionError(f"{who} fails the check {self.name!r}: {what}") from error
 
 
 def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple[str, Check]]:
@@ -30,18 +62,8 @@ def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple
     if models is None:
         models = int(os.environ.get(MODELS, "20"))
     for name, check in _kind(strategy):
-        yield name, partial(_run, strategy, name, check, models)
-
-
-def _run(strategy: object, name: str, check: Callable[[int], None], models: int) -> None:
-    try:
-        check(models)
-    except Exception as raised:
-        error = raised
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]  # a failure that did not come again when it was repeated
-        what = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        raise AssertionError(f"{type(strategy).__name__} fails the check {name!r}: {what}") from error
+        said = inspect.getdoc(getattr(check, "func", check)) or ""
+        yield name, Check(strategy, name, said.partition("\n")[0], models, check)
 
 
 def check_strategy(strategy: object, *, models: int | None = None) -> None:
@@ -50,11 +72,8 @@ def check_strategy(strategy: object, *, models: int | None = None) -> None:
     Raises:
         AssertionError: a check failed; the message has its name and what was found.
     """
-    for name, check in checks_for(strategy, models=models):
-        try:
-            check()
-        except AssertionError as error:
-            raise AssertionError(f"{type(strategy).__name__} fails the check {name!r}: {error}") from error
+    for _, check in checks_for(strategy, models=models):
+        check()
 
 
 def parametrize_with_checks(

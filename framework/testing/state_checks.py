@@ -130,16 +130,20 @@ def backend_checks(backend: StateBackend) -> Iterator[tuple[str, Callable[[int],
     oracle = copy.deepcopy(backend)
     for name in dir(Tests):
         if name.startswith("test_"):
-            yield name.removeprefix("test_").replace("_", "-"), partial(_run, Tests, name)
+            yield name.removeprefix("test_").replace("_", "-"), _case(Tests, name)
 
 
-def _run(tests: type[StateBackendTests], name: str, models: int) -> None:
-    suite = tests()
-    suite.examples = models
-    try:
-        getattr(suite, name)()
-    finally:
-        suite.make_backend()  # releases the rows
+def _case(tests: type[StateBackendTests], name: str) -> Callable[[int], None]:
+    def run(models: int) -> None:
+        suite = tests()
+        suite.examples = models
+        try:
+            getattr(suite, name)()
+        finally:
+            suite.make_backend()  # releases the rows
+
+    run.__doc__ = getattr(tests, name).__doc__
+    return run
 
 
 def _sequential(backend: StateBackend, tokens: list[int]) -> Tensor:

@@ -1,0 +1,261 @@
+"""`draftwood check`: the conformance suite on anyone's strategy, with what a failure means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import Drafter, StateBackend, TreePolicy, Verifier, registry
+from draftwood.apps import options
+from draftwood.apps.failures import FAILED, one_line
+from draftwood.errors import InvalidInput, nearest
+
+if TYPE_CHECKING:
+    from draftwood.testing.checks import Check
+
+PROTOCOLS: dict[type, str] = {
+    TreePolicy: "tree policy",
+    Verifier: "verifier",
+    Drafter: "drafter",
+    StateBackend: "state backend",
+}
+
+# Every random outcome of a tree is visited, so a policy's own sizes are cut down to these.
+SMALL: Mapping[str, int] = {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 2, "width": 2}
+
+REMEDIES: Mapping[str, str] = {
+    "declaration": "Set these attributes on the class; the protocol's docstring lists them.",
+    "proposal-law": "Usual causes: a drawn node was dropped for its own token (decide before the draw), the "
+    "children were not drawn from the proposal that the tree names, or a sibling's existence depends on an "
+    "earlier one's token and the class does not declare adaptive = True.",
+    "lossless": "Usual causes for a policy: those of the check proposal-law. For a verifier: after a "
+    "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
+    "sibling against the first one's distribution instead of conditional(k, earlier).",
+    "adaptive": "A missing sibling tells something of the earlier ones' tokens. A verifier that looks at "
+    "several siblings at once declares adaptive = False.",
+    "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
+    "no token to which the target gives probability 0.",
+    "rounds": "One round may be right and the next root wrong: the extra token must be drawn after the "
+    "last accepted node, and bonus says whether that node is a leaf.",
+    "bad-input": "Emit nothing that the target forbids, end, and give a path of nodes from the root down; "
+    "where the input cannot be judged, raise InvalidDistribution.",
+    "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls but what "
+    "observe() learns.",
+    "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
+    "budget": "Count a node before it is added; the root does not count.",
+    "chain": "Declare branches = True, or give a node one child at most.",
+    "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "
+    "the branch.",
+    "shapes": "See Drafter.distributions: padded to the longest request, -inf where nothing is proposed.",
+    "rows": "Keep the rows apart, and let those behind a released row move up.",
+    "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
+}
+"""By the check's name, or by what stands before its law: where to look first."""
+_LAW_S = (
+    "Law S in the docstring of StateBackend says what every call must leave; places of nodes count on over "
+    "calls until the next commit."
+)
+_TOO_LARGE = "That is no verdict: its tree has too many outcomes to visit them all; make it smaller with -o."
+
+
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A class derived from a protocol, or a function that builds one.",
+            show_default=False,
+        ),
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="name=value for the class or function; repeatable."),
+    ] = None,
+    models: Annotated[int, typer.Option(min=1, help="Random toy models that a check tries.")] = 20,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
+    ] = None,
+) -> None:
+    """Check a policy, verifier, drafter or backend of your own, and explain what is wrong.
+
+    Policies and verifiers are proved: every random outcome on small random models is visited. The module
+    is found as Python finds it, and in the current folder. The exit code is 1 when a check fails.
+
+    \b
+    Examples:
+      draftwood check my_policy:Comb
+      draftwood check my_policy:Comb -o length=3 --models 50
+      draftwood check my_package.drafters:build
+      draftwood check my_verifier:Mine --expect "rounds=a known mistake"
+    """
+    from rich.console import Console
+
+    if importlib.util.find_spec("hypothesis") is None:
+        raise InvalidInput("The checks need the package hypothesis; install draftwood[test].")
+    from draftwood.testing.checks import checks_for
+
+    strategy = build(target, options.parse(option or []))
+    checks = dict(checks_for(strategy, models=models))
+    expected = _expected(expect or [], checks)
+    console = Console(highlight=False)
+    said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
+    console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.", markup=False)
+    failed = [
+        failure
+        for name, one in checks.items()
+        if (failure := _run(name, one, expected.get(name), console)) is not None
+    ]
+    for failure in failed:
+        console.print(f"\n{failure}", markup=False, soft_wrap=True)
+    if failed:
+        console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
+        raise typer.Exit(FAILED)
+    console.print(f"All {len(checks)} checks passed." if not expected else "Every check did as expected.")
+
+
+def build(target: str, given: Mapping[str, str]) -> Any:
+    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `given`.
+
+    Raises:
+        InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (colon and module_name and name):
+        raise InvalidInput(f"{target!r} is not of the form package.module:Class, such as my_policy:Comb.")
+    found = _named(_module(module_name), name)
+    if isinstance(found, type):
+        _must_be_strategy(found, name)
+    elif _protocol(type(found)):
+        if given:
+            raise InvalidInput(f"{name!r} is built already and takes no option {next(iter(given))!r}.")
+        return found
+    elif not callable(found):
+        raise InvalidInput(
+            f"{name!r} is a {type(found).__name__}; name a class, or a function that builds one."
+        )
+    known = registry.options_of(found)
+    chosen = {**_small(found, known)}
+    chosen |= {o: options.convert(o, word, known[o]) if o in known else word for o, word in given.items()}
+    missing = [o for o, p in known.items() if p.default is p.empty and o not in chosen]
+    if missing:
+        raise InvalidInput(
+            f"{name!r} needs the option {missing[0]!r}; give -o {missing[0]}=VALUE, or name a function that "
+            "builds the strategy."
+        )
+    made = registry.build(found, name, chosen)
+    if not isinstance(found, type):
+        _must_be_strategy(type(made), f"{name}()")
+    return made
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if name.endswith(".py") or "/" in name:
+        module = ".".join(Path(name).with_suffix("").parts)
+        raise InvalidInput(
+            f"{name!r} is a file; name the module as Python imports it, such as {module}:Class."
+        )
+    if here not in sys.path:
+        sys.path.append(here)  # behind everything else, so that no file here hides an installed module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"There is no module {error.name!r}, neither installed nor in {here}; check its name, or "
+                "change to its folder."
+            ) from error
+        raise InvalidInput(
+            f"{name!r} needs the module {error.name!r}, which is not there; install it."
+        ) from error
+    except (Exception, SystemExit) as error:  # anyone's module may fail in any way
+        raise InvalidInput(
+            f"{name!r} cannot be imported ({type(error).__name__}: {one_line(error)}); mend it first."
+        ) from error
+
+
+def _named(module: ModuleType, name: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'a folder without code'})"
+        classes = [n for n, found in vars(module).items() if isinstance(found, type) and _protocol(found)]
+        raise InvalidInput(f"{where} has no {name!r}{nearest(name, classes)}") from None
+
+
+def _protocol(kind: type) -> str:
+    """What a class is, in words; empty where it is derived from none of the protocols."""
+    return next((words for protocol, words in PROTOCOLS.items() if protocol in kind.__mro__), "")
+
+
+def _must_be_strategy(kind: type, name: str) -> None:
+    protocols = ", ".join(protocol.__name__ for protocol in PROTOCOLS)
+    if kind in PROTOCOLS:
+        raise InvalidInput(f"{name!r} is a protocol itself; name a class that is derived from it.")
+    if not _protocol(kind):
+        what = "is" if name == kind.__name__ else f"is a {kind.__name__},"
+        raise InvalidInput(f"{name!r} {what} derived from none of {protocols}; derive it from one of them.")
+
+
+def _small(found: Any, known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Small sizes for the options of a policy that ask for a size or have a larger one."""
+    if not isinstance(found, type) or TreePolicy not in found.__mro__:
+        return {}
+    return {
+        option: small
+        for option, small in SMALL.items()
+        if option in known
+        and (known[option].default is inspect.Parameter.empty or _above(known[option].default, small))
+    }
+
+
+def _above(default: Any, small: int) -> bool:
+    return isinstance(default, int) and default > small
+
+
+def _expected(given: Sequence[str], checks: Mapping[str, Check]) -> dict[str, str]:
+    expected = {}
+    for one in given:
+        name, _, reason = (part.strip() for part in one.partition("="))
+        if name not in checks:
+            raise InvalidInput(f"There is no check {name!r} here{nearest(name, checks)}")
+        if not reason:
+            raise InvalidInput(f"The expected failure {name!r} has no reason; write {name}=REASON.")
+        expected[name] = reason
+    return expected
+
+
+def _run(name: str, one: Check, reason: str | None, console: Any) -> str | None:
+    """Run a check and print its line; what is wrong, or None."""
+    from draftwood.testing import BudgetExceeded
+
+    try:
+        one()
+    except AssertionError as error:
+        if reason is not None:
+            console.print(f"  expected  {name}: {reason}", markup=False)
+            return None
+        console.print(f"  FAILS     {name}", style="bold red", markup=False)
+        too_large = isinstance(error.__cause__, BudgetExceeded)
+        return f"{name}: {one.demand}\n{error}\n{_TOO_LARGE if too_large else _remedy(one)}"
+    if reason is None:
+        console.print(f"  ok        {name}", markup=False)
+        return None
+    console.print(f"  FAILS     {name}", style="bold red", markup=False)
+    return f"{name}: it was expected to fail ({reason}) and passes; take the expectation away."
+
+
+def _remedy(one: Check) -> str:
+    if StateBackend in type(one.strategy).__mro__:
+        return _LAW_S
+    return REMEDIES.get(one.name) or REMEDIES[one.name.partition("-")[0]]

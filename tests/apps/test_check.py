@@ -1,0 +1,206 @@
+"""`draftwood check`: what is right passes, what is wrong is explained, and what is no strategy is refused."""
+
+import sys
+
+import attrs
+import pytest
+
+from draftwood.apps.check import REMEDIES, SMALL, build
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.dyspec import DySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing.checks import checks_for
+from tests.framework.third_party import TargetAgain
+
+MINE = '''
+import attrs
+
+from draftwood import (
+    Deterministic, InvalidInput, TreeBuilder, TreePolicy, Verifier, WithReplacement, draw_children
+)
+from draftwood.proposals import ALL_LAWS
+from draftwood.testing import ToyBackend, ToyModel
+from tests.framework.third_party import TargetAgain
+
+COUNT = 3
+
+
+@attrs.frozen
+class Star(TreePolicy):
+    """The most likely tokens below the root."""
+
+    branching: int = 8
+    wide: bool = False
+    laws = frozenset({Deterministic})
+
+    def grow(self, root, rng):
+        tree = TreeBuilder(root)
+        (drawn,) = draw_children(Deterministic, (yield tree.request([0])), count=self.branching, rng=rng)
+        tree.add_children(0, drawn.tokens, drawn.proposal)
+        return tree.finish()
+
+
+@attrs.frozen
+class Sized(Star):
+    nodes: int = attrs.field(kw_only=True)
+
+
+class Biased(TargetAgain):
+    laws = frozenset({WithReplacement})
+    branches = False
+
+
+class NoLaws(Verifier):
+    laws = ()
+
+    def verify(self, tree, target_probs, rng):
+        raise InvalidInput("never")
+
+
+class Forgetful(ToyBackend):
+    """Commits one node fewer than it should."""
+
+    def commit(self, paths):
+        super().commit([path[:-1] for path in paths])
+
+
+class Plain:
+    pass
+
+
+def forgetful(vocab_size: int = 5):
+    return Forgetful(ToyModel(vocab_size))
+
+
+def nothing():
+    return None
+
+
+star = Star(2)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of somebody's own in the current folder, which is on nobody's search path."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def test_a_policy_of_ones_own_passes_on_small_trees(draftwood, mine):
+    result = draftwood("check", "mine:Star", "--models", 2)
+    assert result.exit_code == 0, result.output
+    assert "Star(branching=2, wide=False), a tree policy: 7 checks." in result.stdout
+    assert "All 7 checks passed." in result.stdout
+
+
+def test_options_reach_the_class_as_what_they_are(mine):
+    policy = build("mine:Star", {"branching": "4", "wide": "yes"})
+    assert (policy.branching, policy.wide) == (4, True)
+    assert build("mine:forgetful", {"vocab_size": "7"}).vocab_size == 7
+    assert build("mine:star", {}).branching == 2
+
+
+def test_sizes_not_given_are_cut_down_and_small_ones_left(mine):
+    assert build("draftwood.strategies.policies.dyspec:DySpec", {}) == DySpec(SMALL["budget"])
+    assert build("draftwood.strategies.policies.dyspec:DySpec", {"budget": "1"}) == DySpec(1)
+    assert build("draftwood.strategies.policies.fixed_tree:FixedTree", {}).depth == SMALL["depth"]
+
+
+def test_a_mistake_is_explained_and_the_exit_code_is_1(draftwood, mine):
+    result = draftwood("check", "mine:Biased", "--models", 10)
+    assert result.exit_code == 1
+    for part in (
+        "FAILS     lossless-WithReplacement",
+        "ok        declaration",
+        "The emitted tokens have the target's law on trees of several small shapes.",
+        "is biased: tokens (",
+        "it draws from the target instead of the residual max(target - draft, 0)",
+        "checks failed.",
+    ):
+        assert part in result.stdout, part
+
+
+def test_a_backends_mistake_is_explained_by_law_s(draftwood, mine):
+    result = draftwood("check", "mine:forgetful", "--models", 2)
+    assert result.exit_code == 1
+    assert "Forgetful, a state backend" in result.stdout or "Forgetful(" in result.stdout
+    assert "FAILS     rounds-of-trees" in result.stdout
+    assert "Law S in the docstring of StateBackend" in result.stdout
+
+
+def test_an_expected_failure_must_fail(draftwood, mine):
+    arguments = ("check", "mine:star", "--models", 1, "--expect")
+    passes = draftwood(*arguments, "copies=it cannot be copied")
+    assert passes.exit_code == 1
+    assert "expected to fail (it cannot be copied) and passes" in passes.stdout
+    fails = draftwood("check", "mine:NoLaws", "--expect", "declaration=unfinished", "--models", 1)
+    assert "expected  declaration: unfinished" in fails.stdout
+    assert "FAILS     bad-input" in fails.stdout
+
+
+def test_a_tree_too_large_to_visit_is_no_verdict(draftwood, mine, monkeypatch):
+    from draftwood.testing import policy_checks
+    from draftwood.testing.enumerator import BudgetExceeded
+
+    def too_large(*arguments, **options):
+        raise BudgetExceeded("20 outcomes were visited.")
+
+    monkeypatch.setattr(policy_checks, "assert_proposal_law", too_large)
+    result = draftwood("check", "mine:star", "--models", 1)
+    assert result.exit_code == 1
+    assert "That is no verdict: its tree has too many outcomes" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mine",), "'mine' is not of the form package.module:Class"),
+        (("mien:Star",), "There is no module 'mien', neither installed nor in "),
+        (("mine.policies:Star",), "There is no module 'mine.policies'"),
+        (("mine.py:Star",), "'mine.py' is a file; name the module as Python imports it, such as mine:Class."),
+        (("mine:Sta",), "mine.py) has no 'Sta'; did you mean 'Star'?"),
+        (("mine:Plain",), "'Plain' is derived from none of TreePolicy, Verifier, Drafter, StateBackend"),
+        (("mine:nothing",), "'nothing()' is a NoneType, derived from none of TreePolicy"),
+        (("mine:COUNT",), "'COUNT' is a int; name a class, or a function"),
+        (("mine:TreePolicy",), "'TreePolicy' is a protocol itself; name a class"),
+        (("mine:Sized",), "'Sized' needs the option 'nodes'; give -o nodes=VALUE, or name a function"),
+        (("mine:Star", "-o", "branchin=3"), "has no option 'branchin'; did you mean 'branching'?"),
+        (("mine:Star", "-o", "branching=three"), "branching is 'three'; give an integer."),
+        (("mine:NoLaws", "-o", "size=3"), "'NoLaws' has no option 'size'"),
+        (("mine:star", "-o", "branching=3"), "'star' is built already and takes no option 'branching'."),
+        (("mine:star", "--expect", "copy=why"), "There is no check 'copy' here; did you mean 'copies'?"),
+        (("mine:star", "--expect", "copies"), "The expected failure 'copies' has no reason; write"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_checked_is_refused(refused, mine, arguments, message):
+    assert message in refused("check", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import no_such_thing", "'broken' needs the module 'no_such_thing', which is not there; install it."),
+        ("1 / 0", "'broken' cannot be imported (ZeroDivisionError: division by zero); mend it first."),
+        ("def f(:", "'broken' cannot be imported (SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "'broken' cannot be imported (SystemExit: 3); mend it first."),
+    ],
+)
+def test_a_module_that_does_not_import_says_why(refused, mine, code, message):
+    (mine / "broken.py").write_text(code)
+    assert message in refused("check", "broken:Star")
+
+
+def test_every_check_has_a_demand_and_a_remedy():
+    drafter = PromptLookup(13)
+    for strategy in (DySpec(2), attrs.evolve(RecursiveRejection()), TargetAgain(), drafter):
+        for name, one in checks_for(strategy):
+            assert one.demand.endswith("."), name
+            assert name in REMEDIES or name.partition("-")[0] in REMEDIES, name
+    backend = ToyBackend(ToyModel(5))
+    assert all(one.demand.endswith(".") for _, one in checks_for(backend))
