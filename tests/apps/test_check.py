@@ -185,7 +185,10 @@ def test_what_cannot_be_checked_is_refused(refused, mine, arguments, message):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import no_such_thing", "'broken' needs the module 'no_such_thing', which is not there; install it."),
+        (
+            "import no_such_thing",
+            "'broken' needs the module 'no_such_thing', which is not there; install it.",
+        ),
         ("1 / 0", "'broken' cannot be imported (ZeroDivisionError: division by zero); mend it first."),
         ("def f(:", "'broken' cannot be imported (SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "'broken' cannot be imported (SystemExit: 3); mend it first."),
