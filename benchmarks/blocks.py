@@ -65,7 +65,7 @@ def blocks(
     typer.echo(f"Blocks of {size} by {size}, means; DySpec trees of {draft} at temperature {temperature}.")
     typer.echo(
         f"{'':<8}{'nodes':>6}{'trees':>6}{'grown':>9}{'breadth':>9}{'depth':>9}{'heavy':>9}"
-        f"{'grown / depth':>15}{'the paper':>26}"
+        f"{'grown / depth':>15}{'/ heavy':>9}{'the paper':>26}"
     )
     for count in nodes or (256, 512, 768, 1024, 2048):
         steps = watched(encoded, f"{count} nodes", total=len(encoded), console=Console(stderr=True))
@@ -84,6 +84,6 @@ def blocks(
             typer.echo(
                 f"{kind:<8}{count:>6}{len(several):>6}"
                 + "".join(f"{value:>9.1f}" for value in means)
-                + f"{means[0] / means[2]:>15.2f}"
+                + f"{means[0] / means[2]:>15.2f}{means[0] / means[3]:>9.2f}"
                 + (f"{f'{paper[0]} / {paper[1]} = {paper[0] / paper[1]:.2f}':>26}" if paper else "")
             )
