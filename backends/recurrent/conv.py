@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from draftwood.backends.recurrent.states import LayerState, Pass, Vectors, grown
-from draftwood.kernels.tree_conv import reference as tree_conv
+from draftwood.kernels.tree_conv import dispatch as tree_conv
 
 
 class ConvState(LayerState):
@@ -29,6 +32,9 @@ class ConvState(LayerState):
         out = tree_conv.attend(inputs=inputs, state=state, weight=weight, bias=self._conv.bias, window=window)
         return out, new
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
         """The last inputs of the path."""
-        return tree_conv.replay(inputs=nodes[0], state=state, kept=kept)
+        return tree_conv.replay_all(inputs=[held for (held,) in nodes], state=states, kept=kept)

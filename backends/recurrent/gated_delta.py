@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
-from draftwood.kernels.gated_delta_tree import reference as gated_delta_tree
+from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
 
 
 class GatedDeltaState(LayerState):
@@ -43,10 +43,13 @@ class GatedDeltaState(LayerState):
         )
         return out, (key, deltas, decay)
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
         """One decayed sum over the path."""
-        keys, deltas, decay = nodes
-        return gated_delta_tree.replay(keys=keys, values=deltas, decay=decay, state=state, kept=kept)
+        keys, deltas, decay = zip(*nodes, strict=True)
+        return gated_delta_tree.replay_all(keys=keys, values=deltas, decay=decay, state=states, kept=kept)
 
 
 def qwen3_next(given: Any, hidden: Tensor) -> Vectors:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import softplus
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors
-from draftwood.kernels.lru_tree import reference as lru_tree
+from draftwood.kernels.lru_tree import dispatch as lru_tree
 
 
 class LRUState(LayerState):
@@ -25,12 +26,15 @@ class LRUState(LayerState):
         """From parent to child; `new` is the gated inputs and their log decay."""
         values, decay = new
         outputs = old[0] if old else values[:, :0]
-        out = lru_tree.attend(values=values, outputs=outputs, decay=decay, state=state, visible=now.visible)
+        out = lru_tree.attend(values=values, outputs=outputs, decay=decay, state=state, paths=now.paths)
         return out, (out,)
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
         """The path's last output."""
-        return lru_tree.replay(outputs=nodes[0], state=state, kept=kept)
+        return lru_tree.replay_all(outputs=[held for (held,) in nodes], state=states, kept=kept)
 
 
 class LRUMixer(Mixer):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import linear, silu, softplus
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
-from draftwood.kernels.mamba1_tree import reference as mamba1_tree
+from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 
 
 class Mamba1State(LayerState):
@@ -42,15 +43,23 @@ class Mamba1State(LayerState):
             steps=steps,
             rates=self.rates,
             state=state,
-            levels=now.levels,
+            paths=now.paths,
         )
         return out, tuple(held)
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
         """One decayed sum over the path."""
-        keys, values, steps = nodes
-        return mamba1_tree.replay(
-            keys=keys, values=values, steps=steps, rates=self.rates, state=state, kept=kept
+        keys, values, steps = zip(*nodes, strict=True)
+        return mamba1_tree.replay_all(
+            keys=keys,
+            values=values,
+            steps=steps,
+            rates=[layer.rates for layer in layers],
+            state=states,
+            kept=kept,
         )
 
 

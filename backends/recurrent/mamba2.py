@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import silu, softplus
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
-from draftwood.kernels.mamba2_tree import reference as mamba2_tree
+from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
 
 
 class Mamba2State(LayerState):
@@ -32,10 +33,13 @@ class Mamba2State(LayerState):
         )
         return out, tuple(held)
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
         """One decayed sum over the path."""
-        keys, values, decay = nodes
-        return mamba2_tree.replay(keys=keys, values=values, decay=decay, state=state, kept=kept)
+        keys, values, decay = zip(*nodes, strict=True)
+        return mamba2_tree.replay_all(keys=keys, values=values, decay=decay, state=states, kept=kept)
 
 
 class Mamba2Mixer(Mixer):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -30,7 +33,7 @@ class Snapshots(LayerState):
         row = torch.arange(rows, device=state.device).unsqueeze(1)
         behind = state.new_zeros(rows, columns + 1, *state.shape[1:])
         held = state.unsqueeze(1)
-        for taken, parents in now.levels:
+        for taken, parents in now.paths.levels:
             place = taken.clamp(max=columns - 1)
             one = tuple(vector[row, place].flatten(0, 1).unsqueeze(1) for vector in nodes)
             step = torch.ones(taken.numel(), 1, dtype=torch.bool, device=state.device)
@@ -39,9 +42,15 @@ class Snapshots(LayerState):
             behind[row, taken] = held
         return out, (*kept, behind[:, columns - kept[0].shape[1] : columns])
 
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
-        """The state behind the last column of `kept`."""
+    @classmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
+        """The states behind the last column of `kept`."""
         places = torch.arange(1, kept.shape[1] + 1, device=kept.device)
         last = torch.where(kept, places, 0).amax(1)
-        behind = torch.cat([state.unsqueeze(1), nodes[-1]], 1)
-        return behind[torch.arange(len(kept), device=kept.device), last]
+        row = torch.arange(len(kept), device=kept.device)
+        return [
+            torch.cat([state.unsqueeze(1), held[-1]], 1)[row, last]
+            for state, held in zip(states, nodes, strict=True)
+        ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution
-from draftwood.kernels.mamba1_tree import reference as mamba1_tree
-from draftwood.kernels.tree_conv import reference as tree_conv
+from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
+from draftwood.kernels.tree_conv import dispatch as tree_conv
 
 PIECE = 64
 """Tokens of a prompt that a layer takes at once, as a tree that is one chain."""
@@ -27,25 +28,19 @@ class Pass:
 
     Attributes:
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+        paths: of the nodes; see `mamba1_tree`.
     """
 
     def __init__(self, visible: Tensor) -> None:
         self.visible = visible
+        self.paths = mamba1_tree.Paths(visible)
         self._windows: dict[int, Tensor] = {}
-        self._levels: list[mamba1_tree.Level] | None = None
 
     def window(self, width: int) -> Tensor:
         """Places `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
         if width not in self._windows:
             self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
         return self._windows[width]
-
-    @property
-    def levels(self) -> list[mamba1_tree.Level]:
-        """The nodes and their ancestors by depth; see `mamba1_tree`."""
-        if self._levels is None:
-            self._levels = mamba1_tree.levels(visible=self.visible)
-        return self._levels
 
 
 class LayerState(ABC):
@@ -81,9 +76,16 @@ class LayerState(ABC):
             now: who sees whom.
         """
 
+    @classmethod
     @abstractmethod
+    def replay_all(
+        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
+    ) -> list[Tensor]:
+        """The states of `layers` after committing the columns `kept`, bool `[rows, columns]`."""
+
     def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
-        """The state after committing the columns `kept`, bool `[rows, columns]`, of `nodes`."""
+        """`replay_all` of this layer alone."""
+        return self.replay_all([self], [state], [nodes], kept)[0]
 
     def run(self, new: Vectors, now: Pass) -> Tensor:
         """Append nodes and return their outputs."""
@@ -221,14 +223,19 @@ class States:
         chosen = torch.zeros(len(columns_of), columns, dtype=torch.bool)
         for row, taken in enumerate(columns_of):
             chosen[row, list(taken)] = True
-        on_device: dict[torch.device, Tensor] = {}
-        found: list[Tensor | None] = []
-        for layer in self.layers:
+        # Layers of a kind on one device are replayed together, in as many launches as one of them.
+        alike: dict[tuple[type[LayerState], torch.device], list[int]] = {}
+        for place, layer in enumerate(self.layers):
             assert layer.committed is not None
-            device = layer.committed.device
-            kept = on_device.setdefault(device, chosen.to(device))
-            found.append(layer.replay(layer.committed, layer.nodes, kept))
-        return self._finite(found)
+            alike.setdefault((type(layer), layer.committed.device), []).append(place)
+        found: dict[int, Tensor | None] = {}
+        for (kind, device), places in alike.items():
+            layers = [self.layers[place] for place in places]
+            states = [layer.committed for layer in layers if layer.committed is not None]
+            kept = chosen.to(device, non_blocking=True)
+            new = kind.replay_all(layers, states, [layer.nodes for layer in layers], kept)
+            found |= dict(zip(places, new, strict=True))
+        return self._finite([found[place] for place in range(len(self.layers))])
 
     def settle(self, committed: Sequence[Tensor | None]) -> None:
         """Take over what `joined` or `replayed` gave, and drop all nodes."""

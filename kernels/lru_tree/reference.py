@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftwood.kernels.mamba1_tree.reference import Paths
 
-def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
+
+def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, paths: Paths) -> Tensor:
     """Outputs `[rows, nodes, channels]` of the new nodes, which are their states too.
 
     Args:
@@ -17,8 +19,9 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, vis
         outputs: of the older columns, `[rows, columns - nodes, channels]`.
         decay: the log decay of the new nodes, `[rows, nodes, channels]`, at most 0; -inf forgets all.
         state: committed, `[rows, channels]`.
-        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+        paths: of the new nodes.
     """
+    visible = paths.visible
     old = outputs.shape[1]
     above = torch.cat([state.unsqueeze(1), outputs], 1)
     places = torch.arange(1, visible.shape[-1] + 1, device=visible.device)

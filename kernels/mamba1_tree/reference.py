@@ -6,6 +6,8 @@ Channels of a group, which lie side by side, share queries and keys.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,33 @@ Level = tuple[Tensor, Tensor]
 
 A place that a row does not fill holds the number of columns.
 """
+
+
+class Paths:
+    """From every new node up to its root, for all layers of a pass; what nobody asks for is not made.
+
+    Attributes:
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+    """
+
+    def __init__(self, visible: Tensor) -> None:
+        self.visible = visible
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int32 `[rows, nodes, columns]`: what a node sees, itself first, and -1 behind its path."""
+        places = torch.arange(self.visible.shape[-1], dtype=torch.int32, device=self.visible.device)
+        return torch.where(self.visible, places, -1).sort(-1, descending=True).values
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """int32 `[rows, nodes]`: how many columns a node sees."""
+        return self.visible.sum(-1, dtype=torch.int32)
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """The new nodes and their ancestors by depth; reads the depth back from a device."""
+        return levels(visible=self.visible)
 
 
 def levels(*, visible: Tensor) -> list[Level]:
@@ -51,7 +80,7 @@ def attend(
     steps: Tensor,
     rates: Tensor,
     state: Tensor,
-    levels: list[Level],
+    paths: Paths,
 ) -> Tensor:
     """Outputs `[rows, nodes, channels]` of the new nodes, holding the states of two levels at a time.
 
@@ -62,14 +91,16 @@ def attend(
         steps: the steps, `[rows, columns, channels]`.
         rates: A, `[channels, n]`, below 0; a step decays the state by `exp(step A)`.
         state: committed, `[rows, channels, n]`.
-        levels: of `levels`.
+        paths: of the new nodes.
     """
     rows, columns, channels = values.shape
     nodes, groups = queries.shape[1:3]
+    dtype = values.dtype
+    queries, keys, values = (held.to(state.dtype) for held in (queries, keys, values))
     row = torch.arange(rows, device=values.device).unsqueeze(1)
     out = values.new_zeros(rows, columns + 1, channels)
     held = state.unsqueeze(1)
-    for taken, parents in levels:
+    for taken, parents in paths.levels:
         column = taken.clamp(max=columns - 1)
         decayed = held[row, parents] * (steps[row, column].unsqueeze(-1) * rates).exp()
         grouped = values[row, column].unflatten(-1, (groups, -1)).unsqueeze(-1)
@@ -77,7 +108,7 @@ def attend(
         asked = queries[row, (column - columns + nodes).clamp(min=0)]
         found = held.unflatten(2, (groups, -1)) @ asked.unsqueeze(-1)
         out[row, taken] = found.squeeze(-1).flatten(2)
-    return out[:, columns - nodes : columns]
+    return out[:, columns - nodes : columns].to(dtype)
 
 
 def replay(

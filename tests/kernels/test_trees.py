@@ -151,8 +151,7 @@ def mamba_1(dtype: torch.dtype) -> Operation:
     def attend(old: Nodes, new: Nodes, state: Tensor, visible: Tensor) -> tuple[Tensor, Nodes]:
         nodes = grown(old, new)
         nodes["queries"] = new["queries"]
-        levels = mamba1.levels(visible=visible)
-        return mamba1.attend(**nodes, rates=rates, state=state, levels=levels), new
+        return mamba1.attend(**nodes, rates=rates, state=state, paths=mamba1.Paths(visible)), new
 
     def replay(nodes: Nodes, state: Tensor, kept: Tensor) -> Tensor:
         nodes = {name: held for name, held in nodes.items() if name != "queries"}
@@ -179,7 +178,7 @@ def mamba_1(dtype: torch.dtype) -> Operation:
 
 def linear_recurrence(dtype: torch.dtype) -> Operation:
     def attend(old: Nodes, new: Nodes, state: Tensor, visible: Tensor) -> tuple[Tensor, Nodes]:
-        out = lru.attend(**new, outputs=old["values"], state=state, visible=visible)
+        out = lru.attend(**new, outputs=old["values"], state=state, paths=mamba1.Paths(visible))
         return out, new | {"values": out}
 
     def step(state: Tensor, node: Nodes) -> tuple[Tensor, Tensor]:
