@@ -82,8 +82,8 @@ def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
     for arena in arenas:
         if arena.element_size() not in (2, 4, 8):
             return f"its rows are {arena.dtype}"
-        if arena.shape[-1] * arena.element_size() % 4:
-            return f"its rows have {arena.shape[-1]} elements of {arena.dtype}, which are no whole words"
+        if arena.shape[-1] * arena.element_size() % 32:
+            return f"its rows have {arena.shape[-1]} elements of {arena.dtype}, no multiple of 32 bytes"
     if most > (limit := CONFIGURATIONS[-1].constants["MOVES"]):
         return f"a row moves {most} slots, and the kernel holds {limit}"
     return switch.layout_objection(**{f"arena {place}": arena for place, arena in enumerate(arenas)})

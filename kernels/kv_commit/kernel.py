@@ -12,7 +12,7 @@ def move(plan, buffers, moved, arenas, MOVES: tl.constexpr, WIDTH: tl.constexpr)
     about = plan + arena * 8
     head = tl.program_id(1)
     words = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    width = tl.load(about + 3)
+    width = tl.multiple_of(tl.load(about + 3), 8)
     if (buffer < tl.load(about + 1)) & (head < tl.load(about + 2)):
         lists = plan + arenas * 8
         this = lists + tl.program_id(0) % moved * 3
