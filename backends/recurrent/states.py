@@ -228,12 +228,12 @@ class States:
         for place, layer in enumerate(self.layers):
             assert layer.committed is not None
             alike.setdefault((type(layer), layer.committed.device), []).append(place)
+        kept = {device: chosen.to(device, non_blocking=True) for device in {device for _, device in alike}}
         found: dict[int, Tensor | None] = {}
         for (kind, device), places in alike.items():
             layers = [self.layers[place] for place in places]
             states = [layer.committed for layer in layers if layer.committed is not None]
-            kept = chosen.to(device, non_blocking=True)
-            new = kind.replay_all(layers, states, [layer.nodes for layer in layers], kept)
+            new = kind.replay_all(layers, states, [layer.nodes for layer in layers], kept[device])
             found |= dict(zip(places, new, strict=True))
         return self._finite([found[place] for place in range(len(self.layers))])
 

@@ -74,9 +74,10 @@ def test_a_failing_commit_leaves_the_state(name: str, monkeypatch: pytest.Monkey
     def fails(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    for broken in ("attend", "replay"):
+    # Layers of a kind are replayed together.
+    for broken, name in ((last, "attend"), (type(last), "replay_all")):
         with monkeypatch.context() as patch:
-            patch.setattr(last, broken, fails)
+            patch.setattr(broken, name, fails)
             with pytest.raises(RuntimeError, match="a bug"):
                 backend.commit([[0, 2], []])
     with pytest.raises(InvalidTree, match="follows parent to child"):
