@@ -52,6 +52,10 @@ class UniformRandomness(Randomness):
     def uniforms(self, n: int) -> Tensor:
         """The next `n` numbers of the stream, float64 on the CPU."""
 
+    @abstractmethod
+    def ahead(self, n: int) -> Tensor:
+        """As `uniforms`, and they stay in the stream; fewer where a tape ends."""
+
     def accept(self, p: float) -> bool:
         # Strict: a coin of exactly 0 must not accept a token of probability 0.
         return float(self.uniforms(1)) < p
@@ -105,6 +109,12 @@ class TorchRandomness(UniformRandomness):
     def uniforms(self, n: int) -> Tensor:
         return torch.rand(n, dtype=torch.float64, generator=self.generator)
 
+    def ahead(self, n: int) -> Tensor:
+        state = self.generator.get_state()
+        found = self.uniforms(n)
+        self.generator.set_state(state)
+        return found
+
 
 @attrs.define(eq=False)
 class TapeRandomness(UniformRandomness):
@@ -120,6 +130,9 @@ class TapeRandomness(UniformRandomness):
             )
         self.used += n
         return self.tape[self.used - n : self.used].to(torch.float64)
+
+    def ahead(self, n: int) -> Tensor:
+        return self.tape[self.used : self.used + n].to(torch.float64)
 
 
 @attrs.frozen

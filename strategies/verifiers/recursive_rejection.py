@@ -8,9 +8,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Randomness
+from draftwood import Outcome, Randomness, TokenTree
 from draftwood.proposals import ALL_LAWS, Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
+from draftwood.strategies.verifiers.on_device import verify_on_device
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
 
 
@@ -30,6 +31,11 @@ class RecursiveRejection(NodeWise):
 
     laws = ALL_LAWS
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        # What a subclass changes, the kernel does not know of.
+        found = verify_on_device(tree, target_probs, rng) if type(self) is RecursiveRejection else None
+        return super().verify(tree, target_probs, rng) if found is None else found
 
     def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         """The order in which the children of a node are tried."""

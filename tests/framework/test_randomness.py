@@ -81,3 +81,16 @@ def test_draft_and_verification_streams_of_a_seed_differ_and_repeat():
 def test_a_negative_seed_is_refused():
     with pytest.raises(InvalidInput, match="seed is -1"):
         Streams.seeded(-1)
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 40), max_size=4))
+def test_numbers_ahead_stay_in_the_stream(seed, steps):
+    u = torch.rand(100, dtype=torch.float64)
+    for rng in (TorchRandomness.seeded(seed), TapeRandomness(u)):
+        ahead, seen = rng.ahead(90), []
+        for n in steps:
+            seen += rng.uniforms(min(n, 90 - len(seen))).tolist()
+        # One by one the numbers are the same as many at once.
+        seen += [float(rng.uniforms(1)) for _ in range(90 - len(seen))]
+        assert seen == ahead.tolist()
+    assert rng.ahead(90).tolist() == u[90:].tolist()

@@ -1,0 +1,1 @@
+"""Children of many nodes drawn without replacement, from a tape of uniforms."""

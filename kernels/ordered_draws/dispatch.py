@@ -1,0 +1,86 @@
+"""Chooses between the kernel and the reference of draws without replacement."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.kernels import switch
+from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.layers import loose_objection
+from draftwood.kernels.ordered_draws import reference
+from draftwood.kernels.ordered_draws.reference import Draws
+
+CONFIGURATIONS = tuple(
+    Configuration(
+        name=f"up to {block * blocks} tokens",
+        kernel="draftwood.kernels.ordered_draws.kernel:draw",
+        types={
+            **{"probs": "*fp32", "uniforms": "*fp64", "begins": "*i64", "counts": "*i64", "out": "*i32"},
+            **dict.fromkeys(("stride", "vocab", "count"), "i32"),
+        },
+        constants={"BLOCK": block, "BLOCKS": blocks},
+        warps=warps,
+    )
+    for block, blocks, warps in ((512, 8, 4), (2048, 256, 8))
+)
+
+
+def draw(*, probs: Tensor, count: int, uniforms: Tensor) -> list[Draws]:
+    """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
+
+    The kernel needs one copy to the device and one back.
+
+    Args:
+        probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
+        count: at least 0.
+        uniforms: float64 in [0, 1) on the CPU, `nodes * count` of them; used are as many as tokens come
+            back, from the first on, node after node.
+
+    Raises:
+        ValueError: too few uniforms, or a row that holds infinity.
+    """
+    nodes, vocab = probs.shape
+    if len(uniforms) < nodes * count:
+        raise ValueError(
+            f"{len(uniforms)} uniforms for {count} draws of {nodes} nodes; give {nodes * count}."
+        )
+    if not nodes or not count:
+        return [([], []) for _ in range(nodes)]
+    if not switch.chosen("ordered_draws", _objection(probs)):
+        return reference.draw(probs=probs, count=count, uniforms=uniforms)
+    configuration = next(one for one in CONFIGURATIONS if vocab <= _most(one))
+    # How many a node draws is known before any draw, and so is where its uniforms begin.
+    counts = (probs > 0).sum(-1).clamp(max=count).masked_fill(probs.isnan().any(-1), 0)
+    out = torch.full((nodes, 2, count), -1, dtype=torch.int32, device=probs.device)
+    configuration.launch(
+        (nodes,),
+        probs=probs,
+        uniforms=uniforms.to(probs.device, non_blocking=True),
+        begins=counts.cumsum(0) - counts,
+        counts=counts,
+        out=out,
+        stride=probs.stride(0),
+        vocab=vocab,
+        count=count,
+    )
+    found = out.cpu()
+    rows = zip(found[:, 0].tolist(), found[:, 1].view(torch.float32).tolist(), strict=True)
+    draws = [([token for token in tokens if token != -1], chances) for tokens, chances in rows]
+    if any(-2 in tokens for tokens, _ in draws):
+        raise ValueError("A row of weights sums to infinity; check the logits for infinity.")
+    return [(tokens, chances[: len(tokens)]) for tokens, chances in draws]
+
+
+def _most(configuration: Configuration) -> int:
+    return int(configuration.constants["BLOCK"] * configuration.constants["BLOCKS"])
+
+
+def _objection(probs: Tensor) -> str | None:
+    if (reason := switch.objection(probs)) is not None:
+        return reason
+    if probs.dtype != torch.float32:
+        return f"its distributions are {probs.dtype}"
+    if probs.shape[1] > (limit := _most(CONFIGURATIONS[-1])):
+        return f"its vocabulary has {probs.shape[1]} tokens, and the kernel holds {limit}"
+    return loose_objection(probabilities=probs)

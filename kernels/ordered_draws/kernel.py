@@ -1,0 +1,52 @@
+"""Draws without replacement in Triton; README.md has the derivation."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_above(weights, places, below, bound, NONE: tl.constexpr):
+    """The first of `places` where `below` and the cumulative `weights` exceed `bound`.
+
+    Rounding may leave none; the last place with any weight is meant then.
+    """
+    heights = below + tl.cumsum(weights, 0)
+    # A scan by parts need not rise at every place, so that one without weight is excluded by name.
+    first = tl.min(tl.where((heights > bound) & (weights > 0.0), places, NONE), 0)
+    last = tl.max(tl.where(weights > 0.0, places, -1), 0)
+    return tl.where(first < NONE, first, last)
+
+
+@triton.jit(do_not_specialize=["stride", "vocab", "count"])
+def draw(
+    probs, uniforms, begins, counts, out, stride, vocab, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """All draws of one node; see `dispatch.draw`."""
+    node = tl.program_id(0).to(tl.int64)
+    probs += node * stride
+    out += node * 2 * count
+    uniforms += tl.load(begins + node)
+    draws = tl.load(counts + node).to(tl.int32)
+    blocks = tl.arange(0, BLOCKS)
+    sums = tl.full([BLOCKS], 0.0, tl.float64)
+    if draws > 0:
+        for block in range(0, tl.cdiv(vocab, BLOCK)):
+            token = block * BLOCK + tl.arange(0, BLOCK)
+            weights = tl.load(probs + token, mask=token < vocab, other=0.0).to(tl.float64)
+            sums = tl.where(blocks == block, tl.sum(weights, 0), sums)
+    for place in range(0, draws):
+        total = tl.sum(sums, 0)
+        bound = tl.load(uniforms + place) * total
+        block = first_above(sums, blocks, 0.0, bound, BLOCKS)
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        weights = tl.load(probs + token, mask=(token < vocab) & (token >= 0), other=0.0).to(tl.float64)
+        for earlier in range(0, place):
+            weights = tl.where(token == tl.load(out + earlier), 0.0, weights)
+        below = tl.sum(tl.where(blocks < block, sums, 0.0), 0)
+        drawn = first_above(weights, token, below, bound, BLOCK * BLOCKS)
+        sums = tl.where(blocks == block, tl.sum(tl.where(token == drawn, 0.0, weights), 0), sums)
+        chance = tl.load(probs + drawn, mask=drawn >= 0, other=0.0)
+        tl.store(out + place, tl.where((total > 0.0) & (total < float("inf")), drawn, -2))
+        tl.store(out + count + place, chance.to(tl.int32, bitcast=True))
+        # The next draw reads what one thread has written.
+        tl.debug_barrier()

@@ -1,0 +1,34 @@
+"""Draws without replacement in plain PyTorch; README.md has the derivation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Draws = tuple[list[int], list[float]]
+"""A node's tokens in drawn order, and their probabilities before any draw."""
+
+
+def draw(*, probs: Tensor, count: int, uniforms: Tensor) -> list[Draws]:
+    """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
+
+    Args:
+        probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
+        count: at least 0.
+        uniforms: float64 in [0, 1), one a draw, node after node.
+
+    Raises:
+        ValueError: a row that holds infinity.
+    """
+    tape, found = iter(uniforms.tolist()), []
+    for p in probs:
+        rest, tokens = p.double(), list[int]()
+        while len(tokens) < count and float(total := rest.sum()) > 0:
+            if not bool(total.isfinite()):
+                raise ValueError(f"A row of weights sums to {float(total)}; check the logits for infinity.")
+            heights = rest.cumsum(0)
+            above = (heights > next(tape) * heights[-1]).nonzero()
+            tokens.append(int(above[0]) if len(above) else int(rest.nonzero()[-1]))
+            rest = rest.index_fill(0, torch.tensor(tokens[-1], device=rest.device), 0)
+        found.append((tokens, p[tokens].tolist()))
+    return found

@@ -1,0 +1,1 @@
+"""Recursive rejection down a tree, from a tape of uniforms."""

@@ -1,0 +1,311 @@
+"""Recursive rejection on the device, number by number that of the verification stream."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood import (
+    Deterministic,
+    InvalidDistribution,
+    InvalidInput,
+    Outcome,
+    PerChild,
+    Proposal,
+    Randomness,
+    TapeRandomness,
+    TokenTree,
+    TopThenSample,
+    TorchRandomness,
+    TreeBuilder,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.drawing import draw_children
+from draftwood.kernels.switch import switched
+from draftwood.kernels.tree_rejection import dispatch, reference
+from draftwood.strategies.verifiers import on_device
+from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
+from draftwood.strategies.verifiers.on_device import row_of
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.strategies import plain
+
+LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
+DRAFTS = ["smooth", "sharp", "sparse", "one-hot"]
+TARGETS = ["the draft", "near", "far", "one-hot"]
+
+
+def distributions(kind: str, count: int, vocab: int, chance: torch.Generator) -> Tensor:
+    p = (
+        torch.randn(count, vocab, generator=chance)
+        .mul({"smooth": 1.0, "far": 2.0}.get(kind, 5.0))
+        .softmax(-1)
+    )
+    if kind == "sparse":
+        p = p.masked_fill(torch.rand(count, vocab, generator=chance) < 0.6, 0)
+        p[:, int(torch.randint(vocab, (), generator=chance))] += 0.1
+    if kind == "one-hot":
+        p = torch.zeros(count, vocab).scatter_(1, p.argmax(-1, keepdim=True), 1)
+    return p / p.sum(-1, keepdim=True)
+
+
+def grown(
+    nodes: int, vocab: int, *, laws: list[type[Proposal]], draft: str, target: str, seed: int
+) -> tuple[TokenTree, Tensor]:
+    """A ragged tree of about `nodes` nodes drawn from `draft`, and the target's rows."""
+    shape, chance = random.Random(seed), torch.Generator().manual_seed(seed)
+    rng, tree, targets, node = TorchRandomness.seeded(seed), TreeBuilder(0), [], 0
+    while node < len(tree):
+        law, count = (
+            shape.choice(laws),
+            min(shape.choice([0, 1, 2, 3, 7] if node else [3]), nodes - len(tree)),
+        )
+        p = distributions(draft, max(count, 1) if law is PerChild else 1, vocab, chance)
+        if count:
+            (drawn,) = draw_children(law, p[None] if law is PerChild else p, count=count, rng=rng)
+            tree.add_children(node, drawn.tokens, drawn.proposal)
+        other = distributions(target if target in ("far", "one-hot") else "smooth", 1, vocab, chance)[0]
+        own = {"the draft": 1.0, "near": 0.7}.get(target, 0.0)
+        targets.append(own * p[0] + (1 - own) * other)
+        node += 1
+    return tree.finish(), torch.stack(targets)
+
+
+def judged(
+    tree: TokenTree, targets: Tensor, uniforms: Tensor, *, kernel: bool, device: torch.device
+) -> tuple[Outcome, int]:
+    """The outcome, and how many uniforms it took."""
+    rng = TapeRandomness(uniforms)
+    with switched(kernel), pytest.MonkeyPatch.context() as patch:
+        if kernel:  # from here on the plain verifier is a mistake
+            patch.setattr(RecursiveRejection, "judge", None)
+            tree = attrs.evolve(
+                tree, proposals={node: moved(one, device) for node, one in tree.proposals.items()}
+            )
+            targets = targets.to(device)
+        return RecursiveRejection().verify(tree, targets, rng), rng.used
+
+
+def moved(proposal: Proposal, device: torch.device) -> Proposal:
+    if isinstance(proposal, Deterministic):
+        return proposal
+    if isinstance(proposal, PerChild):
+        return PerChild([p.to(device) for p in proposal.ps])  # type: ignore[arg-type]
+    assert isinstance(proposal, WithoutReplacement | WithReplacement | TopThenSample)
+    return attrs.evolve(proposal, p=proposal.p.to(device))
+
+
+def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> reference.Walk:
+    """The kernel does what its reference does, and what the plain verifiers do but for ties."""
+    found, used = judged(tree, targets, uniforms, kernel=True, device=device)
+    row = row_of(tree, targets, uniforms)
+    assert row is not None
+    walk = reference.walk(row)
+    assert (found.path, found.extra, found.bonus, used) == (walk.path, walk.extra, walk.bonus, walk.used)
+    coins = plain.Coins(uniforms.tolist())
+    exact = plain.recursive_rejection(tree, targets, coins), coins.used
+    production = judged(tree, targets, uniforms, kernel=False, device=device)
+    # A residual that has lost most of its mass carries 1e-7 of rounding to about 1e-5 of a probability.
+    assert coins.near <= 1e-5 or exact == production == (found, used)
+    return walk
+
+
+def tape_of(numbers: int, seed: int) -> Tensor:
+    return torch.rand(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=40)
+@given(
+    nodes=st.integers(1, 64),
+    vocab=st.sampled_from([2, 3, 7, 50, 1023, 1025, 3000]),
+    laws=st.sampled_from([*([law] for law in LAWS), LAWS]),
+    draft=st.sampled_from(DRAFTS),
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 2**32),
+)
+def test_as_the_plain_verifier_judges(
+    nodes: int,
+    vocab: int,
+    laws: list[type[Proposal]],
+    draft: str,
+    target: str,
+    seed: int,
+    device: torch.device,
+) -> None:
+    tree, targets = grown(nodes, vocab, laws=laws, draft=draft, target=target, seed=seed)
+    agree(tree, targets, tape_of(len(tree), seed + 1), device)
+
+
+def test_a_large_vocabulary(device: torch.device) -> None:
+    tree, targets = grown(20, 5000, laws=LAWS, draft="smooth", target="far", seed=4)
+    agree(tree, targets, tape_of(20, 2), device)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_ends_of_the_unit_interval(law: type[Proposal], device: torch.device) -> None:
+    # 1 is what a product with the total may round to.
+    tree, targets = grown(15, 40, laws=[law], draft="sharp", target="near", seed=8)
+    for u in (0.0, 1.0):
+        agree(tree, targets, torch.full((15,), u, dtype=torch.float64), device)
+
+
+def one_node(tokens: list[int], proposal: Proposal) -> TokenTree:
+    tree = TreeBuilder(0)
+    tree.add_children(0, tokens, proposal)
+    return tree.finish()
+
+
+@pytest.mark.parametrize(
+    ("target", "uniforms", "walk"),
+    [
+        ([0.25, 0.25, 0.5], [0.5, 0.25], reference.Walk((0,), 2, False, 2)),
+        ([0.5, 0.25, 0.25], [0.5, 0.5], reference.Walk((0, 1), 1, True, 2)),
+    ],
+)
+def test_a_uniform_on_a_border_belongs_to_what_follows(
+    target: list[float], uniforms: list[float], walk: reference.Walk, device: torch.device
+) -> None:
+    tree = one_node([0], WithReplacement(torch.tensor([0.5, 0.25, 0.25])))
+    targets = torch.tensor(target).repeat(2, 1)
+    found, used = judged(tree, targets, torch.tensor(uniforms).double(), kernel=True, device=device)
+    assert (found.path, found.extra, found.bonus, used) == (walk.path, walk.extra, walk.bonus, walk.used)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_many_siblings_fail(law: type[Proposal], device: torch.device) -> None:
+    for seed in range(4):
+        chance, rng = torch.Generator().manual_seed(seed), TorchRandomness.seeded(seed)
+        p = distributions("smooth", 7, 12, chance)
+        (drawn,) = draw_children(law, p[None] if law is PerChild else p[:1], count=7, rng=rng)
+        targets = distributions("smooth", 8, 12, chance)
+        # High enough to reject a child unless its chance is 1 or near it.
+        agree(one_node(drawn.tokens, drawn.proposal), targets, 0.8 + tape_of(8, seed) / 5, device)
+
+
+@pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
+def test_what_is_left_stays_when_nothing_would_be(law: type[Proposal], device: torch.device) -> None:
+    # The target is the draft, and the children are tokens that neither has: every residual vanishes.
+    p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
+    found = agree(one_node([1, 3, 4], law(p)), p.repeat(4, 1), torch.tensor([0.6, 0.9, 0.9]).double(), device)
+    assert found == reference.Walk((0,), 2, False, 1)
+
+
+def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.device) -> None:
+    p = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
+    other = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+    tree = one_node([1, 3, 4], PerChild((other, p, p)))
+    found = agree(tree, p.repeat(4, 1), torch.tensor([0.6]).double(), device)
+    assert found == reference.Walk((0,), 2, False, 1)
+
+
+def test_rows_in_one_launch(device: torch.device) -> None:
+    rows = []
+    for seed, nodes in enumerate([5, 1, 40, 13]):
+        tree, targets = grown(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed)
+        row = row_of(tree, targets, tape_of(nodes, seed))
+        assert row is not None
+        rows.append(row)
+    wanted: list[reference.Walk | None] = [reference.walk(row) for row in rows]
+    # A tape that ends, and a target that is none, leave the other rows as they are.
+    rows.append(replace(rows[2], uniforms=rows[2].uniforms[:1]))
+    rows.append(replace(rows[0], targets=torch.full_like(rows[0].targets, float("nan"))))
+    wanted += [None, None]
+    for row in rows[4:]:
+        with pytest.raises(reference.Undecidable):
+            reference.walk(row)
+    placed = [
+        replace(
+            row,
+            targets=row.targets.to(device),
+            laws=[None if law is None else law.to(device) for law in row.laws],
+        )
+        for row in rows
+    ]
+    assert dispatch.walk(placed) == wanted
+    assert dispatch.walk([]) == []
+
+
+def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device) -> None:
+    tree, targets = grown(30, 20, laws=LAWS, draft="smooth", target="near", seed=6)
+    after = []
+    for kernel in (True, False):
+        rng = TorchRandomness.seeded(5)
+        with switched(kernel):
+            outcome = RecursiveRejection().verify(tree, targets, rng)
+        after.append((outcome, rng.uniforms(3).tolist()))
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "uniforms", "error"),
+    [
+        ([0.5, 0.6], [0.5, 0.5], 9, "The draft distribution of WithoutReplacement sums to 1.1"),
+        ([1.5, -0.5], [0.5, 0.5], 9, "holds -0.5"),
+        ([0.5, float("nan")], [0.5, 0.5], 9, "sums to nan"),
+        ([0.5, 0.5], [0.0, 0.0], 9, "Cannot draw from weights that sum to 0"),
+        ([0.5, 0.5], [0.5, float("inf")], 9, "Cannot draw from weights that sum to inf"),
+        ([0.5, 0.5], [0.5, 0.5], 1, "The tape of 1 uniforms is used up at 1"),
+    ],
+)
+def test_errors_are_those_of_the_plain_verifier(
+    draft: list[float], target: list[float], uniforms: int, error: str
+) -> None:
+    tree = one_node([0], WithoutReplacement(torch.tensor(draft)))
+    rng = TapeRandomness(torch.full((uniforms,), 0.9, dtype=torch.float64))
+    with pytest.raises((InvalidDistribution, InvalidInput), match=error):
+        RecursiveRejection().verify(tree, torch.tensor([target, target]), rng)
+
+
+def test_the_plain_verifier_takes_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(on_device, "walk", None)
+    tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
+    uniforms = tape_of(9, 1)
+    wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
+    caplog.set_level("INFO", logger="draftwood.kernels.switch")
+    dispatch.switch._logged.clear()
+    double = attrs.evolve(
+        tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
+    )
+    assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
+    assert (
+        "tree_rejection: the reference serves it, because its distributions are torch.float64" in caplog.text
+    )
+    assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
+    assert RecursiveRejection().verify(tree, targets, Coin(TapeRandomness(uniforms))) == wanted
+    ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
+
+
+@attrs.frozen
+class Coin(Randomness):
+    """Chance that is no stream of uniforms."""
+
+    rng: TapeRandomness
+
+    def accept(self, p: float) -> bool:
+        return self.rng.accept(p)
+
+    def choose(self, p: Tensor) -> int:
+        return self.rng.choose(p)
+
+
+def test_rows_that_do_not_fit(device: torch.device) -> None:
+    tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
+    row = row_of(tree, targets.to(device), tape_of(9, 1))
+    assert row is not None
+    for wrong, message in (
+        (replace(row, parents=row.parents[1:]), "9 tokens, 8 parents"),
+        (replace(row, targets=row.targets.double()), "is torch.float64 on"),
+        (replace(row, targets=row.targets[:, :11].clone()), "of 12 tokens is torch.float32"),
+        (replace(row, targets=row.targets.T.contiguous().T), "has stride 9; make it contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dispatch.walk([wrong])
