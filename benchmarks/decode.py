@@ -34,7 +34,7 @@ from draftwood.apps.contenders import (
 from draftwood.apps.machine import Pair, best_device, device_name, versions, widened_pair
 from draftwood.apps.progress import watched
 from draftwood.apps.prompts import PROMPTS
-from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.errors import DraftwoodError
 
 Prompts = list[tuple[str, list[int]]]
 
@@ -53,10 +53,7 @@ def prompts_of(data: Path | None, tokenizer: Any, count: int) -> Prompts:
         ]
     from draftwood.zoo import held_out
 
-    try:
-        found = held_out.prompts(data, tokenizer, count=count)
-    except OSError as error:
-        raise InvalidInput(f"The prompts cannot be read: {error}; see --help for the files.") from error
+    found = held_out.prompts(data, tokenizer, count=count)
     return [(domain, row.tolist()) for domain, rows in found.items() for row in rows]
 
 

@@ -74,7 +74,7 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
     if not os.access(path, os.W_OK):
         raise InvalidInput(f"The folder {str(path)!r} cannot be written to; choose another with --to.")
     if not (path / RUN).exists():
-        if any(one.name != CELLS or one.stat().st_size for one in path.iterdir()):
+        if any(not _is_empty_start(one) for one in path.iterdir()):
             raise InvalidInput(
                 f"The folder {str(path)!r} holds no run of bench but other files; choose another."
             )
@@ -89,6 +89,11 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
             trace.write_json(path / RUN, run)
         _drop_unfinished(path / CELLS)
         yield Folder(path, stored(path), finished(path))
+
+
+def _is_empty_start(file: Path) -> bool:
+    """Whether a run that was killed before its first cell may have left this file."""
+    return (file.name == CELLS and not file.stat().st_size) or file.name.startswith(f".{RUN}-")
 
 
 def stored(path: Path) -> dict[str, Any]:

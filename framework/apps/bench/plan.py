@@ -26,7 +26,7 @@ def _several(*kinds: type, low: float | None = None) -> Any:
     """A validator: a tuple whose members are of `kinds` and at least `low`."""
     what = {str: "a list of texts", int: "a list of whole numbers", float: "a list of numbers"}[kinds[-1]]
 
-    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         for one in value:
             sound = isinstance(one, kinds) and not isinstance(one, bool)
             if not sound or (low is not None and not low <= one < float("inf")):
@@ -40,7 +40,7 @@ def _is(*kinds: type) -> Any:
     """A validator: a value of `kinds`; numbers at least 0."""
     what = {str: "text", float: "a number >= 0", bool: "true or false"}[kinds[-1]]
 
-    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         sound = type(value) in kinds and (isinstance(value, str) or 0 <= value < float("inf"))
         if not sound:
             raise InvalidInput(f"{field.name} is {value!r}; give {what}.")
@@ -52,13 +52,13 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _filled(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+def _filled(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     if not value:
         raise InvalidInput(f"{field.name} is empty; give at least one.")
 
 
 def _one_of(*words: str) -> Any:
-    def check(_: object, field: "attrs.Attribute[Any]", value: Any) -> None:
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if value not in words:
             raise InvalidInput(f"{field.name} is {value!r}{nearest(str(value), words)}")
 
