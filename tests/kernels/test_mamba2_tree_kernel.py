@@ -50,7 +50,8 @@ def drawn(
 )
 @example(names=["chain"], old=0, new=1, sizes=(1, 1, 64, 128), seed=0)
 @example(names=["random"], old=0, new=130, sizes=(1, 1, 32, 32), seed=1)
-@example(names=["binary", "star"], old=33, new=64, sizes=(2, 2, 32, 32), seed=2)
+# Blocks of columns that end with column 0, and heads that share one of several groups.
+@example(names=["binary", "star"], old=32, new=32, sizes=(4, 2, 16, 16), seed=2)
 def test_any_tree(
     dtype: torch.dtype,
     device: torch.device,
