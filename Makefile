@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser prove thorough lint types wheel bench clean moved
+.PHONY: help demo test test-browser prove thorough lint types wheel bench site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -25,6 +25,7 @@ help:
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make bench   race the decoders; ARGS=--help lists the other benchmarks"
+	@echo "make site    build the documentation into site/, warnings as errors"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo "The first call sets up .venv with locked versions; later calls reuse it."
 
@@ -65,8 +66,12 @@ wheel: .venv/.ready-test
 bench: .venv/.ready-bench
 	@.venv/bin/python -m benchmarks $(or $(ARGS),decode)
 
+site: .venv/.ready-docs
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "Built site/index.html."
+
 clean:
-	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that was copied or moved would go on running the code of the old place.

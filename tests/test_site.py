@@ -1,0 +1,134 @@
+"""The sources of the documentation site: no dead link, no page out of sight, no figure that is not there.
+
+`make site` builds them with every warning an error; that needs mkdocs, and these tests do not.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftwood import errors, registry
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("kernels/*.md"), *ROOT.glob("kernels/*/*.md")]
+)
+
+
+def load_tables():
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = load_tables()
+
+
+def text_of(page):
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """What links may name behind the #, as the site makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", word) for word in words}
+
+
+def dead_links(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        readme = target / "README.md" if target.is_dir() else target
+        if not readme.exists() or (anchor and anchor not in anchors(readme)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_is_dead(page):
+    assert not list(dead_links(page))
+
+
+def test_a_dead_link_is_seen(tmp_path):
+    (tmp_path / "there.md").write_text("# One heading: *two*\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](there.md#one-heading-two) [b](not.md) [c](there.md#three) [d](https://semver.org)")
+    assert list(dead_links(page)) == ["not.md", "there.md#three"]
+
+
+def test_every_page_is_in_the_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert there <= named, f"mkdocs.yml lacks {sorted(there - named)}"
+    assert site["strict"] is True
+
+
+def plain(text):
+    return " ".join(text.split()).strip("… ")
+
+
+def test_troubleshooting_quotes_what_the_errors_say():
+    said = [plain(text) for _, text in TABLES.messages()]
+    quoted = re.findall(
+        r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(quoted) >= 15
+    for message in quoted:
+        assert any(plain(message) in one for one in said), message
+
+
+def test_every_kind_of_error_has_its_messages():
+    listed = TABLES.all_messages()
+    kinds = {name for name, kind in TABLES.CLASSES.items() if kind is not errors.DraftwoodError}
+    assert {name for name in kinds if f"### {name}\n" in listed} == kinds
+
+
+@pytest.mark.parametrize(
+    ("page", "section", "least"), [("docs/choose.md", "", 30), ("README.md", "## Results", 10)]
+)
+def test_the_figures_of_a_summary_are_measured_ones(page, section, least):
+    measured = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("trees.md", "verifiers.md"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = text[text.index(section) :].removeprefix(section).partition("\n## ")[0] if section else text
+    figures = set(re.findall(r"\d\.\d\d+|\+\d+\.\d %", text))
+    assert len(figures) > least
+    assert not {figure for figure in figures if figure not in measured}
+
+
+def test_every_method_has_its_source_law_and_command():
+    page = TABLES.recipes()
+    for name in registry.names("recipes"):
+        (section,) = re.findall(rf"^### {name}\n(.*?)(?=^### |\Z)", page, re.DOTALL | re.MULTILINE)
+        for label in ("source", "law", "made of", "settings"):
+            assert re.search(rf"^\| {label} \| \S.+ \|$", section, re.MULTILINE), (name, label)
+        assert f"`draftwood generate --recipe {name}" in section
+
+
+def test_every_table_that_a_page_asks_for_is_made():
+    for page in DOCS.rglob("*.md"):
+        for name in re.findall(r"<!-- table: (\w+) -->", page.read_text(encoding="utf-8")):
+            assert name in TABLES.TABLES, page
+
+
+def test_every_file_of_the_strategies_is_in_the_reference():
+    page = (DOCS / "reference" / "strategies.md").read_text(encoding="utf-8")
+    for kind in ("policies", "verifiers", "drafters"):
+        for name in registry.names(kind):
+            module = registry.get(kind, name).__module__
+            assert f"::: {module}\n" in page, module
+
+
+@pytest.mark.parametrize("name", ["round.svg", "residual.svg", "state.svg"])
+def test_pictures_have_a_dark_form_and_say_what_they_show(name):
+    picture = (DOCS / "images" / name).read_text(encoding="utf-8")
+    assert "prefers-color-scheme:dark" in picture
+    assert 'role="img" aria-label="' in picture
