@@ -25,6 +25,7 @@ class RecursiveRejection(NodeWise):
     drafters for `PerChild`, and sample-and-match for `Deterministic`.
 
     Cost: O(vocab) a child of the accepted path's nodes; other nodes are not looked at.
+    On a GPU one kernel walks the tree, by the same uniforms.
     Source: RSD, theorem 3.1 and algorithm 6; DySpec, algorithm 3 (with a strict test, a bonus token at
     leaves, and T kept when the residual vanishes in floating point).
     """
