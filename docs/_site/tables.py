@@ -72,8 +72,7 @@ def recipes() -> str:
         )
         parts.append(
             f"### {entry.name}\n\n{' '.join(said.split())}\n\n"
-            "| | |\n|---|---|\n"
-            f"| source | {entry.source} |\n"
+            f"| source | {entry.source} |\n|---|---|\n"
             f"| law | {', '.join(entry.laws)} |\n"
             f"| made of | `{policy}` with `{verifier}`, drafter `{drafter}` |\n"
             f"| lossless | {'yes' if entry.lossless else 'no'} |\n"
