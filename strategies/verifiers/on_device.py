@@ -36,7 +36,8 @@ def verify_on_device(tree: TokenTree, target_probs: Tensor, rng: Randomness) -> 
 
 def row_of(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> Row | None:
     """`tree` as the kernel takes it; None for laws that it does not know or cannot read."""
-    ways, laws = [WHOLE] * len(tree), [None] * len(tree)
+    ways = [WHOLE] * len(tree)
+    laws: list[Tensor | None] = [None] * len(tree)
     for node in range(len(tree)):
         for place, child in enumerate(tree.children(node)):
             drawn = _drawn(tree.proposals[node], place)
