@@ -1,4 +1,4 @@
-"""`python -m benchmarks` (or `make bench`): races, recipes, growth, packed trees, and verifiers."""
+"""`python -m benchmarks` (or `make bench`): races, recipes, growth, kernels, packed trees, and verifiers."""
 
 import typer
 
@@ -6,6 +6,7 @@ from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
 from benchmarks.decode import decode
 from benchmarks.growth import growth
+from benchmarks.kernels import kernels
 from benchmarks.optimum import optimum
 from benchmarks.packed import packed
 from benchmarks.recipes import recipes
@@ -18,6 +19,7 @@ app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
 app.command("decode")(plainly(decode))
 app.command("growth")(plainly(growth))
+app.command("kernels")(plainly(kernels))
 app.command("optimum")(plainly(optimum))
 app.command("packed")(plainly(packed))
 app.command("recipes")(plainly(recipes))

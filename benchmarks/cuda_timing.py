@@ -1,0 +1,91 @@
+"""Times of calls on a GPU by CUDA events, with a cold and a warm L2 cache, and the limits of the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import attrs
+import torch
+
+MILLISECONDS = 150.0
+"""That the repetitions of a call take together, about."""
+
+REPETITIONS = (15, 100)
+"""The fewest and the most of a call."""
+
+WAIT = 2_000_000
+"""Cycles that the GPU sleeps before a call, about a millisecond, in which the host launches all of it."""
+
+Timer = Callable[[Callable[[], Any], bool], list[float]]
+"""Gives the milliseconds of every repetition of a call; with True, the L2 cache holds nothing of it."""
+
+
+@attrs.frozen
+class Card:
+    """The most that a GPU can do, by its data sheet, without sparsity.
+
+    Attributes:
+        bandwidth: of its memory, in GB/s.
+        arithmetic: of matrix instructions in TFLOP/s, by the type that they multiply; empty where unknown.
+        measured: whether the bandwidth is that of a copy, since no data sheet is at hand.
+    """
+
+    bandwidth: float
+    arithmetic: dict[str, float] = attrs.field(factory=dict)
+    measured: bool = False
+
+
+_A100 = {"fp16": 312.0, "tf32": 156.0}
+_H100 = {"fp16": 989.4, "tf32": 494.7}
+CARDS = {
+    "NVIDIA A100-SXM4-40GB": Card(1555, _A100),
+    "NVIDIA A100-PCIE-40GB": Card(1555, _A100),
+    "NVIDIA A100-SXM4-80GB": Card(2039, _A100),
+    "NVIDIA A100 80GB PCIe": Card(1935, _A100),
+    "NVIDIA H100 80GB HBM3": Card(3350, _H100),
+    "NVIDIA H100 PCIe": Card(2000, {"fp16": 756.5, "tf32": 378.2}),
+    "NVIDIA H200": Card(4800, _H100),
+    "NVIDIA GeForce RTX 4090": Card(1008, {"fp16": 165.2, "tf32": 82.6}),
+}
+"""By the name that torch gives; a part of a card (MIG) has another name."""
+
+
+def card(device: torch.device, timer: Timer) -> Card:
+    """What `device` can do: from its data sheet, else the bandwidth of a copy of 1 GiB, read and written."""
+    if (known := CARDS.get(torch.cuda.get_device_name(device))) is not None:
+        return known
+    source, target = (torch.zeros(2**30, dtype=torch.uint8, device=device) for _ in range(2))
+    times = timer(lambda: target.copy_(source), True)
+    return Card(2 * source.numel() / median(times) / 1e6, measured=True)
+
+
+def event_timer(device: torch.device) -> Timer:
+    """Times calls on `device` from their first instruction to their last, as CUDA events see it.
+
+    What the host takes to launch counts where a call waits for the GPU, as verification does, or where it
+    takes longer than the GPU sleeps.
+    """
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    other = torch.empty(max(size, 2**28), dtype=torch.uint8, device=device)
+
+    def once(call: Callable[[], Any], cold: bool) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if cold:
+            other.zero_()
+        torch.cuda._sleep(WAIT)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def times(call: Callable[[], Any], cold: bool) -> list[float]:
+        with torch.cuda.device(device):
+            usual = median(once(call, cold) for _ in range(3))
+            fewest, most = REPETITIONS
+            wanted = round(MILLISECONDS / max(usual, 1e-3))
+            return [once(call, cold) for _ in range(min(most, max(fewest, wanted)))]
+
+    return times
