@@ -43,6 +43,7 @@ from draftwood.records import Round, RowRecord, Statistics
 from draftwood.registry import create, load
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
+from draftwood.tuning import Tuned, tuned
 
 try:
     __version__ = version("draftwood")
@@ -80,6 +81,7 @@ __all__ = [
     "TorchRandomness",
     "TreeBuilder",
     "TreePolicy",
+    "Tuned",
     "UnknownStrategy",
     "UnsupportedModel",
     "Verifier",
@@ -89,4 +91,5 @@ __all__ = [
     "custom_generate",
     "draw_children",
     "load",
+    "tuned",
 ]

@@ -23,7 +23,8 @@ from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions, stop_string_criteria
 
 
-def _as_backend(target: Any) -> StateBackend:
+def as_backend(target: Any) -> StateBackend:
+    """`target` itself, or the backend of a model object, folder or hub name."""
     is_model = isinstance(target, (str, PathLike, torch.nn.Module))
     return registry.load(target) if is_model else target
 
@@ -66,7 +67,7 @@ class SpeculativeDecoder:
         IncompatibleModels: target and drafter have different vocabularies.
     """
 
-    target: StateBackend = attrs.field(converter=_as_backend)
+    target: StateBackend = attrs.field(converter=as_backend)
     drafter: Drafter = attrs.field(converter=_as_drafter)
     policy: TreePolicy
     verifier: Verifier

@@ -17,15 +17,17 @@ from draftwood import (
     SpeculativeDecoder,
     Statistics,
     TreePolicy,
+    Tuned,
     Verifier,
     create,
     registry,
 )
+from draftwood import tuned as read_tuned
 from draftwood.apps import models, options, trace
 from draftwood.apps.failures import INTERRUPTED, say
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.decoder import Generation, check_strategy_fits
-from draftwood.errors import InvalidInput
+from draftwood.errors import IncompatibleModels, InvalidInput
 
 
 @attrs.frozen
@@ -85,6 +87,47 @@ def choose(policy: str, verifier: str | None, drafter: str, given: list[str], te
     return strategy
 
 
+def follow(
+    known: Tuned, *, target: str | None, drafter: str | None, temperature: float, given: dict[str, Any]
+) -> Strategy:
+    """What `draftwood tune` found, unless the command line asks for something else besides.
+
+    Raises:
+        InvalidInput: an option of `given` that chooses a strategy.
+        IncompatibleModels: another pair than the tuned one.
+    """
+    if other := next((name for name, value in given.items() if value), None):
+        raise InvalidInput(f"--tuned {known.file} brings its own strategy, so --{other} does not go with it.")
+    own = known.draft.name if known.draft else known.drafter
+    for role, wanted, name in (("target", known.target.name, target), ("drafter", own, drafter)):
+        if name is not None and Path(name).name != Path(wanted).name:
+            raise IncompatibleModels(
+                f"{known.file!r} was tuned for the {role} {wanted!r}, not {name!r}; run draftwood tune for "
+                f"that pair, or leave --{role} out."
+            )
+    if known.ordinary:
+        say(f"{known.file}: ordinary decoding was faster than all that was tried, so nothing is drafted.")
+        method = known.method()
+        return Strategy(method.policy, method.verifier, "prompt-lookup", {}, "prompt-lookup")
+    if temperature != known.temperature:
+        heat = f"{known.temperature:g}; at {temperature:g}"
+        say(f"{known.file} was tuned at temperature {heat} its gain may differ.")
+    method = attrs.evolve(known, temperature=temperature).method()
+    alone = None if known.draft else known.drafter
+    return Strategy(
+        method.policy, method.verifier, alone, known.drafter_options, own, method.draft_temperature
+    )
+
+
+def check_pair(known: Tuned, loaded: models.Loaded) -> None:
+    """Raise `IncompatibleModels` where the models are not the tuned ones."""
+    known.check(loaded.target, loaded.draft)
+    if known.vocabulary != models.vocabulary_digest(loaded.tokenizer):
+        raise IncompatibleModels(
+            f"{known.file!r} was tuned with another tokenizer than the target's; run draftwood tune again."
+        )
+
+
 def _prompt(text: str | None, file: Path | None) -> str:
     """The prompt from the option, the file, or what is piped in."""
     if text is not None and file is not None:
@@ -119,8 +162,9 @@ def generate(
         Path | None, typer.Option(help="A UTF-8 file with the text; default: standard input.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="Model folder, hub name, or a model of the zoo.")
-    ] = models.TARGET,
+        str | None,
+        typer.Option(help="Model folder, hub name, or a model of the zoo.", show_default=models.TARGET),
+    ] = None,
     drafter: Annotated[
         str | None,
         typer.Option(help="The same for the draft, or a registered drafter; default: a model of the zoo."),
@@ -130,6 +174,9 @@ def generate(
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="A method of the literature; see `draftwood strategies`.")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="What `draftwood tune` wrote: models, strategy and temperature.")
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="How trees grow; default: layered-dyspec.", show_default=False)
@@ -145,7 +192,9 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the most likely token.", show_default="0")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this much probability.")] = None,
     min_p: Annotated[
@@ -183,9 +232,18 @@ def generate(
       echo "def add(a, b):" | draftwood generate --drafter prompt-lookup --json
       draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
       draftwood generate --target big/ --drafter small/ --temperature 0.8 -o budget=32 --prompt "Hi"
+      draftwood generate --tuned tuned.json --prompt "Hi"
     """
+    known = read_tuned(tuned) if tuned else None
+    if temperature is None:
+        temperature = known.temperature if known else 0.0
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
-    if recipe:
+    if known:
+        chosen = {"recipe": recipe, "policy": policy, "verifier": verifier, "option": option}
+        strategy = follow(known, target=target, drafter=drafter, temperature=temperature, given=chosen)
+        target = target or known.target.name
+        dtype = models.Dtype(known.dtype) if dtype is models.Dtype.auto else dtype
+    elif recipe:
         if policy or verifier:
             both = f"--policy {policy}" if policy else f"--verifier {verifier}"
             raise InvalidInput(f"--recipe {recipe} brings its own, so it does not go with {both}; give one.")
@@ -206,6 +264,7 @@ def generate(
     text = _prompt(prompt, prompt_file)
 
     models.quiet()
+    target = target or models.TARGET
     loaded = models.load(
         target,
         None if strategy.drafter else strategy.model,
@@ -214,6 +273,8 @@ def generate(
         device=device,
         trust_remote_code=trust_remote_code,
     )
+    if known:
+        check_pair(known, loaded)
     drafts: Drafter
     if strategy.drafter:
         drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded)

@@ -15,6 +15,7 @@ from draftwood.apps.generate import generate
 from draftwood.apps.index import index
 from draftwood.apps.prove import prove
 from draftwood.apps.strategies import strategies
+from draftwood.apps.tune.command import tune
 from draftwood.apps.view.command import view
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def options(
       draftwood generate --prompt "Question: What is 3 times 12?\\nAnswer:"
       draftwood view letter.json
       draftwood bench --strategy dyspec --strategy leviathan --budget 16
+      draftwood tune --temperature 0.6 --to tuned.json
       draftwood index notes.txt -o notes-index
       draftwood strategies
       draftwood prove
@@ -58,7 +60,7 @@ def options(
     debug(debugging)
 
 
-for command in (demo, generate, bench, view, index, strategies, prove, check):
+for command in (demo, generate, bench, tune, view, index, strategies, prove, check):
     app.command()(plainly(command))
 
 

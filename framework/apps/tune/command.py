@@ -1,0 +1,219 @@
+"""`draftwood tune`: the strategy and budget that pay for a pair of models on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import registry
+from draftwood.apps import models, trace
+from draftwood.apps.bench.plan import Plan, data_sets
+from draftwood.apps.bench.specs import MODES, Spec, contenders
+from draftwood.apps.failures import say
+from draftwood.apps.machine import device_name, versions
+from draftwood.apps.options import assign, parse
+from draftwood.apps.progress import watched
+from draftwood.apps.tune.measure import Costs, Estimate, Finish, Trial, finish, pass_costs
+from draftwood.errors import InvalidInput
+from draftwood.tuning import FORMAT, VERSION, TunedModel
+
+STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
+_FINALISTS = 2  # candidates that race: the cost model may well confuse two that are close
+
+
+def tune(
+    to: Annotated[Path, typer.Option(help="The file to write.")] = Path("tuned.json"),
+    target: Annotated[
+        str, typer.Option(help="Model folder, hub name, or a model of the zoo.")
+    ] = models.TARGET,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            help="The same for the draft, or a registered drafter; its options follow behind colons."
+        ),
+    ] = models.DRAFT,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A recipe to try, options behind colons; repeatable; default: leviathan and dyspec.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option(help="Nodes of a tree to try; repeatable; default: 2 to 32.", show_default=False),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A file of prompts as for bench; repeatable; default: built-in ones."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a file.")] = 4,
+    new_tokens: Annotated[
+        int, typer.Option(help="Tokens a text of the trial; the race's are twice that.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
+    ] = False,
+) -> None:
+    """Find the strategy and budget that pay for a pair of models here, and write them down.
+
+    Measures what passes of both models cost and what each candidate's trees bring on your prompts,
+    expects a gain from both, and races the best candidates against ordinary generate(). Where that is
+    faster, it says so. `draftwood generate --tuned FILE` and `draftwood.tuned` take what is written.
+
+    \b
+    Examples:
+      draftwood tune
+      draftwood tune --target big/ --drafter small/ --data notes.txt --temperature 0.6
+      draftwood tune --drafter prompt-lookup --strategy dyspec --budget 8 --budget 16
+      draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec --to mine.json
+    """
+    trace.check_writable(to)
+    if new_tokens < 1:
+        raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 1.")
+    plan = Plan(
+        data=tuple(data or ()),
+        prompts=prompts,
+        temperatures=(temperature,),
+        seed=seed,
+        dtype=dtype,
+        device=device or "",
+    ).resolved()
+    specs = _candidates(strategy or STRATEGIES, drafter, budget or BUDGETS, temperature)
+    sets = data_sets(plan)
+
+    models.quiet()
+    loaded = models.load(
+        target,
+        None if all(spec.strategy(temperature).drafter for spec in specs) else drafter,
+        tokenizer=None,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    texts = [prompt.text for found in sets.values() for prompt in found.prompts]
+    tokens = loaded.tokenizer(texts)["input_ids"]
+    _check_lengths(tokens, 2 * new_tokens, loaded.target.max_length)
+    trial = Trial(loaded, tokens, temperature, seed)
+    costs, estimates, results = _measure(trial, specs, new_tokens, max(budget or BUDGETS))
+    best = max(results, key=lambda result: result.gain)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "target": _model(target, loaded.target),
+        **_choice(next(spec for spec in specs if spec.label == best.label), best, drafter, trial),
+        "vocabulary": models.vocabulary_digest(loaded.tokenizer),
+        "temperature": temperature,
+        "dtype": str(plan.dtype),
+        "race": [attrs.asdict(one) for one in results],
+        "estimates": [attrs.asdict(one) for one in estimates],
+        "pass_seconds": {
+            "target": attrs.asdict(costs.target),
+            "draft": costs.draft and attrs.asdict(costs.draft),
+        },
+        "settings": {"data": list(sets), "prompts": len(tokens), "new_tokens": new_tokens, "seed": seed},
+        "machine": device_name(),
+        "versions": versions(),
+    }
+    trace.write_json(to, content)
+    _show(estimates, best, content, to)
+
+
+def _candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
+    """Every recipe at every budget, drafted by `drafter` where that is a registered one."""
+    for word in words:
+        name = word.split(":")[0].strip()
+        if name in MODES or "+" in name:
+            raise InvalidInput(f"{name!r} is no recipe; give one of `draftwood strategies`.")
+    name, *given = (part.strip() for part in drafter.split(":"))
+    if models.is_drafter(name):
+        words = [":".join((word, f"drafter={name}", *given)) for word in words]
+    return contenders(words, budgets, temperature)[1:]
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None) -> None:
+    for number, tokens in enumerate(prompts):
+        if most is not None and len(tokens) + new > most:
+            raise InvalidInput(
+                f"Prompt {number} has {len(tokens)} tokens, which with {new} new ones exceeds the target's "
+                f"context of {most}; give less --new-tokens, or other prompts."
+            )
+
+
+def _measure(
+    trial: Trial, specs: Sequence[Spec], tokens: int, largest: int
+) -> tuple[Costs, list[Estimate], list[Finish]]:
+    """What passes cost, all candidates by their expected gain, and how the best of them raced."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    costs = pass_costs(trial.loaded, largest)
+    steps = trial.estimates(specs, costs, tokens=tokens)
+    estimates = watched(steps, "trying", total=len(specs), console=console)
+    estimates.sort(key=lambda one: one.gain, reverse=True)
+    best = [one.label for one in estimates[:_FINALISTS]]
+    race = trial.race([spec for spec in specs if spec.label in best], tokens=2 * tokens)
+    heats = watched(race, "racing", total=len(trial.prompts), console=console)
+    greedy = trial.temperature == 0
+    return costs, estimates, [finish(label, heats, greedy=greedy) for label in best]
+
+
+def _choice(spec: Spec, best: Finish, drafter: str, trial: Trial) -> dict[str, Any]:
+    """Recipe, drafter and gain as the file has them; no recipe where ordinary decoding is faster."""
+    chosen = spec.strategy(trial.temperature)
+    words = {name: word for name, word in parse(spec.options).items() if name != "drafter"}
+    known = registry.options("recipes", spec.name)
+    own = {name: word for name, word in words.items() if name in known}
+    (options,) = assign(own, [("recipes", spec.name)])
+    pays = best.gain > 1
+    return {
+        "draft": None if chosen.drafter else _model(drafter, trial.loaded.draft),
+        "recipe": spec.name if pays else None,
+        "options": options if pays else {},
+        "drafter": chosen.drafter or "model",
+        "drafter_options": chosen.drafter_options,
+        "gain": best.gain,
+    }
+
+
+def _model(name: str, backend: Any) -> dict[str, Any]:
+    where = str(Path(name).resolve()) if Path(name).exists() else name
+    return attrs.asdict(TunedModel(where, backend.vocab_size, backend.weight_bytes))
+
+
+def _show(estimates: Sequence[Estimate], best: Finish, content: dict[str, Any], to: Path) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("expected", overflow="fold", min_width=10)
+    for heading in ("gain", "tokens/round", "nodes", "draft ms", "target ms", "other ms"):
+        table.add_column(heading, justify="right")
+    for one in estimates:
+        times = (one.draft_seconds, one.target_seconds, one.other_seconds)
+        figures = (one.gain, one.tokens_per_round, one.tree_size, *(1000 * seconds for seconds in times))
+        table.add_row(one.label, *(f"{figure:.2f}" for figure in figures))
+    Console().print(table)
+    expected = next(one.gain for one in estimates if one.label == best.label)
+    raced = (
+        f"{best.gain:.2f} times the tokens a second of ordinary decoding ({expected:.2f} expected), faster "
+        f"on {best.won} of {best.prompts} prompts"
+    )
+    if content["recipe"] is None:
+        typer.echo(
+            f"Ordinary decoding is faster than all that was tried: {best.label}, the best, had {raced}."
+        )
+    else:
+        typer.echo(f"Take {best.label}: {raced}.")
+    if best.equal is False:
+        say(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
+    say(f"{to}: draftwood generate --tuned {to} takes it.")

@@ -1,0 +1,187 @@
+"""What candidates cost and bring, by STree's cost model and by a race."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from draftwood import StateBackend
+from draftwood.apps import models
+from draftwood.apps.bench.specs import ORDINARY, Spec
+from draftwood.apps.bench.writers import Text, Writer, writer
+from draftwood.pass_time import PassTime
+
+_WARM = 4  # tokens that a candidate writes before it is timed
+_CONTEXT = 128  # tokens behind which passes are timed
+
+
+@attrs.frozen
+class Costs:
+    """What passes of a pair cost.
+
+    Attributes:
+        target: seconds of a target pass by its tokens.
+        draft: of a draft call; None where no model drafts, and a call's time is that of the trial.
+    """
+
+    target: PassTime
+    draft: PassTime | None
+
+
+@attrs.frozen
+class Estimate:
+    """What the cost model expects of a candidate.
+
+    Attributes:
+        label: the candidate.
+        tokens_per_round: expected tokens of a round, from the trial.
+        acceptance_rate: accepted over drafted tokens.
+        tree_size: mean number of drafted tokens in a tree.
+        draft_calls: of a round.
+        draft_seconds: of a round, for its draft calls.
+        target_seconds: of a target pass over the tree.
+        other_seconds: of a round, for all else: growing the tree, verification, commit.
+        gain: tokens a second over those of ordinary decoding.
+    """
+
+    label: str
+    tokens_per_round: float
+    acceptance_rate: float
+    tree_size: float
+    draft_calls: float
+    draft_seconds: float
+    target_seconds: float
+    other_seconds: float
+    gain: float
+
+
+@attrs.frozen
+class Finish:
+    """How a candidate did in the race.
+
+    Attributes:
+        label: the candidate.
+        gain: tokens a second over those of ordinary `generate`, all prompts together.
+        won: prompts on which it was faster.
+        prompts: of the race.
+        equal: whether all texts are those of `generate`; None above temperature 0, where chance decides.
+    """
+
+    label: str
+    gain: float
+    won: int
+    prompts: int
+    equal: bool | None
+
+
+def pass_costs(loaded: models.Loaded, largest: int) -> Costs:
+    """Passes of up to `largest` nodes and the root, fitted; see `PassTime.measured`."""
+    draft = None if loaded.draft is None else _measured(loaded.draft, largest)
+    return Costs(_measured(loaded.target, largest), draft)
+
+
+def _measured(backend: StateBackend, largest: int) -> PassTime:
+    most = (backend.max_length or 4 * largest + 2 * _CONTEXT) // 2
+    sizes = [1, 2, 4]
+    while sizes[-1] <= largest and 2 * sizes[-1] <= most:
+        sizes.append(2 * sizes[-1])
+    return PassTime.measured(backend, sizes=sizes, context=min(_CONTEXT, most))
+
+
+def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
+    """A candidate by the cost model, from what its texts took.
+
+    Tokens of a round over the time of its draft calls, its target pass and all else; ordinary decoding has
+    one token and a pass over one. The nodes of a tree count as spread evenly over its draft calls. Of the
+    trial's times only what no pass explains enters, as all else.
+
+    Source: STree, section 4.3, equations 7 and 8 (arXiv 2505.14969), with the draft's calls and all else
+    added to the time of a round.
+    """
+    rounds = sum(text.rounds for text in texts)
+    calls, drafted, accepted, draft_spent, target_spent, prompts_spent = (
+        sum(getattr(text, name) or 0 for text in texts)
+        for name in (
+            "draft_calls",
+            "drafted",
+            "accepted",
+            "draft_seconds",
+            "target_seconds",
+            "prefill_seconds",
+        )
+    )
+    tree, per_call = drafted / rounds, round(drafted / calls) if calls else 0
+    one_call = costs.draft(max(per_call, 1)) if costs.draft else (draft_spent / calls if calls else 0.0)
+    draft = calls / rounds * one_call
+    target = costs.target(1 + round(tree))
+    # An accelerator's passes go on behind their calls, so a pass is charged at the longer of both times.
+    passes = max(draft_spent, draft * rounds) + max(target_spent, target * rounds)
+    other = max(sum(text.seconds for text in texts) - prompts_spent - passes, 0.0) / rounds
+    tokens = 1 + accepted / rounds
+    return Estimate(
+        label=label,
+        tokens_per_round=tokens,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        tree_size=tree,
+        draft_calls=calls / rounds,
+        draft_seconds=draft,
+        target_seconds=target,
+        other_seconds=other,
+        gain=tokens * costs.target(1) / (draft + target + other),
+    )
+
+
+@attrs.frozen(eq=False)
+class Trial:
+    """A pair at a temperature with the prompts it is tried on.
+
+    Attributes:
+        loaded: the models.
+        prompts: as tokens.
+        temperature: of the target.
+        seed: of the first prompt's draws; each further prompt has the next.
+    """
+
+    loaded: models.Loaded
+    prompts: Sequence[Sequence[int]]
+    temperature: float
+    seed: int
+
+    def estimates(self, specs: Sequence[Spec], costs: Costs, *, tokens: int) -> Iterator[Estimate]:
+        """Every candidate on every prompt."""
+        for spec in specs:
+            writes = self._warmed(spec)
+            texts = [writes.write(prompt, tokens, self.seed + n) for n, prompt in enumerate(self.prompts)]
+            yield estimate(spec.label, texts, costs)
+
+    def race(self, specs: Sequence[Spec], *, tokens: int) -> Iterator[dict[str, Text]]:
+        """Prompt by prompt the texts of ordinary `generate` and of every candidate.
+
+        They take turns, and who begins changes from prompt to prompt, so that a slow moment of the machine
+        falls on all of them.
+        """
+        entrants = [(spec.label, self._warmed(spec)) for spec in (Spec(ORDINARY), *specs)]
+        for number, prompt in enumerate(self.prompts):
+            first = number % len(entrants)
+            yield {
+                label: one.write(prompt, tokens, self.seed + number)
+                for label, one in (*entrants[first:], *entrants[:first])
+            }
+
+    def _warmed(self, spec: Spec) -> Writer:
+        found = writer(spec, self.loaded, self.temperature)
+        found.write(self.prompts[0], _WARM, self.seed)
+        return found
+
+
+def finish(label: str, heats: Sequence[dict[str, Text]], *, greedy: bool) -> Finish:
+    """How `label` did against ordinary `generate`."""
+    pairs = [(heat[label], heat[ORDINARY]) for heat in heats]
+    return Finish(
+        label=label,
+        gain=sum(plain.seconds for _, plain in pairs) / sum(own.seconds for own, _ in pairs),
+        won=sum(own.seconds < plain.seconds for own, plain in pairs),
+        prompts=len(pairs),
+        equal=all(own.tokens == plain.tokens for own, plain in pairs) if greedy else None,
+    )

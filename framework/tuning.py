@@ -1,0 +1,206 @@
+"""`tuned`: the method that `draftwood tune` found best for a pair of models on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import torch
+
+from draftwood import registry
+from draftwood.decoder import SpeculativeDecoder, as_backend
+from draftwood.errors import DraftwoodError, IncompatibleModels, InvalidInput
+from draftwood.protocols import Drafter, StateBackend
+from draftwood.recipe import Recipe
+from draftwood.sampling import SamplingParams
+
+FORMAT, VERSION = "draftwood-tuned", 1
+DTYPES = ("auto", "float32", "bfloat16")
+_AGAIN = "run draftwood tune again"
+
+
+def _is(*kinds: type) -> Any:
+    """A validator: a value of one of `kinds`."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if type(value) not in kinds:
+            wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise InvalidInput(f"{field.name} is {value!r}, not {wanted}; {_AGAIN}.")
+
+    return check
+
+
+def _is_dtype(_: object, __: object, value: Any) -> None:
+    if value not in DTYPES:
+        raise InvalidInput(f"dtype is {value!r}; known are: {', '.join(DTYPES)}.")
+
+
+@attrs.frozen
+class TunedModel:
+    """What a model is known by.
+
+    Attributes:
+        name: a folder, a model of the zoo or a hub name.
+        vocab_size: width of its logits.
+        weight_bytes: bytes of its weights, which another size or precision changes.
+    """
+
+    name: str = attrs.field(validator=_is(str))
+    vocab_size: int = attrs.field(validator=_is(int))
+    weight_bytes: int = attrs.field(validator=_is(int))
+
+    def check(self, role: str, model: StateBackend | Drafter, *, file: str, dtype: str) -> None:
+        """Raise `IncompatibleModels` where `model` has another vocabulary or other weights."""
+        for name, unit in (("vocab_size", "tokens"), ("weight_bytes", "bytes of weights")):
+            wanted, found = getattr(self, name), getattr(model, name)
+            if wanted != found:
+                raise IncompatibleModels(
+                    f"{file!r} was tuned for the {role} {self.name!r} with {wanted} {unit}, and this one has "
+                    f"{found}; load that model in the precision {dtype!r}, or {_AGAIN} for this pair."
+                )
+
+
+@attrs.frozen
+class Tuned:
+    """A method, the pair it was found for, and what it gained there.
+
+    Attributes:
+        file: where it was read, for messages.
+        target: the target.
+        draft: the model that drafts; None where `drafter` needs none.
+        vocabulary: digest of the tokenizer's vocabulary.
+        temperature: of the target.
+        dtype: precision of the models, `"float32"` or `"bfloat16"`; `"auto"`: as they are stored.
+        recipe: name of the registered recipe; None: ordinary decoding is faster than all that was tried.
+        options: of the recipe.
+        drafter: name of the registered drafter; `"model"`: `draft` drafts.
+        drafter_options: of that drafter.
+        gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
+    """
+
+    file: str = attrs.field(validator=_is(str))
+    target: TunedModel
+    draft: TunedModel | None
+    vocabulary: str = attrs.field(validator=_is(str))
+    temperature: float = attrs.field(validator=_is(float, int))
+    dtype: str = attrs.field(validator=_is_dtype)
+    recipe: str | None = attrs.field(validator=_is(str, type(None)))
+    options: dict[str, Any] = attrs.field(validator=_is(dict))
+    drafter: str = attrs.field(validator=_is(str))
+    drafter_options: dict[str, Any] = attrs.field(validator=_is(dict))
+    gain: float = attrs.field(validator=_is(float, int))
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether ordinary decoding is faster than all that was tried."""
+        return self.recipe is None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What `generate` takes as `sampling`."""
+        return SamplingParams(temperature=self.temperature)
+
+    @property
+    def draft_sampling(self) -> SamplingParams | None:
+        """What `generate` takes as `draft_sampling`."""
+        return self.method().draft_sampling(self.sampling)
+
+    def method(self) -> Recipe:
+        """The recipe with its options; of ordinary decoding, one whose trees are a root alone."""
+        if self.recipe is None:
+            policy = registry.create("policies", "cost-aware", {"budgets": (0,)})
+            return Recipe(policy, registry.create("verifiers", "recursive-rejection"))
+        options = dict(self.options)
+        if "temperature" in registry.options("recipes", self.recipe):
+            options["temperature"] = self.temperature
+        return cast(Recipe, registry.create("recipes", self.recipe, options))
+
+    def decoder(self, target: Any, drafter: Any = None) -> SpeculativeDecoder:
+        """A decoder of the method for the tuned pair, taken as `SpeculativeDecoder` takes them.
+
+        Args:
+            target: the target.
+            drafter: the draft, or the drafter. Left out: the registered drafter of the file. Where ordinary
+                decoding is faster it is not used, and keeps no state.
+
+        Raises:
+            IncompatibleModels: another pair than the file's.
+            InvalidInput: the file's draft is a model and none was given.
+        """
+        target = as_backend(self._loaded(target))
+        self.check(target)
+        if self.ordinary:
+            drafter = registry.create("drafters", "prompt-lookup", {"vocab_size": target.vocab_size})
+        elif drafter is None and self.draft is not None:
+            raise InvalidInput(
+                f"{self.file!r} drafts with the model {self.draft.name!r}; give it as drafter."
+            )
+        elif drafter is None:
+            known = {"vocab_size": target.vocab_size, "target": target}
+            wanted = known.keys() & registry.options("drafters", self.drafter).keys()
+            given = {name: known[name] for name in wanted} | self.drafter_options
+            drafter = registry.create("drafters", self.drafter, given)
+        elif isinstance(drafter, (str, PathLike)):
+            drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
+        decoder = self.method().decoder(target, drafter)
+        self.check(target, None if self.ordinary else decoder.drafter)
+        return decoder
+
+    def check(self, target: StateBackend, draft: StateBackend | Drafter | None = None) -> None:
+        """Raise `IncompatibleModels` where the models have another vocabulary or other weights."""
+        self.target.check("target", target, file=self.file, dtype=self.dtype)
+        if self.draft is not None and draft is not None:
+            self.draft.check("draft", draft, file=self.file, dtype=self.dtype)
+
+    def _loaded(self, model: Any) -> Any:
+        """A folder or hub name in the precision of the file; anything else as it is."""
+        if not isinstance(model, (str, PathLike)):
+            return model
+        return registry.load(model, dtype=None if self.dtype == "auto" else getattr(torch, self.dtype))
+
+
+def tuned(path: str | PathLike[str]) -> Tuned:
+    """What `draftwood tune` wrote to the file `path`.
+
+    Raises:
+        InvalidInput: it cannot be read, is no such file, or is one of another version.
+    """
+    file = fspath(path)
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{file!r} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise InvalidInput(f"{file!r} is not JSON: {error}; give a file of draftwood tune.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InvalidInput(f"{file!r} was not written by draftwood tune; give a file that was.")
+    if content.get("version") != VERSION:
+        raise InvalidInput(
+            f"{file!r} has version {content.get('version')!r} and this draftwood reads {VERSION}; {_AGAIN}."
+        )
+    try:
+        return _from(file, content)
+    except DraftwoodError as error:
+        raise InvalidInput(f"{file!r}: {error}") from error
+
+
+def _from(file: str, content: Mapping[str, Any]) -> Tuned:
+    names = [field.name for field in attrs.fields(Tuned) if field.name != "file"]
+    if missing := [name for name in names if name not in content]:
+        raise InvalidInput(f"{missing[0]} is missing; {_AGAIN}.")
+    given = {name: content[name] for name in names}
+    target, draft = _model("target", given["target"]), given["draft"] and _model("draft", given["draft"])
+    found = Tuned(**(given | {"target": target, "draft": draft or None}), file=file)
+    found.method()  # raises for a recipe or option that is not there
+    return found
+
+
+def _model(role: str, given: Any) -> TunedModel:
+    known = [field.name for field in attrs.fields(TunedModel)]
+    if not isinstance(given, dict) or sorted(given) != sorted(known):
+        raise InvalidInput(f"{role} is {given!r}, not an object with {', '.join(known)}; {_AGAIN}.")
+    return TunedModel(**given)

@@ -1,0 +1,340 @@
+"""`draftwood tune` on the zoo's Llama pair; where a decision is tested, passes cost what the test says."""
+
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import draftwood as library
+from draftwood import IncompatibleModels, InvalidInput, zoo
+from draftwood.apps.bench.specs import ORDINARY, Spec
+from draftwood.apps.bench.writers import Text, writer
+from draftwood.apps.tune import command, measure
+from draftwood.apps.tune.measure import Costs, estimate, finish
+from draftwood.pass_time import PassTime
+
+PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
+FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
+
+
+@attrs.frozen
+class Timed:
+    """A writer whose time is that of its passes: 1 for the target, `draft` for a draft call."""
+
+    spec: Spec
+    writes: object
+    draft: float
+
+    def write(self, prompt, tokens, seed) -> Text:
+        text = self.writes.write(prompt, tokens, seed)
+        drafting = self.draft * (text.draft_calls or 0)
+        spent = {"target_seconds": 1.0 * text.rounds, "draft_seconds": drafting, "prefill_seconds": 0.0}
+        return attrs.evolve(text, seconds=text.rounds + drafting, **spent)
+
+
+@pytest.fixture(scope="module")
+def tuned_at(tmp_path_factory):
+    """The file and output of a run in which a draft call costs so many target passes."""
+    from typer.testing import CliRunner
+
+    from draftwood.apps.main import app
+
+    def run(draft: float, *arguments: object) -> tuple[Path, str]:
+        file = tmp_path_factory.mktemp("tuned") / "tuned.json"
+        costs = Costs(PassTime(1.0), PassTime(draft))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "pass_costs", lambda loaded, largest: costs)
+            patch.setattr(measure, "writer", lambda spec, *rest: Timed(spec, writer(spec, *rest), draft))
+            result = CliRunner().invoke(app, ["tune", "--to", str(file), *map(str, (*FEW, *arguments))])
+        assert result.exit_code == 0, result.output
+        return file, result.output
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def paying(tuned_at) -> tuple[Path, str]:
+    return tuned_at(0.02)
+
+
+@pytest.fixture(scope="module")
+def ordinary(tuned_at) -> tuple[Path, str]:
+    """The draft drafts for itself: all is accepted, and yet nothing gained."""
+    return tuned_at(1.0, "--target", "llama-draft", "--drafter", "llama-draft")
+
+
+@pytest.fixture
+def edited(paying, tmp_path):
+    """The file with some keys changed, or taken out where the value is `...`."""
+
+    def write(**changes: object) -> Path:
+        content = json.loads(paying[0].read_text()) | changes
+        file = tmp_path / "edited.json"
+        file.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+        return file
+
+    return write
+
+
+def test_it_measures_for_real(draftwood, tmp_path):
+    file = tmp_path / "tuned.json"
+    result = draftwood(
+        "tune", "--to", file, "--prompts", 1, "--new-tokens", 4, "--strategy", "dyspec", "--budget", 3
+    )
+    assert result.exit_code == 0, result.output
+    content = json.loads(file.read_text())
+    assert content["pass_seconds"]["target"]["constant"] + content["pass_seconds"]["target"]["linear"] > 0
+    (race,) = content["race"]
+    assert race["label"] == "dyspec:budget=3"
+    assert race["equal"] is True
+    assert library.tuned(file).ordinary == (race["gain"] <= 1)
+
+
+def test_what_pays_is_recommended(paying):
+    file, output = paying
+    content = json.loads(file.read_text())
+    gains = [one["gain"] for one in content["estimates"]]
+    assert gains == sorted(gains, reverse=True)
+    assert {one["label"] for one in content["estimates"]} == {
+        *(f"leviathan:length={n}" for n in (2, 5)),
+        *(f"dyspec:budget={n}" for n in (2, 5)),
+    }
+    best = max(content["race"], key=lambda one: one["gain"])
+    assert content["gain"] == best["gain"] > 1
+    assert best["label"] in {one["label"] for one in content["estimates"][:2]}
+    assert f"Take {best['label']}:" in output
+    assert content["recipe"] == best["label"].split(":")[0]
+    assert {"torch", "draftwood"} <= content["versions"].keys()
+    assert content["machine"]
+
+
+def test_generate_takes_the_file(draftwood, paying):
+    file, _ = paying
+    known = library.tuned(file)
+    same = ["--prompt", PROMPT, "--max-new-tokens", 16, "--json"]
+    options = [word for name, value in known.options.items() for word in ("-o", f"{name}={value}")]
+    wanted = json.loads(draftwood("generate", *same, "--recipe", known.recipe, *options).stdout)
+    found = json.loads(draftwood("generate", *same, "--tuned", file).stdout)
+    for content in (wanted, found):
+        content["rounds"] = content["statistics"]["target_calls"], content["statistics"]["draft_calls"]
+        del content["statistics"]
+    assert found == wanted
+    assert found["rounds"][0] < 16
+
+
+def test_the_library_takes_the_file(paying, monkeypatch):
+    """As docs/tune.md shows it."""
+    page = (Path(__file__).parents[2] / "docs" / "tune.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(paying[0].parent)
+    prompt = zoo.tokenizer()(PROMPT)["input_ids"]
+    scope = {"target": zoo.path("llama-7m"), "draft": zoo.path("llama-draft"), "inputs": [prompt]}
+    exec(compile(code, "tune.md", "exec"), scope)
+    written = zoo.load("llama-7m").generate(
+        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0
+    )
+    assert scope["ids"][:, : written.shape[1]].tolist() == written.tolist()
+    assert scope["decoder"].policy == scope["tuned"].method().policy
+    assert not scope["tuned"].ordinary
+
+
+def test_another_temperature_is_said(draftwood, paying):
+    result = draftwood(
+        "generate", "--tuned", paying[0], "--temperature", 0.7, "--prompt", PROMPT, "--max-new-tokens", 4
+    )
+    assert result.exit_code == 0, result.output
+    assert "was tuned at temperature 0; at 0.7" in result.stderr
+
+
+def test_a_draft_as_slow_as_its_target_is_left_out(draftwood, ordinary):
+    file, output = ordinary
+    assert "Ordinary decoding is faster than all that was tried" in output
+    known = library.tuned(file)
+    assert known.ordinary
+    assert known.gain <= 1
+    result = draftwood("generate", "--tuned", file, "--prompt", PROMPT, "--max-new-tokens", 8, "--json")
+    assert "nothing is drafted" in result.stderr
+    statistics = json.loads(result.stdout)["statistics"]
+    assert statistics["target_calls"] == statistics["new_tokens"] == 8
+    assert statistics["draft_calls"] == 0
+
+    decoder = known.decoder(zoo.path("llama-draft"))
+    prompt = zoo.tokenizer()(PROMPT)["input_ids"]
+    found = decoder.generate([prompt], max_new_tokens=8, return_dict_in_generate=True)
+    assert found.tokens[0] == json.loads(result.stdout)["tokens"]
+    assert found.statistics.target_calls == 8
+
+
+def test_above_temperature_0_with_a_drafter_that_is_no_model(tuned_at, draftwood):
+    file, _ = tuned_at(0.0, "--drafter", "prompt-lookup", "--temperature", 0.8, "--strategy", "dyspec")
+    known = library.tuned(file)
+    assert known.draft is None
+    assert known.drafter == "prompt-lookup"
+    assert known.temperature == 0.8
+    decoder = known.decoder(zoo.path("llama-7m"))
+    prompt = zoo.tokenizer()("one two one two one two")["input_ids"]
+    options = {"max_new_tokens": 5, "sampling": known.sampling, "draft_sampling": known.draft_sampling}
+    found = decoder.generate([prompt], **options, seed=1, return_dict_in_generate=True)
+    result = draftwood(
+        "generate",
+        "--tuned",
+        file,
+        "--prompt",
+        "one two one two one two",
+        "--max-new-tokens",
+        5,
+        "--seed",
+        1,
+        "--json",
+    )
+    assert json.loads(result.stdout)["tokens"] == found.tokens[0]
+
+
+times = st.floats(1e-4, 10)
+
+
+@given(
+    rounds=st.integers(1, 50),
+    calls=st.integers(0, 5),
+    nodes=st.integers(1, 6),
+    accepted=st.integers(0, 4),
+    draft=times,
+    target=times,
+    other=times,
+)
+def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accepted, draft, target, other):
+    """Passes that cost what the fit says, and other work: all three are told apart; the gain is theirs."""
+    costs = Costs(PassTime(target, target / 100), PassTime(draft, draft / 10))
+    one_call, one_pass = costs.draft(nodes), costs.target(1 + nodes * calls)
+    text = Text(
+        tokens=[0],
+        seconds=3.0 + rounds * (calls * one_call + one_pass + other),
+        first_token_seconds=0.0,
+        first_tokens=1,
+        rounds=rounds,
+        peak_memory=0,
+        draft_calls=rounds * calls,
+        drafted=rounds * calls * nodes,
+        accepted=rounds * accepted,
+        draft_seconds=rounds * calls * one_call,
+        target_seconds=rounds * one_pass,
+        prefill_seconds=3.0,
+    )
+    found = estimate("x", [text, text], costs)
+    assert found.tokens_per_round == pytest.approx(1 + accepted)
+    assert found.other_seconds == pytest.approx(other, rel=1e-3, abs=1e-6)
+    round_seconds = calls * one_call + one_pass + other
+    assert found.gain == pytest.approx((1 + accepted) * costs.target(1) / round_seconds, rel=1e-3)
+    # Passes that go on behind their calls are charged at the fit, not once more as other work.
+    hidden = attrs.evolve(text, draft_seconds=0.0, target_seconds=0.0)
+    assert estimate("x", [hidden], costs).gain == pytest.approx(found.gain, rel=1e-3)
+
+
+def test_the_race_counts_all_prompts_together():
+    def heat(own: float, plain: float, tokens: list[int]) -> dict[str, Text]:
+        return {"x": Text([1, 2], own, 0, 1, 1, 0), ORDINARY: Text(tokens, plain, 0, 1, 1, 0)}
+
+    heats = [heat(1.0, 3.0, [1, 2]), heat(4.0, 2.0, [1, 3])]
+    result = finish("x", heats, greedy=True)
+    assert (result.gain, result.won, result.prompts, result.equal) == (1.0, 1, 2, False)
+    assert finish("x", heats, greedy=False).equal is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"version": 2}, ["version 2", "reads 1"]),
+        ({"format": "other"}, ["not written by draftwood tune"]),
+        ({"recipe": "dispec"}, ["'dispec'", "did you mean 'dyspec'?"]),
+        ({"options": {"bugdet": 3}, "recipe": "dyspec"}, ["'bugdet'", "'budget'"]),
+        ({"options": ["budget"]}, ["options", "not dict"]),
+        ({"vocabulary": ...}, ["vocabulary is missing"]),
+        ({"target": None}, ["target is None"]),
+        ({"draft": {"name": "x"}}, ["draft is {'name': 'x'}", "vocab_size"]),
+        ({"dtype": "int3"}, ["dtype is 'int3'"]),
+        ({"vocabulary": "0" * 64}, ["another tokenizer"]),
+        (
+            {"target": {"name": "llama-7m", "vocab_size": 32000, "weight_bytes": 29377536}},
+            ["'llama-7m'", "32000", "4096"],
+        ),
+        (
+            {"draft": {"name": "llama-draft", "vocab_size": 4096, "weight_bytes": 7}},
+            ["'llama-draft'", "7 bytes of weights"],
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_files_that_do_not_fit(refused, edited, changes, parts):
+    sentence = refused("generate", "--tuned", edited(**changes), "--prompt", "Hi")
+    for part in ("edited.json", *parts):
+        assert part in sentence
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+        library.tuned(tmp_path / "none.json")
+    bad = tmp_path / "bad.json"
+    for content, said in (
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "not written by draftwood tune"),
+    ):
+        bad.write_bytes(content)
+        with pytest.raises(InvalidInput, match=said):
+            library.tuned(bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--target", "mamba2-5m"], ["target 'llama-7m'", "'mamba2-5m'"]),
+        (["--drafter", "prompt-lookup"], ["drafter 'llama-draft'", "'prompt-lookup'"]),
+        (["--recipe", "dyspec"], ["--recipe"]),
+        (["-o", "budget=3"], ["--option"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_options_beside_the_file(refused, paying, arguments, parts):
+    sentence = refused("generate", "--tuned", paying[0], "--prompt", "Hi", *arguments)
+    for part in parts:
+        assert part in sentence
+
+
+def test_the_library_refuses_another_pair(paying):
+    known = library.tuned(paying[0])
+    with pytest.raises(IncompatibleModels, match="target 'llama-7m'.*bytes of weights"):
+        known.decoder(zoo.path("mamba2-draft"), zoo.path("llama-draft"))
+    with pytest.raises(IncompatibleModels, match="draft 'llama-draft'.*bytes of weights"):
+        known.decoder(zoo.path("llama-7m"), zoo.path("mamba2-draft"))
+    with pytest.raises(InvalidInput, match="give it as drafter"):
+        known.decoder(zoo.path("llama-7m"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--data", "/no/such.jsonl"], ["/no/such.jsonl", "No such file"]),
+        (["--prompts", 1000], ["1000", "give fewer"]),
+        (["--prompts", 0], ["prompts is 0"]),
+        (["--new-tokens", 0], ["new_tokens is 0"]),
+        (["--new-tokens", 5000], ["context of", "--new-tokens"]),
+        (["--budget", 0], ["length is 0"]),
+        (["--strategy", "dispec"], ["'dispec'", "dyspec"]),
+        (["--strategy", "chain+block"], ["'chain+block'", "no recipe"]),
+        (["--strategy", "generate-assisted"], ["'generate-assisted'", "no recipe"]),
+        (["--temperature", -1], ["-1"]),
+        (["--to", "/no/such/tuned.json"], ["/no/such", "does not exist"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if str(value[0]).startswith("--") else "",
+)
+def test_bad_options(refused, tmp_path, arguments, parts):
+    to = [] if "--to" in arguments else ["--to", tmp_path / "tuned.json"]
+    sentence = refused("tune", *to, *arguments)
+    for part in parts:
+        assert part in sentence
+    assert not (tmp_path / "tuned.json").exists()
