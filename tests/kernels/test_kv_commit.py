@@ -76,7 +76,11 @@ def test_rows_behind_a_narrowed_arena_are_left(device: torch.device, monkeypatch
         (torch.zeros(1, 1, 1, 300, 16), 257, "a row moves 257 slots, and the kernel holds 256"),
         (torch.zeros(1, 1, 1, 4, 24), 1, "arena 0 has strides (0, 0, 0, 24), which are not multiples of 16"),
         (torch.zeros(1, 1, 1, 4, 16, dtype=torch.int8), 1, "its rows are torch.int8"),
-        (torch.zeros(1, 1, 1, 4, 17, dtype=torch.float16), 1, "its rows have 17 elements of torch.float16, no multiple of 32 bytes"),
+        (
+            torch.zeros(1, 1, 1, 4, 17, dtype=torch.float16),
+            1,
+            "17 elements of torch.float16, no multiple of 32 bytes",
+        ),
         (torch.zeros(1, 1, 1, 16, 16).transpose(3, 4), 1, "is not contiguous along its last axis"),
     ],
 )
