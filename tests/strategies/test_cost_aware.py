@@ -58,6 +58,11 @@ def test_no_tree_where_every_token_costs_a_pass():
     assert sizes_in(policy)[100:].count(0) > 80
 
 
+def test_no_tree_where_its_draft_calls_cost_more_than_it_brings():
+    policy = CostAware(budgets=(0, 2, 8), target_time=(1.0,), draft_time=(0.0, 5.0))
+    assert sizes_in(policy, near=0.9)[100:].count(0) > 80
+
+
 def test_a_tree_in_the_middle_where_its_price_rises_steeply():
     policy = CostAware(budgets=(0, 2, 8), target_time=(1.0, 0.0, 0.05), draft_time=(0.0,))
     assert sizes_in(policy, near=0.9)[100:].count(2) > 80

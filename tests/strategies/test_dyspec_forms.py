@@ -6,6 +6,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, TorchRandomness
+from draftwood.strategies.chances import if_judged
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
@@ -106,6 +107,25 @@ def test_with_a_measured_acceptance_the_layered_tree_is_the_heaps(seed, budget, 
     )
     assert set(paths(heap)) == set(paths(exact))
     assert len(exact) == len(heap) == budget + 1
+
+
+def test_a_node_has_the_children_that_are_worth_it():
+    flat = lambda path: torch.full((5,), 0.2)  # noqa: E731
+    # Below the root a first child is judged for certain, a second with 0.6, a third with 0.24; below the
+    # first child with 0.4, below the second with 0.36.
+    for budget, wanted in ((2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 1, 1])):
+        tree, _ = grow(LayeredDySpec(budget, acceptance=(0.4, 0.36, 0.1)), flat, 0)
+        first, second = tree.children(0)
+        assert [len(tree.children(node)) for node in (0, first, second)] == wanted
+
+
+@given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3))
+def test_chances_of_those_that_are_judged_multiply_to_the_vector(acceptance):
+    failed, found = 1.0, []
+    for chance in if_judged(acceptance):
+        found.append(failed * chance)
+        failed *= 1 - chance
+    assert found == pytest.approx(acceptance)
 
 
 def test_the_tree_is_as_deep_as_first_children_are_accepted():
