@@ -121,7 +121,7 @@ def test_a_commit_that_raises_leaves_the_state(name: str, monkeypatch: pytest.Mo
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(last, "replay", fails)
+        patch.setattr(type(last), "replay_all", fails)
         with pytest.raises(RuntimeError, match="a bug"):
             backend.commit([[0, 2]])
     mirror.extend([[(4, 2)]])
