@@ -118,9 +118,7 @@ def tree_attention(
     Returns:
         `[batch, queries, heads, value_dim]` and None.
     """
-    mask = _now.get()[attention_mask.shape[-1] - 1]
-    if mask.bits.device != query.device:
-        mask = mask.to(query.device)
+    mask = _now.get()[attention_mask.shape[-1] - 1].to(query.device)
     if any(options.get(name) is not None for name in ("position_bias", "cache")):
         seen = mask.visible().unsqueeze(1)
         return sdpa_attention_forward(

@@ -31,6 +31,7 @@ class TreeMask:
     first: Tensor
     counts: Tensor
     _blocks: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _elsewhere: dict[torch.device, TreeMask] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -106,9 +107,13 @@ class TreeMask:
         return self._blocks[group, lines]
 
     def to(self, device: torch.device) -> TreeMask:
-        """The same on `device`."""
-        tensors = {name: getattr(self, name).to(device) for name in ("bits", "lengths", "first", "counts")}
-        return TreeMask(start=self.start, columns=self.columns, **tensors)
+        """The same on `device`, where a model's layers lie on several; made once for all of its layers."""
+        if device == self.bits.device:
+            return self
+        if device not in self._elsewhere:
+            tensors = {name: getattr(self, name).to(device) for name in ("bits", "lengths", "first", "counts")}
+            self._elsewhere[device] = TreeMask(start=self.start, columns=self.columns, **tensors)
+        return self._elsewhere[device]
 
 
 def pack(visible: Tensor) -> Tensor:

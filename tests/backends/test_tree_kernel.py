@@ -128,6 +128,29 @@ def test_a_bias_by_position_is_left_to_transformers() -> None:
     assert torch.allclose(found, wanted.transpose(1, 2), atol=1e-5)
 
 
+def test_layers_on_another_device_share_one_copy_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Packed.of(
+        {"full_attention": Reach(), "sliding_attention": Reach(window=2)},
+        torch.ones(1, 3, 3, dtype=torch.bool).tril(),
+        queries=torch.arange(3).unsqueeze(0),
+        columns=torch.arange(3).unsqueeze(0),
+        lengths=torch.tensor([0]),
+        start=0,
+        longest=3,
+    )
+    assert isinstance(packed.markers, dict)
+    seen = []
+    monkeypatch.setattr(dispatch, "attend", lambda **given: seen.append(given["mask"]))
+    with over(packed):
+        for device in ("meta", "cpu", "meta"):
+            states = torch.zeros(1, 1, 3, 16, device=device)
+            for marker in packed.markers.values():
+                tree_attention(torch.nn.Module(), states, states, states, marker)
+    assert [mask.bits.device.type for mask in seen] == ["meta"] * 2 + ["cpu"] * 2 + ["meta"] * 2
+    assert seen[:2] == seen[4:]
+    assert (seen[2], seen[3]) == packed.masks
+
+
 @given(query=st.integers(0, 60), size=st.integers(1, 20), chunked=st.booleans())
 def test_a_window_is_what_comes_from_its_first_position(query: int, size: int, chunked: bool) -> None:
     reach = Reach(chunk=size) if chunked else Reach(window=size)
