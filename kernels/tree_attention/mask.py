@@ -111,7 +111,8 @@ class TreeMask:
         if device == self.bits.device:
             return self
         if device not in self._elsewhere:
-            tensors = {name: getattr(self, name).to(device) for name in ("bits", "lengths", "first", "counts")}
+            names = ("bits", "lengths", "first", "counts")
+            tensors = {name: getattr(self, name).to(device) for name in names}
             self._elsewhere[device] = TreeMask(start=self.start, columns=self.columns, **tensors)
         return self._elsewhere[device]
 
