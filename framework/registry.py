@@ -2,7 +2,8 @@
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
 `draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend. This is how the
-framework reaches the layers above it without importing them.
+framework reaches the layers above it without importing them. A policy or verifier that is not registered
+goes by `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
-from draftwood.protocols import StateBackend
+from draftwood.imports import imported, is_derived
+from draftwood.protocols import StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
+_OWN: Mapping[str, type] = {"policies": TreePolicy, "verifiers": Verifier}
 
 
 @cache
@@ -30,15 +33,21 @@ def names(kind: str) -> list[str]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The class or function registered as `name`.
+    """The class or function registered as `name`, or the policy or verifier `package.module:Class`.
 
     Raises:
         UnknownStrategy: nothing is registered under that name; the message names the nearest.
+        InvalidInput: there is no such module or class, or it is derived from another protocol.
     """
+    singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+    if ":" in name and kind in _OWN:
+        found = imported(name, [_OWN[kind]])
+        if not is_derived(found, [_OWN[kind]]):
+            raise InvalidInput(f"{name!r} is no {singular}; name a class derived from {_OWN[kind].__name__}.")
+        return found
     try:
         entry = _entries(kind)[name]
     except KeyError:
-        singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
         raise UnknownStrategy(f"There is no {singular} {name!r}{nearest(name, names(kind))}") from None
     return entry.load()
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
@@ -16,8 +12,9 @@ import typer
 
 from draftwood import Drafter, StateBackend, TreePolicy, Verifier, registry
 from draftwood.apps import options
-from draftwood.apps.failures import FAILED, one_line
+from draftwood.apps.failures import FAILED
 from draftwood.errors import InvalidInput, nearest
+from draftwood.imports import imported
 
 if TYPE_CHECKING:
     from draftwood.testing.checks import Check
@@ -129,10 +126,8 @@ def build(target: str, given: Mapping[str, str]) -> Any:
     Raises:
         InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
     """
-    module_name, colon, name = target.partition(":")
-    if not (colon and module_name and name):
-        raise InvalidInput(f"{target!r} is not of the form package.module:Class, such as my_policy:Comb.")
-    found = _named(_module(module_name), name)
+    found = imported(target, list(PROTOCOLS))
+    name = target.partition(":")[2]
     if isinstance(found, type):
         _must_be_strategy(found, name)
     elif _protocol(type(found)):
@@ -156,41 +151,6 @@ def build(target: str, given: Mapping[str, str]) -> Any:
     if not isinstance(found, type):
         _must_be_strategy(type(made), f"{name}()")
     return made
-
-
-def _module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if name.endswith(".py") or "/" in name:
-        module = ".".join(Path(name).with_suffix("").parts)
-        raise InvalidInput(
-            f"{name!r} is a file; name the module as Python imports it, such as {module}:Class."
-        )
-    if here not in sys.path:
-        sys.path.append(here)  # behind everything else, so that no file here hides an installed module
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise InvalidInput(
-                f"There is no module {error.name!r}, neither installed nor in {here}; check its name, or "
-                "change to its folder."
-            ) from error
-        raise InvalidInput(
-            f"{name!r} needs the module {error.name!r}, which is not there; install it."
-        ) from error
-    except (Exception, SystemExit) as error:  # anyone's module may fail in any way
-        raise InvalidInput(
-            f"{name!r} cannot be imported ({type(error).__name__}: {one_line(error)}); mend it first."
-        ) from error
-
-
-def _named(module: ModuleType, name: str) -> Any:
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'a folder without code'})"
-        classes = [n for n, found in vars(module).items() if isinstance(found, type) and _protocol(found)]
-        raise InvalidInput(f"{where} has no {name!r}{nearest(name, classes)}") from None
 
 
 def _protocol(kind: type) -> str:

@@ -32,8 +32,8 @@ def bench(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe, POLICY+VERIFIER, generate-assisted or generate-prompt-lookup; options follow "
-            "behind colons; repeatable."
+            help="A recipe, POLICY or POLICY+VERIFIER (registered, or package.module:Class of your own), "
+            "generate-assisted or generate-prompt-lookup; options follow behind colons; repeatable."
         ),
     ] = None,
     data: Annotated[
@@ -76,6 +76,7 @@ def bench(
       draftwood bench
       draftwood bench --strategy dyspec --strategy leviathan --budget 8 --budget 32 --plots
       draftwood bench --data gsm8k_test.jsonl --data notes.txt --temperature 0 --temperature 0.6 --to mine
+      draftwood bench --strategy my_policy:Comb:length=4 --strategy chain
       draftwood bench --file run.toml --prompts 20
       draftwood bench --to mine --report --plots
       draftwood bench --paper dyspec-table1 --data notes.txt --prompts 20 --to table1

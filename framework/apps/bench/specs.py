@@ -1,4 +1,4 @@
-"""Contenders by name: `dyspec:budget=16`, `chain+block:length=6`, or a mode of `generate` itself."""
+"""Contenders by name: `dyspec:budget=16`, `chain+block`, `my_policy:Comb`, or a mode of `generate` itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Spec:
     """One contender.
 
     Attributes:
-        name: a mode of `generate`, a recipe, or policy and verifier with a plus sign between them (no
-            verifier behind it: the usual one for the temperature).
+        name: a mode of `generate`, a recipe, a policy, or policy and verifier with a plus sign between them
+            (no verifier: the usual one for the temperature); each registered or `package.module:Class`.
         options: name=value, for recipe, policy, verifier or drafter; `drafter` names a drafter.
         budget: the nodes asked for, where the run sweeps budgets and the contender has one.
     """
@@ -39,6 +39,13 @@ class Spec:
         """Whether transformers' own `generate` runs it."""
         return self.name in MODES
 
+    @property
+    def parts(self) -> tuple[str, str | None] | None:
+        """Policy and verifier; None for a recipe, and a mode of `generate`."""
+        policy, plus, verifier = self.name.partition("+")
+        whole = not plus and policy in (*MODES, *registry.names("recipes"))
+        return None if whole else (policy, verifier or None)
+
     def strategy(self, temperature: float) -> Strategy:
         """What `draftwood generate` would run under this name.
 
@@ -53,10 +60,14 @@ class Spec:
             raise InvalidInput(
                 f"{self.label!r} names the drafter {drafter!r}; give a registered one, and models as pairs."
             )
+        sharper = words.pop("draft_temperature", None) if self.parts else None  # a recipe takes its own
         given = [f"{name}={value}" for name, value in words.items()]
-        policy, plus, verifier = self.name.partition("+")
-        if plus:
-            found = choose(policy, verifier or None, drafter or models.DRAFT, given, temperature)
+        if self.parts:
+            found = choose(*self.parts, drafter or models.DRAFT, given, temperature)
+            if sharper is not None:
+                known = registry.options_of(Strategy)["draft_temperature"]
+                heat = options.convert("draft_temperature", sharper, known)
+                found = attrs.evolve(found, draft_temperature=heat)
         else:
             found = cook(self.name, drafter, given, temperature)
         if found.verifier.greedy and temperature != 0:
@@ -74,14 +85,26 @@ def parse(word: str) -> Spec:
         UnknownStrategy: nothing of this name.
         InvalidInput: an option that is not name=value, or options for a mode of `generate`.
     """
-    name, *given = (part.strip() for part in word.split(":"))
+    name, given = _split(word)
     options.parse(given)
-    if "+" not in name and name not in MODES and name not in registry.names("recipes"):
-        known = [*MODES, *registry.names("recipes")]
+    known = {*MODES, *registry.names("recipes"), *registry.names("policies")}
+    if not {"+", ":"} & set(name) and name not in known:
         raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if name in MODES and given:
         raise InvalidInput(f"{word!r} gives {name!r} an option; it has none.")
     return Spec(name, tuple(given))
+
+
+def _split(word: str) -> tuple[str, list[str]]:
+    """Name and options; the colon of `package.module:Class` belongs to the name."""
+    name, *given = (part.strip() for part in word.split(":"))
+    registered = {*MODES, *(one for kind in registry.KINDS for one in registry.names(kind))}
+    while given and "=" not in given[0]:
+        last = name.rpartition("+")[2]
+        if ":" in last or last in registered:
+            break
+        name = f"{name}:{given.pop(0)}"
+    return name, given
 
 
 def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:
@@ -104,8 +127,8 @@ def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float)
 
 def _size(spec: Spec, temperature: float) -> str | None:
     """The option that sets the tree's size, unless it was given."""
-    policy, plus, _ = spec.name.partition("+")
-    known = registry.options("policies", policy) if plus else registry.options("recipes", spec.name)
+    place = ("policies", spec.parts[0]) if spec.parts else ("recipes", spec.name)
+    known = registry.options(*place)
     given = options.parse(spec.options)
     if "budget" in known:
         return None if "budget" in given else "budget"

@@ -12,7 +12,8 @@ import typer
 from draftwood import registry
 from draftwood.apps import models, trace
 from draftwood.apps.bench.plan import Plan, data_sets
-from draftwood.apps.bench.specs import MODES, Spec, contenders
+from draftwood.apps.bench.specs import Spec, contenders
+from draftwood.apps.bench.specs import parse as parse_strategy
 from draftwood.apps.failures import say
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.options import assign, parse
@@ -130,9 +131,9 @@ def tune(
 def _candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
     """Every recipe at every budget, drafted by `drafter` where that is a registered one."""
     for word in words:
-        name = word.split(":")[0].strip()
-        if name in MODES or "+" in name:
-            raise InvalidInput(f"{name!r} is no recipe; give one of `draftwood strategies`.")
+        spec = parse_strategy(word)
+        if spec.is_transformers or spec.parts:
+            raise InvalidInput(f"{spec.name!r} is no recipe; give one of `draftwood strategies`.")
     name, *given = (part.strip() for part in drafter.split(":"))
     if models.is_drafter(name):
         words = [":".join((word, f"drafter={name}", *given)) for word in words]

@@ -1,0 +1,75 @@
+"""A class or function of anyone's own module, as `package.module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from draftwood.errors import InvalidInput, nearest
+
+
+def imported(target: str, protocols: Sequence[type]) -> Any:
+    """What `target`, of the form `package.module:Name`, names.
+
+    The module is found as Python finds it, and in the current folder.
+
+    Args:
+        target: module and name.
+        protocols: a name that is not there is compared with the classes derived from these.
+
+    Raises:
+        InvalidInput: no such module or name, or a module that cannot be imported.
+    """
+    module, colon, name = target.partition(":")
+    if not (colon and module and name):
+        raise InvalidInput(f"{target!r} is not of the form package.module:Class, such as my_policy:Comb.")
+    return _named(_module(module), name, protocols)
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if name.endswith(".py") or "/" in name:
+        module = ".".join(Path(name).with_suffix("").parts)
+        raise InvalidInput(
+            f"{name!r} is a file; name the module as Python imports it, such as {module}:Class."
+        )
+    if here not in sys.path:
+        sys.path.append(here)  # behind everything else, so that no file here hides an installed module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"There is no module {error.name!r}, neither installed nor in {here}; check its name, or "
+                "change to its folder."
+            ) from error
+        raise InvalidInput(
+            f"{name!r} needs the module {error.name!r}, which is not there; install it."
+        ) from error
+    except (Exception, SystemExit) as error:  # anyone's module may fail in any way
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidInput(
+            f"{name!r} cannot be imported ({type(error).__name__}: {said}); mend it first."
+        ) from error
+
+
+def _named(module: ModuleType, name: str, protocols: Sequence[type]) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'a folder without code'})"
+        classes = [n for n, found in vars(module).items() if is_derived(found, protocols)]
+        raise InvalidInput(f"{where} has no {name!r}{nearest(name, classes)}") from None
+
+
+def is_derived(found: Any, protocols: Sequence[type]) -> bool:
+    """Whether `found` is a class derived from one of the protocols, and none of them itself."""
+    return (
+        isinstance(found, type)
+        and found not in protocols
+        and any(protocol in found.__mro__ for protocol in protocols)
+    )

@@ -1,0 +1,118 @@
+"""Own policies and verifiers in `draftwood bench`, by `package.module:Class` and without registration."""
+
+import json
+import sys
+
+import pytest
+
+from draftwood.apps.bench.specs import contenders, parse
+from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+
+MINE = """
+import attrs
+
+from draftwood import TreePolicy
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.verifiers.block import Block
+
+
+@attrs.frozen
+class Line(Chain):
+    budget: int = 3
+
+
+class Mine(Block):
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module in the current folder, which is on nobody's search path."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def test_own_classes_run_beside_the_registered_ones(draftwood, mine):
+    words = [
+        "--strategy",
+        "mine:Line:length=2",
+        "--strategy",
+        "chain+mine:Mine:length=2",
+        "--temperature",
+        0.7,
+    ]
+    words += ["--prompts", 1, "--new-tokens", 3, "--to", "r"]
+    result = draftwood("bench", *words)
+    assert result.exit_code == 0, result.output
+    found = json.loads((mine / "r" / "results.json").read_text())["results"]
+    names = ["generate", "mine:Line:length=2", "chain+mine:Mine:length=2"]
+    assert [one["contender"] for one in found] == names
+    assert all(one["figures"]["tokens_per_round"]["value"] >= 1 for one in found)
+    assert all(one["figures"]["acceptance_rate"]["value"] >= 0 for one in found[1:])
+    assert draftwood("bench", *words).exit_code == 0  # its labels are read back: nothing is another run
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "options"),
+    [
+        ("mine:Line", "mine:Line", ()),
+        ("mine:Line:length=2:law=top-k", "mine:Line", ("length=2", "law=top-k")),
+        ("mine:Line+mine:Mine", "mine:Line+mine:Mine", ()),
+        ("mine:Line+block:length=2", "mine:Line+block", ("length=2",)),
+        ("chain+mine:Mine:length=2", "chain+mine:Mine", ("length=2",)),
+        ("dyspec:budget=8:drafter=prompt-lookup", "dyspec", ("budget=8", "drafter=prompt-lookup")),
+        ("chain", "chain", ()),
+    ],
+)
+def test_the_colon_of_a_class_belongs_to_its_name(word, name, options):
+    spec = parse(word)
+    assert (spec.name, spec.options) == (name, options)
+    assert parse(spec.label) == spec
+
+
+def test_a_policy_alone_has_the_usual_verifier_and_a_budget(mine):
+    assert type(parse("mine:Line").strategy(0).verifier) is Greedy
+    assert type(parse("chain").strategy(0.5).verifier) is RecursiveRejection
+    labels = [spec.label for spec in contenders(["mine:Line", "chain"], [2, 4], 0)]
+    swept = ["mine:Line:budget=2", "mine:Line:budget=4", "chain:length=2", "chain:length=4"]
+    assert labels == ["generate", *swept]
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("mine:Lien", ["'mine'", "no 'Lien'", "did you mean 'Line'?"]),
+        ("mien:Line", ["no module 'mien'", "change to its folder"]),
+        ("mine:Mine", ["'mine:Mine' is no policy", "derived from TreePolicy"]),
+        ("chain+mine:Line", ["'mine:Line' is no verifier", "derived from Verifier"]),
+        ("mine:attrs", ["'mine:attrs' is no policy"]),
+        ("mine:TreePolicy", ["'mine:TreePolicy' is no policy"]),
+        ("mine:Line:lenth=2", ["'lenth'", "did you mean 'length'?"]),
+        ("mine:Line:length", ["'length'", "name=value"]),
+        ("mine.py:Line", ["'mine.py' is a file", "mine:Class"]),
+        ("os:system:command=true", ["'os:system' is no policy"]),
+        ("greedy", ["no strategy 'greedy'"]),
+    ],
+)
+def test_what_is_no_strategy_is_refused_in_one_sentence(refused, mine, word, parts):
+    sentence = refused("bench", "--strategy", word, "--to", "r")
+    for part in parts:
+        assert part in sentence
+    assert not (mine / "r").exists()
+
+
+def test_tuning_takes_recipes_alone(refused, mine):
+    assert "'mine:Line' is no recipe" in refused("tune", "--strategy", "mine:Line")
+
+
+def test_generate_and_prove_take_them_too(draftwood, mine):
+    words = ["--policy", "mine:Line", "-o", "length=2", "--prompt", "Dear Sir,", "--max-new-tokens", 4]
+    assert draftwood("generate", *words).exit_code == 0
+    result = draftwood("prove", "--policy", "mine:Line", "--verifier", "mine:Mine", "--models", 1)
+    assert result.exit_code == 0, result.output
+    assert " ok" in result.stdout
