@@ -24,7 +24,7 @@ help:
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
-	@echo "make bench   race the decoders; ARGS=--help lists the other benchmarks"
+	@echo "make bench   race the decoders, as draftwood bench does"
 	@echo "make site    build the documentation into site/, warnings as errors"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo "The first call sets up .venv with locked versions; later calls reuse it."
@@ -64,7 +64,7 @@ wheel: .venv/.ready-test
 	@echo "Built $$(ls dist/*.whl)."
 
 bench: .venv/.ready-bench
-	@.venv/bin/python -m benchmarks $(or $(ARGS),decode)
+	@.venv/bin/draftwood bench $(or $(ARGS),--widen 350e6)
 
 site: .venv/.ready-docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet $(ARGS)

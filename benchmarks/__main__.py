@@ -1,10 +1,9 @@
-"""`python -m benchmarks` (or `make bench`): races, recipes, growth, kernels, packed trees, and verifiers."""
+"""`python -m benchmarks`: recipes, growth, kernels, packed trees, and verifiers."""
 
 import typer
 
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
-from benchmarks.decode import decode
 from benchmarks.growth import growth
 from benchmarks.kernels import kernels
 from benchmarks.optimum import optimum
@@ -17,7 +16,6 @@ from draftwood.apps.failures import plainly
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
-app.command("decode")(plainly(decode))
 app.command("growth")(plainly(growth))
 app.command("kernels")(plainly(kernels))
 app.command("optimum")(plainly(optimum))

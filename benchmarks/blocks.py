@@ -11,8 +11,8 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.decode import prompts_of
 from benchmarks.growth import Draft
+from benchmarks.prompts import prompts_of
 from draftwood import SamplingParams, TokenTree, TorchRandomness, create, zoo
 from draftwood.apps import models
 from draftwood.apps.progress import watched
@@ -60,7 +60,7 @@ def blocks(
     torch.set_num_threads(1)
     drafter = create("drafters", "model", {"backend": zoo.load(draft)})
     sampling = SamplingParams(temperature=temperature)
-    encoded = [prompt for _, prompt in prompts_of(data, zoo.tokenizer(), prompts)]
+    encoded = prompts_of(data, zoo.tokenizer(), prompts)
     chance = random.Random(0)
     typer.echo(f"Blocks of {size} by {size}, means; DySpec trees of {draft} at temperature {temperature}.")
     typer.echo(

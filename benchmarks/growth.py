@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.decode import prompts_of
+from benchmarks.prompts import prompts_of
 from draftwood import (
     Drafter,
     Randomness,
@@ -164,7 +164,7 @@ def growth(
         }
         equal, trees = 0, {name: [] for name in rivals}  # type: ignore[var-annotated]
         steps = watched(enumerate(encoded), f"{size} nodes", total=len(encoded), console=Console(stderr=True))
-        for seed, (_, prompt) in steps:
+        for seed, prompt in steps:
             shared = Draft(drafter, prompt, sampling, {})
             heap, exact = (
                 shared.grow(rivals[name], Tied(seed)).tree

@@ -12,13 +12,12 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import attrs
-import numpy as np
 import torch
 import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.decode import prompts_of
+from benchmarks.prompts import prompts_of
 from draftwood import (
     Outcome,
     Randomness,
@@ -31,6 +30,7 @@ from draftwood import (
     zoo,
 )
 from draftwood.apps import models
+from draftwood.apps.bench import figures
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 
@@ -89,10 +89,12 @@ def interval(totals: Tensor, below: Tensor) -> tuple[float, float, float]:
         totals: tokens of every prompt `[prompts]`.
         below: its rounds, or another verifier's tokens in them, `[prompts]`.
     """
-    draws = np.random.default_rng(0).integers(len(totals), size=(4000, len(totals)))
-    ratios = totals.numpy()[draws].sum(1) / below.numpy()[draws].sum(1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(totals.sum() / below.sum()), float(low), float(high)
+    sums = {"totals": totals.numpy(), "below": below.numpy()}
+    figure = figures.interval(sums, lambda s: s["totals"] / s["below"])
+    assert figure  # of several prompts
+    assert figure.low is not None
+    assert figure.high is not None
+    return figure.value, figure.low, figure.high
 
 
 def verifiers(
@@ -129,7 +131,7 @@ def verifiers(
     emitted: dict[str, list[float]] = {name: [] for name in panel.judges}
     rounds: list[int] = []
     texts = watched(encoded, "judging", total=len(encoded), console=Console(stderr=True))
-    for seed, (_, prompt) in enumerate(texts):
+    for seed, prompt in enumerate(texts):
         panel.start()
         decoder.generate(
             [prompt], max_new_tokens=tokens, sampling=sampling, draft_sampling=sampling, seed=seed

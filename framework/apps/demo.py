@@ -26,7 +26,7 @@ _RACE_SECONDS = 60.0  # what the race should take, by the measured passes
 _LATEST = 90.0  # when it ends with the prompt at hand, should the machine have become slower
 _PAYS = 1.05  # a ratio below this is no gain worth the name
 
-Prompts = Sequence[tuple[str, Sequence[int]]]
+Prompts = Sequence[Sequence[int]]
 
 
 def demo(
@@ -68,8 +68,8 @@ def demo(
     draft: Any = zoo.load(models.DRAFT)
     target, draft = target.to(device), draft.to(device)
     tokenizer = zoo.tokenizer()
-    encoded = [(domain, tokenizer(text)["input_ids"]) for domain, text in interleaved(prompts)]
-    _stream(console, target, draft, tokenizer, encoded[0][1], tokens or 64)
+    encoded = [tokenizer(text)["input_ids"] for text in interleaved(prompts)]
+    _stream(console, target, draft, tokenizer, encoded[0], tokens or 64)
     if not _show_equality(console, target, draft, encoded, tokens or 48):
         raise typer.Exit(FAILED)
     pair = _widened(console, target, draft, parameters)
@@ -109,7 +109,7 @@ def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, 
     entrants = contenders(target, draft)
     runs = race(entrants, prompts, tokens=tokens)
     heats = watched(runs, "comparing", total=len(entrants) * len(prompts), console=console)
-    results = [result(heats, one.name) for one in entrants if one.name != ORDINARY]
+    results = [result(heats, name) for name in entrants if name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
     for one in results:
         verdict = (
@@ -148,8 +148,8 @@ def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[H
     from draftwood.apps.contenders import contenders, race, until
 
     entrants = contenders(pair.target, pair.draft)
-    for one in entrants:
-        one.write(prompts[0][1], min(tokens, 8))
+    for one in entrants.values():
+        one.write(prompts[0], min(tokens, 8), seed=0)
     runs = until(_LATEST, race(entrants, prompts, tokens=tokens))
     return watched(runs, "racing", total=len(entrants) * len(prompts), console=console)
 
@@ -161,7 +161,7 @@ def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
 
     results = [result(heats, name) for name in dict.fromkeys(heat.contender for heat in heats)]
     samples = len({heat.prompt for heat in heats})
-    table = Table(title=f"{samples} prompts, {len(heats[0].sample.tokens)} tokens each")
+    table = Table(title=f"{samples} prompts, {len(heats[0].text.tokens)} tokens each")
     table.add_column("")
     for heading in ("tokens/s", "ratio", "tokens/pass", "accepted", "same text"):
         table.add_column(heading, justify="right")

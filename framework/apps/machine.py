@@ -5,15 +5,13 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import attrs
 import torch
 
-from draftwood import StateBackend, registry
-
-_CONTEXT = 128  # committed tokens before the passes that are timed
+from draftwood import registry
+from draftwood.pass_time import pass_seconds
 
 
 def versions() -> dict[str, str]:
@@ -62,30 +60,10 @@ class PassCost:
         return str(self.dtype).removeprefix("torch.")
 
 
-def pass_cost(model: Any, *, nodes: int, repetitions: int = 7) -> PassCost:
-    """Time passes of `model` behind a context of 128 tokens, both sizes taking turns."""
-    backend = registry.load(model)
-    backend.prefill([torch.arange(_CONTEXT) % backend.vocab_size])
-    times: dict[int, list[float]] = {1: [], nodes: []}
-    try:
-        for repetition in range(repetitions + 1):
-            for size, found in times.items():
-                seconds = _timed_pass(backend, size)
-                if repetition:  # the first pass of a size only warms up
-                    found.append(seconds)
-    finally:
-        backend.release()
+def pass_cost(model: Any, *, nodes: int) -> PassCost:
+    """Time passes of `model` over one token and over `nodes`, behind a context of 128 tokens."""
+    times = pass_seconds(registry.load(model), sizes=(1, nodes))
     return PassCost(model.dtype, nodes, min(times[1]), min(times[nodes]))
-
-
-def _timed_pass(backend: StateBackend, nodes: int) -> float:
-    tokens = torch.zeros(1, nodes, dtype=torch.int64)
-    started = perf_counter()
-    # Reading one number waits for the whole pass, on an accelerator too.
-    float(backend.extend(tokens, torch.full_like(tokens, -1))[0, 0, 0])
-    seconds = perf_counter() - started
-    backend.commit([[]])
-    return seconds
 
 
 @attrs.frozen(eq=False)
@@ -94,19 +72,17 @@ class Pair:
 
     Attributes:
         cost: of the target as it is.
-        tried: of smaller ones in both precisions, the chosen one first; empty where one was asked for.
+        tried: of smaller ones in both precisions, the chosen one first.
     """
 
     target: Any
     draft: Any
     cost: PassCost
-    tried: tuple[PassCost, ...] = ()
+    tried: tuple[PassCost, ...]
 
 
-def widened_pair(
-    target: Any, draft: Any, *, parameters: float, nodes: int, dtype: torch.dtype | None = None
-) -> Pair:
-    """`target` widened to `parameters` and `draft`, both in `dtype` or else in what is fastest here.
+def widened_pair(target: Any, draft: Any, *, parameters: float, nodes: int) -> Pair:
+    """`target` widened to `parameters` and `draft`, both in the precision that is fastest here.
 
     Fastest is the precision whose pass over `nodes` nodes takes less time, measured on the target
     widened to at most 100 million parameters: larger than the caches of a CPU, and quickly made. Where
@@ -114,12 +90,11 @@ def widened_pair(
     """
     from draftwood.zoo.widen import widen_to
 
-    tried: list[PassCost] = []
-    if dtype is None:
-        for one in (torch.float32, torch.bfloat16):
-            probe = widen_to(target, parameters=min(parameters, 100e6), dtype=one)
-            tried.append(pass_cost(probe, nodes=nodes))
-        tried.sort(key=lambda cost: cost.tree)
-        dtype = tried[0].dtype
-    wide = widen_to(target, parameters=parameters, dtype=dtype)
-    return Pair(wide, draft.to(dtype), pass_cost(wide, nodes=nodes), tuple(tried))
+    tried = []
+    for dtype in (torch.float32, torch.bfloat16):
+        probe = widen_to(target, parameters=min(parameters, 100e6), dtype=dtype)
+        tried.append(pass_cost(probe, nodes=nodes))
+    tried.sort(key=lambda cost: cost.tree)
+    fastest = tried[0].dtype
+    wide = widen_to(target, parameters=parameters, dtype=fastest)
+    return Pair(wide, draft.to(fastest), pass_cost(wide, nodes=nodes), tuple(tried))

@@ -24,8 +24,6 @@ PROMPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def interleaved(count: int | None = None) -> list[tuple[str, str]]:
-    """(domain, prompt) for the first `count` prompts, the domains taking turns."""
-    turns = zip(*PROMPTS.values(), strict=True)
-    every = [pair for turn in turns for pair in zip(PROMPTS, turn, strict=True)]
-    return every[:count]
+def interleaved(count: int | None = None) -> list[str]:
+    """The first `count` prompts, the domains taking turns."""
+    return [text for turn in zip(*PROMPTS.values(), strict=True) for text in turn][:count]

@@ -1,4 +1,4 @@
-"""`draftwood bench` on the zoo's pairs: cells, resuming, tables, files, plots, and what is refused."""
+"""`draftwood bench` on the zoo's pairs: cells, resuming, tables, files, plots, and folders it refuses."""
 
 import csv
 import fcntl
@@ -300,70 +300,6 @@ def test_a_folder_of_other_files_is_left_alone(refused, tmp_path):
     assert "no run of bench" in refused("bench", "--to", tmp_path, "--report")
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--strategy", "dispec"], ["'dispec'", "did you mean 'dyspec'?"]),
-        (["--strategy", "dyspec:bugdet=3"], ["'bugdet'", "'budget'"]),
-        (["--strategy", "dyspec:budget"], ["'budget'", "name=value"]),
-        (["--strategy", "generate:length=3"], ["'generate'", "has none"]),
-        (["--strategy", "chain+bock"], ["'bock'", "did you mean 'block'?"]),
-        (["--strategy", "chain+greedy", "--temperature", "1"], ["chain+greedy", "temperature 0 alone"]),
-        (["--strategy", "dyspec:drafter=llama-draft"], ["'llama-draft'", "pairs"]),
-        (["--pair", "llama-7m"], ["'llama-7m'", "TARGET,DRAFT"]),
-        (["--pair", "llama-7m,no-such"], ["no-such"]),
-        (["--temperature", "-1"], ["temperatures holds -1", ">= 0"]),
-        (["--budget", "0"], ["budgets holds 0", ">= 1"]),
-        (["--prompts", "0"], ["prompts is 0"]),
-        (["--prompts", "7"], ["built-in has 6 prompts", "count=7"]),
-        (["--new-tokens", "9999"], ["9999 new", "context of 2048"]),
-        (["--data", "/no/such.jsonl"], ["/no/such.jsonl", "No such file"]),
-        (["--data", "A", "--data", "A"], ["'a'", "another name"]),
-        (["--file", "/no/such.toml"], ["/no/such.toml", "No such file"]),
-        (["--paper", "dyspec-table9"], ["'dyspec-table9'", "did you mean"]),
-        (["--report", "--seed", "3"], ["--report", "--seed"]),
-        (["--widen", "1e6", "--pair", "T,llama-draft"], ["cannot be widened"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
-)
-def test_bad_options_are_one_sentence(refused, tmp_path, words, parts, request):
-    (tmp_path / "a.txt").write_text("Dear Sir,\n\nDear Madam,\n")
-    words = [str(tmp_path / "a.txt") if word == "A" else word for word in words]
-    if any(word.startswith("T,") for word in words):
-        words = [word.replace("T,", f"{zoo.path('llama-7m')},") for word in words]
-    sentence = refused("bench", "--to", tmp_path / "results", *words)
-    for part in parts:
-        assert part in sentence
-
-
-def test_a_toml_file_says_what_runs(draftwood, refused, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Dear Sir,"}\n')
-    file = tmp_path / "run.toml"
-    file.write_text(
-        'strategies = ["chain+block:length=2"]\ndata = ["prompts.jsonl"]\nprompts = 1\n'
-        "temperatures = 0.7\nnew_tokens = [4]\n"
-    )
-    result = draftwood("bench", "--file", file, "--to", tmp_path / "r", "--new-tokens", 3)
-    assert result.exit_code == 0, result.output
-    assert "chain+block:length=2" in result.stdout
-    assert "prompts, temperature 0.7, 3 new tokens" in result.stdout
-    for content, parts in [
-        ('strategy = ["x"]', ["'strategy'", "did you mean 'strategies'?"]),
-        ("prompts = ", ["run.toml", "not TOML"]),
-        ('prompts = "many"', ["prompts is 'many'", "integer"]),
-        ("budgets = [true]", ["budgets holds True"]),
-        ('dtype = "float8"', ["'float8'", "float32"]),
-        ("device = 3", ["device is 3", "give text"]),
-        ('widen = "1e6"', ["widen is '1e6'", "number"]),
-        ("trust_remote_code = 1", ["trust_remote_code is 1", "true or false"]),
-        ("paper = 5", ["'5'", "of a paper"]),
-    ]:
-        file.write_text(content)
-        sentence = refused("bench", "--file", file, "--to", tmp_path / "other")
-        for part in parts:
-            assert part in sentence
-
-
 def test_what_transformers_refuses_is_said_and_the_rest_runs(draftwood, tmp_path):
     words = ["--pair", "mamba2-draft,mamba2-draft", "--strategy", "generate-assisted"]
     result = draftwood(*tiny(tmp_path / "r", *words, "--prompts", 1, new=3))
@@ -400,9 +336,3 @@ def test_a_narrow_terminal_loses_nothing(draftwood, finished, monkeypatch):
     result = draftwood("bench", "--to", finished[0], "--report")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 40
-
-
-def test_plots_without_matplotlib_are_refused_before_the_run(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "draftwood[bench]" in refused(*tiny(tmp_path / "r", "--plots"))
-    assert not (tmp_path / "r").exists()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from draftwood.apps import contenders as ways
+from draftwood.apps.bench import writers
+from draftwood.strategies.policies.chain import Chain
 
 TINY = ["demo", "--prompts", 2, "--tokens", 6, "--parameters", 1e6]
 
@@ -20,15 +21,15 @@ def test_demo_shows_text_equality_and_speed(draftwood):
 
 
 def test_demo_fails_where_a_float32_text_differs(draftwood, monkeypatch: pytest.MonkeyPatch):
-    write = ways.Speculative.write
+    write = writers.Speculative.write
 
-    def wrong(self, prompt, tokens):
-        sample = write(self, prompt, tokens)
-        if self.name == "chain":
-            sample.tokens[-1] += 1
-        return sample
+    def wrong(self, prompt, tokens, seed):
+        text = write(self, prompt, tokens, seed)
+        if isinstance(self.decoder.policy, Chain):
+            text.tokens[-1] += 1
+        return text
 
-    monkeypatch.setattr(ways.Speculative, "write", wrong)
+    monkeypatch.setattr(writers.Speculative, "write", wrong)
     result = draftwood(*TINY)
     assert result.exit_code == 1
     assert "differs after 83.3% of the tokens" in result.stdout

@@ -16,7 +16,8 @@ from draftwood.apps.bench.plan import Plan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec
 
 Sums = Mapping[str, NDArray[np.float64]]
-_DRAWS = 2000  # of the bootstrap, and of the permutation test
+_BOOTSTRAPS = 4000
+_PERMUTATIONS = 2000
 _HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
 _LEAST = 5  # tokens seen fewer times than this are one class of the test
 
@@ -235,7 +236,7 @@ def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | 
             return None
         if count < 2:
             return Figure(value)
-        chosen = np.random.default_rng(0).integers(count, size=(_DRAWS, count))
+        chosen = np.random.default_rng(0).integers(count, size=(_BOOTSTRAPS, count))
         drawn = of({name: values[chosen].sum(1) for name, values in usable.items()})
     low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
     return Figure(value, float(low), float(high))
@@ -301,10 +302,10 @@ def two_sample(pairs: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> flo
         return float((((given @ counts) ** 2) / total).sum())
 
     actual, reached = distance(sides), 1
-    for _ in range(_DRAWS - 1):
+    for _ in range(_PERMUTATIONS - 1):
         given = np.empty(len(texts))
         for group in groups:
             given[group] = rng.permutation(sides[group])
         # Sums in another order round apart, so that an equal distance may seem a little less.
         reached += distance(given) >= actual * (1 - 1e-12)
-    return reached / _DRAWS
+    return reached / _PERMUTATIONS

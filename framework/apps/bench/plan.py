@@ -15,7 +15,7 @@ import torch
 from draftwood.apps import models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.datasets import DataSet, Prompt, read
-from draftwood.apps.prompts import PROMPTS
+from draftwood.apps.prompts import interleaved
 from draftwood.errors import InvalidInput, nearest
 from draftwood.fields import at_least
 
@@ -215,8 +215,7 @@ def data_sets(plan: Plan) -> dict[str, DataSet]:
         InvalidInput: a file that cannot be used, has too few prompts, or shares its name with another.
     """
     if not plan.data:
-        every = [Prompt(text) for turn in zip(*PROMPTS.values(), strict=True) for text in turn]
-        sets = [DataSet(BUILT_IN, "text", tuple(every))]
+        sets = [DataSet(BUILT_IN, "text", tuple(Prompt(text) for text in interleaved()))]
     else:
         sets = [read(Path(file)) for file in plan.data]
     for name, files in Counter(one.name for one in sets).items():
