@@ -95,7 +95,7 @@ def measured(
 
 
 def cheapest(costs: Sequence[StateCost], *, memory: int | None = None) -> StateCost:
-    """The fastest way whose round fits into `memory` bytes (None: any).
+    """The fastest way whose round fits into `memory` bytes (None: any); `serving` makes a backend of it.
 
     Raises:
         OutOfMemory: none does.
