@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from draftwood.kernels import switch
+from draftwood.kernels.configuration import TYPES
 
 Layer = tuple[Tensor, ...]
 """What a layer holds; its committed state `[rows, ...]` comes last."""
@@ -61,13 +62,26 @@ def strides_of(names: str, tensor: Tensor) -> dict[str, int]:
 
 
 def loose_objection(**tensors: Tensor) -> str | None:
-    """As `switch.layout_objection`, of tensors of which one number is read at a time."""
-    for name, tensor in tensors.items():
-        *outer, last = switch.strides(tensor)
-        if last > 1:
-            return f"{name} is not contiguous along its last axis"
-        if any(stride >= 2**31 for stride in outer):
-            return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
-        if tensor.data_ptr() % 16:
-            return f"{name} starts at an address that is not a multiple of 16 bytes"
+    """As `switch.layout_objection`, of tensors of which one number is read at a time: any strides will do."""
+    return switch.layout_objection(1, **tensors)
+
+
+def fit(basis: str, wanted: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Compare tensors, by name, with the shapes that `basis` asks of them.
+
+    Raises:
+        ValueError: a shape is another.
+    """
+    for name, (given, shape) in wanted.items():
+        if given.shape != shape:
+            raise ValueError(f"The shape of {name} is {tuple(given.shape)}, and {basis} need {shape}.")
+
+
+def objection(*tensors: Tensor) -> str | None:
+    """Why no kernel takes `tensors`, which must be of one dtype, their layout aside; None where one does."""
+    if (reason := switch.objection(tensors[0])) is not None:
+        return reason
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 or not dtypes <= TYPES.keys():
+        return f"its tensors are {' and '.join(sorted(map(str, dtypes)))}"
     return None

@@ -63,10 +63,10 @@ def objection_on(device: torch.device) -> str | None:
     return None
 
 
-def layout_objection(**tensors: Tensor) -> str | None:
+def layout_objection(multiple: int = 16, /, **tensors: Tensor) -> str | None:
     """Why tensors, given by name, do not lie in memory as kernels read them; None where they do.
 
-    Asked for: a contiguous last axis, other strides in multiples of 16 elements (an axis of one element
+    Asked for: a contiguous last axis, other strides in such multiples of elements (an axis of one element
     aside), addresses in multiples of 16 bytes, and strides below 2^31. So every call is one of the
     configurations that were compiled ahead of time.
     """
@@ -74,8 +74,8 @@ def layout_objection(**tensors: Tensor) -> str | None:
         *outer, last = strides(tensor)
         if tensor.shape[-1] > 1 and last != 1:
             return f"{name} is not contiguous along its last axis"
-        if any(stride % 16 for stride in outer):
-            return f"{name} has strides {tuple(outer)}, which are not multiples of 16"
+        if any(stride % multiple for stride in outer):
+            return f"{name} has strides {tuple(outer)}, which are not multiples of {multiple}"
         if any(stride >= 2**31 for stride in outer):
             return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
         if tensor.data_ptr() % 16:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import loose_objection, strides_of
+from draftwood.kernels.layers import fit, loose_objection, objection, strides_of
 from draftwood.kernels.lru_tree import reference
 from draftwood.kernels.mamba1_tree.reference import Paths
 from draftwood.kernels.tree_conv import dispatch as tree_conv
@@ -50,16 +50,14 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, pat
         "state": (state, (rows, channels)),
         "the mask": (paths.visible, (rows, nodes, columns)),
     }
-    for name, (given, shape) in wanted.items():
-        if given.shape != shape:
-            raise ValueError(
-                f"The shape of {name} is {tuple(given.shape)}, and values of {tuple(values.shape)} need "
-                f"{shape}."
-            )
+    fit(f"values of {tuple(values.shape)}", wanted)
     out = values.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
-    if not switch.chosen("lru_tree", _objection(values, outputs, decay, state)):
+    reason = objection(values, outputs, decay, state) or loose_objection(
+        values=values, outputs=outputs, decay=decay, state=state
+    )
+    if not switch.chosen("lru_tree", reason):
         return reference.attend(values=values, outputs=outputs, decay=decay, state=state, paths=paths)
     configuration = next(one for one in CONFIGURATIONS if one.types["values"] == f"*{TYPES[values.dtype]}")
     configuration.launch(
@@ -95,12 +93,3 @@ def replay_all(*, outputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tens
     """
     tails = [held.unsqueeze(1) for held in state]
     return [tail.squeeze(1) for tail in tree_conv.replay_all(inputs=outputs, state=tails, kept=kept)]
-
-
-def _objection(values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor) -> str | None:
-    if (reason := switch.objection(values)) is not None:
-        return reason
-    dtypes = {held.dtype for held in (values, outputs, decay, state)}
-    if len(dtypes) > 1 or not dtypes <= TYPES.keys():
-        return f"its tensors are {' and '.join(sorted(map(str, dtypes)))}"
-    return loose_objection(values=values, outputs=outputs, decay=decay, state=state)

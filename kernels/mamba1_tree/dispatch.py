@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, loose_objection, replayed, strides_of
+from draftwood.kernels.layers import Layer, fit, loose_objection, replayed, strides_of
 from draftwood.kernels.mamba1_tree import reference
 from draftwood.kernels.mamba1_tree.reference import Paths
 
@@ -202,12 +202,7 @@ def _check(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Te
         "rates": (rates, (channels, size)),
         "state": (state, (rows, channels, size)),
     }
-    for name, (given, shape) in wanted.items():
-        if given.shape != shape:
-            raise ValueError(
-                f"The shape of {name} is {tuple(given.shape)}, and keys of {tuple(keys.shape)} with rates of "
-                f"{tuple(rates.shape)} need {shape}."
-            )
+    fit(f"keys of {tuple(keys.shape)} with rates of {tuple(rates.shape)}", wanted)
     if channels % groups:
         raise ValueError(f"{channels} channels cannot share {groups} groups of keys; give a divisor.")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, loose_objection, replayed, strides_of
+from draftwood.kernels.layers import Layer, fit, loose_objection, replayed, strides_of
 from draftwood.kernels.mamba2_tree import reference
 
 PRECISION = {"fp32": "tf32x3", "fp16": "tf32", "bf16": "tf32"}
@@ -191,11 +191,7 @@ def check(
     }
     if queries is not None:
         wanted["queries"] = (queries, (rows, seen.shape[1], groups, size))
-    for name, (given, shape) in wanted.items():
-        if given.shape != shape:
-            raise ValueError(
-                f"The shape of {name} is {tuple(given.shape)}, and keys of {tuple(keys.shape)} need {shape}."
-            )
+    fit(f"keys of {tuple(keys.shape)}", wanted)
     if heads % groups:
         raise ValueError(f"{heads} heads cannot share {groups} groups of keys; give a divisor of {heads}.")
     if seen.dtype != torch.bool or (seen.dim() == 3 and seen.shape[1] > columns):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, loose_objection, replayed, strides_of
+from draftwood.kernels.layers import Layer, fit, loose_objection, objection, replayed, strides_of
 from draftwood.kernels.tree_conv import reference
 from draftwood.kernels.tree_conv.reference import windows
 
@@ -72,7 +72,7 @@ def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None
     }
     if bias is not None:
         wanted["bias"] = (bias, (channels,))
-    _check(inputs, wanted)
+    fit(f"inputs of {tuple(inputs.shape)}", wanted)
     out = inputs.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
@@ -122,7 +122,7 @@ def replay_all(*, inputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tenso
     for held, tail in layers:
         rows, columns, channels = held.shape
         wanted = {"state": (tail, (rows, *tail.shape[1:2], channels)), "the mask": (kept, (rows, columns))}
-        _check(held, wanted)
+        fit(f"inputs of {tuple(held.shape)}", wanted)
 
     def why_not(layer: Layer) -> str | None:
         held, tail = layer
@@ -157,24 +157,12 @@ def replay_all(*, inputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tenso
     return replayed("tree_conv", layers, objection=why_not, launch=launch, reference=by_reference)
 
 
-def _check(inputs: Tensor, wanted: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    for name, (given, shape) in wanted.items():
-        if given.shape != shape:
-            raise ValueError(
-                f"The shape of {name} is {tuple(given.shape)}, and inputs of {tuple(inputs.shape)} need "
-                f"{shape}."
-            )
-
-
 def _objection(
     inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
 ) -> str | None:
-    if (reason := switch.objection(inputs)) is not None:
+    biases = {} if bias is None else {"bias": bias}
+    if (reason := objection(inputs, state, weight, *biases.values())) is not None:
         return reason
-    floats = [held for held in (inputs, state, weight, bias) if held is not None]
-    if len(dtypes := {held.dtype for held in floats}) > 1 or not dtypes <= TYPES.keys():
-        return f"its tensors are {' and '.join(sorted(map(str, dtypes)))}"
     if weight.shape[1] > WIDEST:
         return f"it is {weight.shape[1]} wide, and the kernel at most {WIDEST}"
-    biases = {} if bias is None else {"bias": bias}
     return loose_objection(inputs=inputs, state=state, window=window, weight=weight, **biases)

@@ -1,77 +1,208 @@
-"""Ragged trees over several passes, and tensors that lie in NaN, for the tests of scans along trees."""
+"""What tests of scans along trees share: ragged trees over two passes, memory full of NaN, refusals."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOPOLOGIES
+from draftwood.kernels import switch
+from draftwood.kernels.checking import TOPOLOGIES, relative_error
 from draftwood.kernels.configuration import Configuration
 
 KINDS = [torch.float32, torch.float16]
 
+EVERY = ["chain", "star", "binary", "random", "forest"]
 
-def trees(
-    names: list[str], chance: random.Random, *, old: int, new: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """What new nodes see, bool `[rows, new, columns]`, and a path, `[rows, columns]`; one row a name.
+MARGIN = 128
+"""Numbers before and behind what is allocated under `guarded`."""
 
-    Rows differ in how many of their `old` columns and `new` nodes are real; the rest see themselves alone.
-    Some paths are empty.
+
+@attrs.frozen
+class Ragged:
+    """Trees over two passes, one row a name of `TOPOLOGIES`.
+
+    Rows differ in how many of their `old` columns and `new` nodes are real, but for the first, in which all
+    are; the rest see themselves alone.
     """
-    rows, paths = [], []
-    for place, name in enumerate(names):
-        counts = (chance.randint(0, old), chance.randint(0, new)) if place else (old, new)
-        columns = [*range(counts[0]), *range(old, old + counts[1])]
-        seen = torch.eye(old + new, dtype=torch.bool)
-        for column, parent in zip(columns, TOPOLOGIES[name](len(columns), chance), strict=True):
-            if parent >= 0:
-                seen[column] |= seen[columns[parent]]
-        rows.append(seen[old:])
-        last = chance.choice(columns) if columns and chance.random() < 0.8 else None
-        paths.append(torch.zeros(old + new, dtype=torch.bool) if last is None else seen[last])
-    return torch.stack(rows).to(device), torch.stack(paths).to(device)
+
+    names: Sequence[str]
+    old: int
+    new: int
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.names), self.old + self.new
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What new nodes see, bool `[rows, new, columns]`, and a path, `[rows, columns]`, at times empty."""
+        chance, rows, paths = random.Random(self.seed), [], []
+        for place, name in enumerate(self.names):
+            counts = self.old, self.new
+            if place:
+                counts = chance.randint(0, self.old), chance.randint(0, self.new)
+            columns = [*range(counts[0]), *range(self.old, self.old + counts[1])]
+            seen = torch.eye(self.old + self.new, dtype=torch.bool)
+            for column, parent in zip(columns, TOPOLOGIES[name](len(columns), chance), strict=True):
+                if parent >= 0:
+                    seen[column] |= seen[columns[parent]]
+            rows.append(seen[self.old :])
+            last = chance.choice(columns) if columns and chance.random() < 0.8 else None
+            paths.append(torch.zeros_like(seen[0]) if last is None else seen[last])
+        return torch.stack(rows).to(device), torch.stack(paths).to(device)
+
+
+def ragged(*, old: int, new: int, rows: int = 2) -> st.SearchStrategy[Ragged]:
+    """Trees of at most so many rows, older columns and new nodes."""
+    return st.builds(
+        Ragged,
+        names=st.lists(st.sampled_from(EVERY), min_size=1, max_size=rows),
+        old=st.integers(0, old),
+        new=st.integers(1, new),
+        seed=st.integers(0, 10**6),
+    )
+
+
+def noise(seed: int) -> Callable[..., Tensor]:
+    """Gives normal numbers of a shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator)
+
+
+def steps(normal: Tensor) -> Tensor:
+    """At least 0; some forget everything, some nothing."""
+    return torch.where(normal > 2, 400.0, torch.where(normal < -1, 0.0, normal.abs()))
+
+
+def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers, each tensor in the midst of NaN, with strides in multiples of 16."""
+    return {name: embedded(tensor.to(device)) for name, tensor in held.items()}
 
 
 def embedded(tensor: Tensor) -> Tensor:
-    """The same numbers in the midst of NaN, or of True, with strides in multiples of 16."""
+    """The same numbers in the midst of NaN, with strides in multiples of 16."""
     *outer, last = tensor.shape
     shape = [*(size + 2 for size in outer), -(-last // 16) * 16 + 32]
-    around = torch.full(shape, torch.nan if tensor.is_floating_point() else 1, device=tensor.device)
-    inside = around.to(tensor.dtype)[(*(slice(1, size + 1) for size in outer), slice(16, 16 + last))]
+    around = tensor.new_full(shape, torch.nan)
+    inside = around[(*(slice(1, size + 1) for size in outer), slice(16, 16 + last))]
     inside.copy_(tensor)
     return inside
 
 
+def precise(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In fp32."""
+    return {name: tensor.float() for name, tensor in held.items()}
+
+
 @contextmanager
 def guarded() -> Iterator[list[Configuration]]:
-    """Launches write nothing but what is NaN in their `out`; gives the configurations launched so far."""
+    """Launches write into NaN alone, and nothing beside what is allocated for them.
+
+    Gives the configurations launched so far.
+    """
     launched: list[Configuration] = []
-    launch = Configuration.launch
+    memory: list[Tensor] = []
+    launch, original = Configuration.launch, Tensor.new_empty
+
+    def new_empty(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        if options:  # the interpreter's own
+            return original(self, *size, **options)
+        shape = torch.Size(size[0] if isinstance(size[0], tuple) else size)
+        memory.append(self.new_full((shape.numel() + 2 * MARGIN,), torch.nan))
+        return memory[-1][MARGIN:-MARGIN].view(shape)
 
     def guard(self: Configuration, grid: tuple[int, ...], **arguments: Any) -> None:
         launched.append(self)
         out = arguments.get("out")
-        if out is None:
-            launch(self, grid, **arguments)
-            return
-        blank = out.isnan()
-        assert blank.any()
-        around = out.new_full((out.numel() + 256,), torch.nan)
-        inside = around[128:-128].view(out.shape)
-        inside.copy_(out)
-        launch(self, grid, **arguments | {"out": inside})
-        assert around[:128].isnan().all()
-        assert around[-128:].isnan().all()
-        assert torch.equal(inside[~blank], out[~blank])
-        out.copy_(inside)
+        before = None if out is None else out.clone()
+        launch(self, grid, **arguments)
+        if out is not None and before is not None:
+            blank = before.isnan()
+            assert blank.any()
+            assert torch.equal(out[~blank], before[~blank])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Configuration, "launch", guard)
+        patch.setattr(Tensor, "new_empty", new_empty)
         yield launched
+    for around in memory:
+        assert around[:MARGIN].isnan().all()
+        assert around[-MARGIN:].isnan().all()
+
+
+def replays(
+    operation: Any, reference: Any, layers: Sequence[Mapping[str, Tensor]], kept: Tensor, *, launches: int
+) -> None:
+    """Commits of `layers` together agree with the reference one by one, in so many launches."""
+    before = [layer["state"].clone() for layer in layers]
+    with guarded() as launched:
+        found = operation.replay_all(
+            **{name: [layer[name] for layer in layers] for name in layers[0]}, kept=kept
+        )
+    assert len(launched) == launches
+    for state, layer, old in zip(found, layers, before, strict=True):
+        assert relative_error(state, reference.replay(**layer, kept=kept)) < 1e-5
+        assert torch.equal(layer["state"], old)
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same numbers, not side by side."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
+def repeated(tensor: Tensor) -> Tensor:
+    """One number along the last axis, which lies in memory once."""
+    return tensor[..., :1].expand_as(tensor)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    """The same numbers at an address that is no multiple of 16 bytes."""
+    around = tensor.new_zeros(tensor.numel() + 1)
+    return around[1:].view(tensor.shape).copy_(tensor)
+
+
+LAYOUTS = [
+    (strided, "is not contiguous along its last axis"),
+    (repeated, "is not contiguous along its last axis"),
+    (misaligned, "starts at an address that is not a multiple of 16 bytes"),
+]
+"""What no kernel reads, with the reason."""
+
+
+@contextmanager
+def left_to_the_reference(reason: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No kernel runs, and the log says why."""
+    caplog.set_level("INFO", logger=switch.__name__)
+    caplog.clear()
+    switch._logged.clear()
+    with guarded() as launched:
+        yield
+    assert reason in caplog.text
+    assert not launched
+
+
+def layouts_left_to_the_reference(
+    attend: Callable[..., Any],
+    reference: Callable[..., Any],
+    held: Mapping[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    **known_as: str,
+) -> None:
+    """Of every tensor in `held`, by its name in the log, in every layout that no kernel reads."""
+    for name, tensor in held.items():
+        for lay, reason in LAYOUTS if isinstance(tensor, Tensor) else []:
+            changed = {**held, name: lay(tensor)}
+            with left_to_the_reference(f"{known_as.get(name, name)} {reason}", caplog):
+                found = attend(**changed)
+            wanted = reference(**changed)
+            pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+            assert all(torch.equal(one, other) for one, other in pairs)

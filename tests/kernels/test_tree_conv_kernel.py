@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import re
 from typing import Any
 
 import pytest
@@ -11,62 +11,62 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, relative_error
+from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.tree_conv import dispatch, reference
-from tests.kernels.scans import KINDS, embedded, guarded, trees
+from tests.kernels.scans import (
+    EVERY,
+    KINDS,
+    Ragged,
+    guarded,
+    laid,
+    layouts_left_to_the_reference,
+    left_to_the_reference,
+    noise,
+    precise,
+    ragged,
+    replays,
+)
 
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, channels: int, width: int, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Columns and a tail, and a convolution."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*shape: int) -> Tensor:
-        return embedded(torch.randn(shape, generator=generator).to(device, dtype))
-
-    held = {"inputs": noise(rows, columns, channels), "state": noise(rows, width - 1, channels)}
-    return held, {"weight": noise(channels, width), "bias": noise(channels)}
+    normal = noise(seed)
+    held = {
+        "inputs": normal(rows, columns, channels).to(dtype),
+        "state": normal(rows, width - 1, channels).to(dtype),
+    }
+    conv = {"weight": normal(channels, width).to(dtype), "bias": normal(channels).to(dtype)}
+    return laid(device, held), laid(device, conv)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
 @settings(max_examples=4)
 @given(
-    names=st.lists(st.sampled_from(sorted(TOPOLOGIES)), min_size=1, max_size=3),
-    old=st.integers(0, 20),
-    new=st.integers(1, 24),
+    tree=ragged(old=20, new=24, rows=3),
     channels=st.sampled_from([1, 24, 130]),
     width=st.integers(2, 8),
     biased=st.booleans(),
-    seed=st.integers(0, 10**6),
 )
-@example(names=["random"], old=0, new=130, channels=24, width=4, biased=True, seed=0)
-@example(names=["chain", "star"], old=2, new=33, channels=16, width=4, biased=False, seed=1)
+@example(tree=Ragged(EVERY, old=0, new=130), channels=24, width=4, biased=True)
+@example(tree=Ragged(EVERY[::-1], old=3, new=30), channels=140, width=8, biased=True)
+@example(tree=Ragged(["random"], old=0, new=1), channels=16, width=4, biased=False)
 def test_any_tree(
-    dtype: torch.dtype,
-    device: torch.device,
-    names: list[str],
-    old: int,
-    new: int,
-    channels: int,
-    width: int,
-    biased: bool,
-    seed: int,
+    dtype: torch.dtype, device: torch.device, tree: Ragged, channels: int, width: int, biased: bool
 ) -> None:
-    visible, kept = trees(names, random.Random(seed), old=old, new=new, device=device)
-    held, conv = drawn(device, dtype, len(names), old + new, channels=channels, width=width, seed=seed)
+    visible, kept = tree.on(device)
+    held, conv = drawn(device, dtype, *tree.shape, channels=channels, width=width, seed=tree.seed)
     window = dispatch.windows(visible=visible, width=width)
+    bias = conv["bias"] if biased else None
     with guarded() as launched:
-        found = dispatch.attend(
-            **held, weight=conv["weight"], bias=conv["bias"] if biased else None, window=window
-        )
+        found = dispatch.attend(**held, weight=conv["weight"], bias=bias, window=window)
         state = dispatch.replay(**held, kept=kept)
     assert [one.kernel.split(":")[1] for one in launched] == ["attend", "replay"]
-    precise = {name: tensor.float() for name, tensor in held.items()}
     wanted = reference.attend(
-        **precise,
+        **precise(held),
         weight=conv["weight"].float(),
-        bias=conv["bias"].float() if biased else None,
+        bias=None if bias is None else bias.float(),
         window=window,
     )
     assert found.dtype == dtype
@@ -75,7 +75,7 @@ def test_any_tree(
 
 
 def test_every_configuration_is_launched(device: torch.device) -> None:
-    visible, kept = trees(["random"], random.Random(3), old=0, new=9, device=device)
+    visible, kept = Ragged(["random"], old=0, new=9, seed=3).on(device)
     with guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             for width in (4, 5):
@@ -90,21 +90,13 @@ def test_every_configuration_is_launched(device: torch.device) -> None:
 
 
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
-    _, kept = trees(["random", "binary", "chain"], random.Random(5), old=5, new=20, device=device)
+    _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=5).on(device)
     kinds = [(4, torch.float32)] * 3 + [(3, torch.float32), (4, torch.bfloat16)]
     layers = [
-        drawn(device, dtype, 3, 25, channels=40, width=width, seed=seed)[0]
+        drawn(device, dtype, *kept.shape, channels=40, width=width, seed=seed)[0]
         for seed, (width, dtype) in enumerate(kinds)
     ]
-    with guarded() as launched:
-        found = dispatch.replay_all(
-            inputs=[layer["inputs"] for layer in layers],
-            state=[layer["state"] for layer in layers],
-            kept=kept,
-        )
-    assert len(launched) == 3
-    for state, layer in zip(found, layers, strict=True):
-        assert torch.equal(state, reference.replay(**layer, kept=kept))
+    replays(dispatch, reference, layers, kept, launches=3)
 
 
 def some(device: torch.device, width: int = 4) -> dict[str, Any]:
@@ -113,33 +105,46 @@ def some(device: torch.device, width: int = 4) -> dict[str, Any]:
     return held | conv | {"window": dispatch.windows(visible=visible, width=width)}
 
 
+def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    layouts_left_to_the_reference(dispatch.attend, reference.attend, some(device), caplog)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda held: {"state": held["state"].double()}, "its tensors are torch.float32 and torch.float64"),
         (lambda held: some(held["state"].device, width=9), "it is 9 wide, and the kernel at most 8"),
-        (
-            lambda held: {"inputs": held["inputs"].repeat_interleave(2, -1)[..., ::2]},
-            "inputs is not contiguous along its last axis",
-        ),
-        (
-            lambda held: {"inputs": torch.ones(2, 5, 17, device=held["state"].device)[..., 1:]},
-            "inputs starts at an address that is not a multiple of 16 bytes",
-        ),
     ],
 )
 def test_the_reference_takes_the_rest(
     change: Any, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
     held = some(device)
     held |= change(held)
-    with guarded() as launched:
+    with left_to_the_reference(reason, caplog):
         found = dispatch.attend(**held)
-    assert reason in caplog.text
-    assert not launched
     assert torch.equal(found, reference.attend(**held))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda held: {"state": held["state"].half()}, "its inputs are torch.float32 and its tail is"),
+        (
+            lambda held: {"state": held["state"].repeat(1, 3, 1)},
+            "its tail has 9 inputs, and the kernel holds 8",
+        ),
+    ],
+)
+def test_the_reference_commits_the_rest(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
+) -> None:
+    held = {name: tensor for name, tensor in some(device).items() if name in ("inputs", "state")}
+    held |= change(held)
+    kept = torch.ones(2, 5, dtype=torch.bool, device=device)
+    with left_to_the_reference(reason, caplog):
+        found = dispatch.replay(**held, kept=kept)
+    assert torch.equal(found, reference.replay(**held, kept=kept))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +158,15 @@ def test_the_reference_takes_the_rest(
 )
 def test_shapes_that_do_not_fit(change: Any, message: str, device: torch.device) -> None:
     held = some(device)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         dispatch.attend(**held | change(held))
-    assert message in str(error.value)
+
+
+def test_a_path_of_other_columns(device: torch.device) -> None:
+    held = some(device)
+    kept = torch.ones(2, 4, dtype=torch.bool, device=device)
+    with pytest.raises(ValueError, match=re.escape("The shape of the mask is (2, 4)")):
+        dispatch.replay(inputs=held["inputs"], state=held["state"], kept=kept)
 
 
 def test_no_nodes(device: torch.device) -> None:
