@@ -66,10 +66,7 @@ class RoundLoop:
             self._target_probs(row, t, logits[r])
             for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
         ]
-        outcomes = [
-            self.verifier.verify(tree, p, row.streams.verify)
-            for row, tree, p in zip(self.rows, trees, probs, strict=True)
-        ]
+        outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
         verify_seconds = perf_counter() - verifying
 
         self.target.commit([outcome.path for outcome in outcomes])

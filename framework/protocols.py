@@ -258,10 +258,10 @@ class StateBackend(Protocol):
 
 
 class Verifier(Protocol):
-    """Decides which path of a tree is accepted and which token follows.
+    """Decides which path of a tree is accepted and which token follows. `verify` is all that it must have.
 
     Law V: for a lossless verifier, a tree that obeys law P and any target, the joint law of the emitted
-    tokens is the target's.
+    tokens is the target's. Rows that are judged together come out as they do alone.
 
     Attributes:
         laws: the proposal laws it verifies without loss.
@@ -284,3 +284,17 @@ class Verifier(Protocol):
     def verify(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"], rng: Randomness) -> Outcome:
         """Judge `tree` against `target_probs` `[nodes, vocab]`, the target's distribution after each node."""
         ...
+
+    def verify_rows(
+        self,
+        trees: Sequence[TokenTree],
+        target_probs: Sequence[Float[Tensor, "nodes vocab"]],
+        rngs: Sequence[Randomness],
+    ) -> list[Outcome]:
+        """Judge the trees of a round, one a row: what `verify` gives for each, by the same draws.
+
+        Override it where all rows together take fewer launches or waits than one after another. Every row
+        has a stream of its own in `rngs`.
+        """
+        rows = zip(trees, target_probs, rngs, strict=True)
+        return [self.verify(tree, probs, rng) for tree, probs, rng in rows]

@@ -47,6 +47,8 @@ REMEDIES: Mapping[str, str] = {
     "where the input cannot be judged, raise InvalidDistribution.",
     "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls but what "
     "observe() learns.",
+    "together": "verify_rows gives one outcome a row, in the rows' order, and takes each row's chance from "
+    "its own stream; leave it out where verify is all there is.",
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
     "budget": "Count a node before it is added; the root does not count.",
     "chain": "Declare branches = True, or give a node one child at most.",

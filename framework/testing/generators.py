@@ -68,8 +68,12 @@ def token_trees(
     max_nodes: int = 6,
     max_children: int = 3,
     laws: Sequence[type[Proposal]] = tuple(sorted(ALL_LAWS, key=lambda law: law.__name__)),
+    dtype: torch.dtype = torch.float64,
 ) -> TokenTree:
-    """Trees of up to `max_nodes` drafted nodes in any shape, whose children may come from their proposals."""
+    """Trees of up to `max_nodes` drafted nodes in any shape, whose children may come from their proposals.
+
+    `dtype` is that of the proposals.
+    """
     tree = TreeBuilder(draw(st.integers(0, vocab_size - 1)))
     node = 0
     while node < len(tree):
@@ -77,32 +81,32 @@ def token_trees(
         count = draw(st.integers(0, room)) if room else 0
         if count:
             law = draw(st.sampled_from(list(laws)))
-            tree.add_children(node, *draw(_children(law, count, vocab_size)))
+            tree.add_children(node, *draw(_children(law, count, vocab_size, dtype)))
         node += 1
     return tree.finish()
 
 
 @st.composite
 def _children(
-    draw: st.DrawFn, law: type[Proposal], count: int, vocab_size: int
+    draw: st.DrawFn, law: type[Proposal], count: int, vocab_size: int, dtype: torch.dtype
 ) -> tuple[list[int], Proposal]:
     """Up to `count` tokens and a proposal of `law` that may draw them."""
     proposal: Proposal
     if law is PerChild:
-        ps: list[Tensor] = [draw(distributions(vocab_size)) for _ in range(count)]
+        ps: list[Tensor] = [draw(distributions(vocab_size, dtype=dtype)) for _ in range(count)]
         proposal = PerChild(ps)  # type: ignore[arg-type]
     elif law is Deterministic:
         tokens = draw(st.permutations(range(vocab_size)))[:count]
-        return tokens, Deterministic(tokens, vocab_size, torch.float64)
+        return tokens, Deterministic(tokens, vocab_size, dtype)
     elif law is WithReplacement:
-        proposal = WithReplacement(draw(distributions(vocab_size)))
+        proposal = WithReplacement(draw(distributions(vocab_size, dtype=dtype)))
     elif law is TopThenSample:
-        p = draw(distributions(vocab_size))
+        p = draw(distributions(vocab_size, dtype=dtype))
         best = p.topk(min(count - 1, vocab_size))
         proposal = TopThenSample(p, best.indices[best.values > 0].tolist())
         count = min(count, len(proposal.top) + 1)
     else:
-        proposal = WithoutReplacement(draw(distributions(vocab_size)))
+        proposal = WithoutReplacement(draw(distributions(vocab_size, dtype=dtype)))
     tokens = []
     for k in range(count):
         support = proposal.conditional(k, tokens).nonzero().flatten().tolist()

@@ -51,6 +51,7 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
         yield "rounds", partial(check_rounds, verifier)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "repeatable", partial(check_repeatable, verifier)
+    yield "together", partial(check_together, verifier)
 
 
 def check_declaration(verifier: Verifier, models: int) -> None:
@@ -174,6 +175,44 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
             assert torch.equal(law.marginal(0), marginals[node]), f"{verifier} writes to a proposal."
 
     twice()
+
+
+def check_together(verifier: Verifier, models: int) -> None:
+    """Rows judged together come out as each does alone, by as many draws of its own stream."""
+    laws = sorted(verifier.laws, key=lambda law: law.__name__)
+    width = 3 if verifier.branches else 1
+
+    @given(data=st.data(), seed=st.integers(0, 2**32))
+    @quietly(models)
+    def both(data: st.DataObject, seed: int) -> None:
+        # Kernels judge float32 alone.
+        dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+        grown = token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws, dtype=dtype)
+        trees = data.draw(st.lists(grown, min_size=1, max_size=4))
+        rows = [
+            torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))]).to(dtype)
+            for tree in trees
+        ]
+        alone, together = (
+            [TapeRandomness(TorchRandomness.seeded(seed + row).uniforms(1000)) for row in range(len(trees))]
+            for _ in range(2)
+        )
+        try:
+            wanted = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
+        except InvalidDistribution:
+            return
+        found = verifier.verify_rows(trees, rows, together)
+        assert len(found) == len(trees), f"{verifier} gives {len(found)} outcomes for {len(trees)} rows."
+        for row, (outcome, other) in enumerate(zip(found, wanted, strict=True)):
+            assert outcome == other, (
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {other}."
+            )
+            used, needed = together[row].used, alone[row].used
+            assert used == needed, (
+                f"{verifier} makes {used} draws for row {row} of {len(trees)}, and judging it alone {needed}."
+            )
+
+    both()
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:

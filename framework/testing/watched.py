@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -41,21 +41,37 @@ class Watched(Verifier):
         return self.verifier.laws
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        (outcome,) = self._judged(
+            lambda: [self.verifier.verify(tree, target_probs, rng)], [tree], [target_probs]
+        )
+        return outcome
+
+    def verify_rows(
+        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+    ) -> list[Outcome]:
+        return self._judged(lambda: self.verifier.verify_rows(trees, target_probs, rngs), trees, target_probs)
+
+    def _judged(
+        self, judge: Callable[[], list[Outcome]], trees: Sequence[TokenTree], target_probs: Sequence[Tensor]
+    ) -> list[Outcome]:
+        rows = list(zip(trees, target_probs, strict=True))
         try:
             with ends_within(SECONDS):
-                outcome = self.verifier.verify(tree, target_probs, rng)
+                outcomes = judge()
         except self.refusal:
             raise
         except Exception as error:
             ended = "does not end" if isinstance(error, (Endless, TimeoutError)) else "raises"
+            drawn = "\nand the tree\n".join(drawn_as_text(*row) for row in rows)
             raise AssertionError(
-                f"{self.verifier} {ended} ({type(error).__name__}: {error}) on the tree\n"
-                f"{drawn_as_text(tree, target_probs)}"
+                f"{self.verifier} {ended} ({type(error).__name__}: {error}) on the tree\n{drawn}"
             ) from error
-        wrong = "" if self.fault else malformed(outcome, tree, target_probs)
-        if wrong:
-            self.fault = f"{self.verifier} {wrong} on the tree\n{drawn_as_text(tree, target_probs)}"
-        return outcome
+        if len(outcomes) != len(rows):
+            raise AssertionError(f"{self.verifier} gives {len(outcomes)} outcomes for {len(rows)} rows.")
+        for outcome, (tree, targets) in zip(outcomes, rows, strict=True):
+            if not self.fault and (wrong := malformed(outcome, tree, targets)):
+                self.fault = f"{self.verifier} {wrong} on the tree\n{drawn_as_text(tree, targets)}"
+        return outcomes
 
 
 def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:

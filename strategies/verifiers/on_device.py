@@ -1,6 +1,8 @@
-"""Recursive rejection where the distributions lie, with one small result read back."""
+"""Recursive rejection where the distributions lie, with one small result read back for all rows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -17,21 +19,30 @@ from draftwood.proposals import (
 from draftwood.randomness import UniformRandomness
 
 
-def verify_on_device(tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome | None:
-    """What recursive rejection makes of `tree`, decided by the same numbers of `rng`.
+def verify_on_device(
+    trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+) -> list[Outcome | None]:
+    """What recursive rejection makes of every row's tree, decided by the same numbers of its stream.
 
     Returns:
-        The outcome; or None, with `rng` as it was, where no kernel judges the tree, or where there is
-        something to complain of.
+        For every row its outcome; or None, with its stream as it was, where no kernel judges the tree, or
+        where there is something to complain of.
     """
-    if not isinstance(rng, UniformRandomness) or not serves(target_probs):
-        return None
-    row = row_of(tree, target_probs, rng.ahead(len(tree)))
-    found = walk([row])[0] if row is not None else None
-    if found is None:
-        return None
-    rng.uniforms(found.used)
-    return Outcome.of(tree, found.path, extra=found.extra, bonus=found.bonus)
+    found: list[Outcome | None] = [None] * len(trees)
+    if len({id(rng) for rng in rngs}) < len(rngs):
+        return found  # rows with one stream between them would be judged by the same numbers
+    taken: list[tuple[int, UniformRandomness, Row]] = []
+    for place, (tree, targets, rng) in enumerate(zip(trees, target_probs, rngs, strict=True)):
+        if isinstance(rng, UniformRandomness) and serves(targets) and _alike(targets, target_probs[0]):
+            row = row_of(tree, targets, rng.ahead(len(tree)))
+            if row is not None:
+                taken.append((place, rng, row))
+    walks = walk([row for *_, row in taken]) if taken else []
+    for (place, rng, _), judged in zip(taken, walks, strict=True):
+        if judged is not None:
+            rng.uniforms(judged.used)
+            found[place] = Outcome.of(trees[place], judged.path, extra=judged.extra, bonus=judged.bonus)
+    return found
 
 
 def row_of(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> Row | None:
@@ -41,7 +52,7 @@ def row_of(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> Row | Non
     for node in range(len(tree)):
         for place, child in enumerate(tree.children(node)):
             drawn = _drawn(tree.proposals[node], place)
-            if drawn is None or not _alike(drawn[1], target_probs):
+            if drawn is None or not _readable(drawn[1], target_probs):
                 return None
             ways[child], laws[child] = drawn
     return Row(
@@ -71,8 +82,9 @@ def _drawn(proposal: Proposal, place: int) -> tuple[int, Tensor | None] | None:
             return None
 
 
-def _alike(law: Tensor | None, targets: Tensor) -> bool:
-    return law is None or (
-        (law.dtype, law.device, law.shape[-1]) == (targets.dtype, targets.device, targets.shape[-1])
-        and law.is_contiguous()
-    )
+def _readable(law: Tensor | None, targets: Tensor) -> bool:
+    return law is None or (_alike(law, targets) and law.is_contiguous())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.device, one.shape[-1]) == (other.dtype, other.device, other.shape[-1])

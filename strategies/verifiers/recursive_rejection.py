@@ -25,7 +25,7 @@ class RecursiveRejection(NodeWise):
     drafters for `PerChild`, and sample-and-match for `Deterministic`.
 
     Cost: O(vocab) a child of the accepted path's nodes; other nodes are not looked at.
-    On a GPU one kernel walks the tree, by the same uniforms.
+    On a GPU one kernel walks the trees of all rows, by the same uniforms.
     Source: RSD, theorem 3.1 and algorithm 6; DySpec, algorithm 3 (with a strict test, a bonus token at
     leaves, and T kept when the residual vanishes in floating point).
     """
@@ -34,9 +34,21 @@ class RecursiveRejection(NodeWise):
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        if type(self) is not RecursiveRejection:
+            return super().verify(tree, target_probs, rng)
+        return self.verify_rows([tree], [target_probs], [rng])[0]
+
+    def verify_rows(
+        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+    ) -> list[Outcome]:
         # What a subclass changes, the kernel does not know of.
-        found = verify_on_device(tree, target_probs, rng) if type(self) is RecursiveRejection else None
-        return super().verify(tree, target_probs, rng) if found is None else found
+        if type(self) is not RecursiveRejection:
+            return super().verify_rows(trees, target_probs, rngs)
+        found = verify_on_device(trees, target_probs, rngs)
+        return [
+            NodeWise.verify(self, tree, targets, rng) if one is None else one
+            for one, tree, targets, rng in zip(found, trees, target_probs, rngs, strict=True)
+        ]
 
     def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         """The order in which the children of a node are tried."""

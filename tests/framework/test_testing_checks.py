@@ -109,6 +109,32 @@ class Divides(FirstChildren):
         return super().verify(tree, target_probs, rng)
 
 
+class FirstStream(FirstChildren):
+    """Takes all rows' chance from the first row's stream."""
+
+    def verify_rows(self, trees, target_probs, rngs):
+        return super().verify_rows(trees, target_probs, rngs[:1] * len(rngs))
+
+
+class Backwards(FirstChildren):
+    """Each row's outcome comes out at the other end."""
+
+    def verify_rows(self, trees, target_probs, rngs):
+        return super().verify_rows(trees, target_probs, rngs)[::-1]
+
+
+class OneRowAlone(FirstChildren):
+    def verify_rows(self, trees, target_probs, rngs):
+        return [self.verify(trees[0], target_probs[0], rngs[0])]
+
+
+class Wasteful(FirstChildren):
+    def verify_rows(self, trees, target_probs, rngs):
+        outcomes = super().verify_rows(trees, target_probs, rngs)
+        rngs[-1].accept(0.5)
+        return outcomes
+
+
 @pytest.mark.parametrize(
     ("verifier", "check", "message"),
     [
@@ -119,6 +145,10 @@ class Divides(FirstChildren):
         (NoLaws(), "declaration", "laws is"),
         (Wandering(), "repeatable", "on one stream"),
         (Divides(), "bad-input", r"raises \(ZeroDivisionError"),
+        (FirstStream(), "together", "draws for row"),
+        (Backwards(), "together", "and judged alone"),
+        (OneRowAlone(), "together", "gives 1 outcomes for"),
+        (Wasteful(), "together", "draws for row"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import attrs
 import pytest
@@ -20,6 +22,7 @@ from draftwood import (
     PerChild,
     Proposal,
     Randomness,
+    SamplingParams,
     TapeRandomness,
     TokenTree,
     TopThenSample,
@@ -31,10 +34,15 @@ from draftwood import (
 from draftwood.drawing import draw_children
 from draftwood.kernels.switch import switched
 from draftwood.kernels.tree_rejection import dispatch, reference
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers import on_device
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.on_device import row_of
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.testing import ToyBackend
+from draftwood.testing.checks import checks_for
+from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.strategies import plain
 
 LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
@@ -86,11 +94,13 @@ def judged(
     with switched(kernel), pytest.MonkeyPatch.context() as patch:
         if kernel:  # from here on the plain verifier is a mistake
             patch.setattr(RecursiveRejection, "judge", None)
-            tree = attrs.evolve(
-                tree, proposals={node: moved(one, device) for node, one in tree.proposals.items()}
-            )
-            targets = targets.to(device)
+            tree, targets = placed(tree, device), targets.to(device)
         return RecursiveRejection().verify(tree, targets, rng), rng.used
+
+
+def placed(tree: TokenTree, device: torch.device) -> TokenTree:
+    """The tree with its laws on `device`."""
+    return attrs.evolve(tree, proposals={node: moved(one, device) for node, one in tree.proposals.items()})
 
 
 def moved(proposal: Proposal, device: torch.device) -> Proposal:
@@ -230,6 +240,93 @@ def test_rows_in_one_launch(device: torch.device) -> None:
     ]
     assert dispatch.walk(placed) == wanted
     assert dispatch.walk([]) == []
+
+
+def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    launches: list[int] = []
+
+    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+        launches.append(len(rows))
+        return dispatch.walk(rows)
+
+    monkeypatch.setattr(on_device, "walk", counted)
+    verifier, trees, targets = RecursiveRejection(), [], []
+    # One launch takes one vocabulary.
+    for seed, (nodes, vocab) in enumerate([(5, 33), (1, 33), (40, 33), (13, 33), (22, 33), (8, 34)]):
+        tree, rows = grown(nodes, vocab, laws=LAWS, draft="smooth", target="near", seed=seed)
+        trees.append(placed(tree, device))
+        targets.append(rows.to(device))
+    # No kernel takes rows of this dtype; its neighbours go to the device all the same.
+    targets[3] = targets[3].double()
+
+    def streams() -> list[Randomness]:
+        return [TorchRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
+
+    wanted_streams, streams_after = streams(), streams()
+    with switched(False):
+        wanted = verifier.verify_rows(trees, targets, wanted_streams)
+    found = verifier.verify_rows(trees, targets, streams_after)
+    assert found == wanted == [verifier.verify(*row) for row in zip(trees, targets, streams(), strict=True)]
+    assert launches == [4, *[1] * 5]
+    assert [s.uniforms(3).tolist() for s in streams_after] == [s.uniforms(3).tolist() for s in wanted_streams]
+
+
+class Single(ToyBackend):
+    """Its logits are as kernels take them, and where they run."""
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        logits = super().extend(tokens, parents, counts).float()
+        return logits.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_decoder_has_one_launch_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = decoder(FixedTree(2, 2), draft=ModelDrafter(Single(DRAFT)), target=Single(TARGET))
+    decode = partial(
+        one.generate,
+        PROMPTS,
+        max_new_tokens=8,
+        sampling=SamplingParams(temperature=1.0),
+        seed=[5, 6, 7],
+        return_dict_in_generate=True,
+    )
+    with switched(False):
+        wanted = decode()
+    launches: list[int] = []
+
+    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+        launches.append(len(rows))
+        return dispatch.walk(rows)
+
+    monkeypatch.setattr(on_device, "walk", counted)
+    monkeypatch.setattr(RecursiveRejection, "judge", None)  # from here on the plain verifier is a mistake
+    found = decode()
+    assert found.tokens == wanted.tokens
+    assert launches == [len(one.rows) for one in found.statistics.rounds]
+    assert launches[0] == len(PROMPTS)
+
+
+def test_rows_with_one_stream_are_judged_one_after_another(device: torch.device) -> None:
+    tree, targets = grown(30, 20, laws=LAWS, draft="smooth", target="far", seed=3)
+    trees, rows = [placed(tree, device)] * 2, [targets.to(device)] * 2
+    shared, other = TapeRandomness(tape_of(60, 1)), TapeRandomness(tape_of(60, 1))
+    wanted = [RecursiveRejection().verify(trees[0], rows[0], other) for _ in range(2)]
+    assert RecursiveRejection().verify_rows(trees, rows, [shared] * 2) == wanted
+    assert shared.used == other.used
+
+
+def test_a_row_that_cannot_be_judged_is_complained_of(device: torch.device) -> None:
+    tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
+    rows = [targets.to(device), torch.full_like(targets, torch.nan).to(device)]
+    with pytest.raises(InvalidDistribution):
+        RecursiveRejection().verify_rows(
+            [placed(tree, device)] * 2, rows, [TorchRandomness.seeded(row) for row in range(2)]
+        )
+
+
+def test_the_harness_proves_rows_judged_together() -> None:
+    dict(checks_for(RecursiveRejection(), models=15))["together"]()
 
 
 def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device) -> None:
