@@ -107,22 +107,7 @@ class UnrolledBackend(ModelBackend):
         parents: Int[Tensor, "rows nodes"],
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """Append nodes to the uncommitted region of every row and return their logits.
-
-        Args:
-            tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
-                committed state.
-            counts: valid nodes of every row, the rest being padding; None means all.
-
-        Returns:
-            Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
-
-        Raises:
-            InvalidTree: a token outside the vocabulary or a parent not before its child.
-            InvalidInput: a node beyond `max_length`.
-            OutOfMemory: the pass does not fit. After any error the state is as it was.
-        """
+        """As `PackedBackend.extend`, errors too, by a pass over every path."""
         have = [len(row.tokens) for row in self._rows]
         tokens, parents, valid = checks.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
@@ -141,12 +126,7 @@ class UnrolledBackend(ModelBackend):
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep these uncommitted nodes of every row, in order, and drop the others.
-
-        Raises:
-            InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
-                has changed then.
-        """
+        """As `PackedBackend.commit`, errors too."""
         checks.check_paths(paths, rows=len(self._rows))
         for place, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
             checks.check_path(path, row.parents, row=place)

@@ -15,6 +15,7 @@ from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
+from tests.backends.attention_models import plain, randomised
 
 VOCAB = 61
 SMALL: dict[str, Any] = {
@@ -135,12 +136,7 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """A model with random weights large enough that its logits differ from token to token."""
     torch.manual_seed(7)
     config = (MASKED | UNROLLED)[name]()
-    model = hf.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
-    return model.to(dtype).eval()
+    return randomised(hf.AutoModelForCausalLM.from_config(config)).to(dtype)
 
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), CASES)
@@ -160,9 +156,7 @@ class TestArchitectures(StateBackendTests):
         return self.kind(self.model)
 
     def logits_after(self, tokens: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = self.stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        return logits
+        return plain(self.stock, tokens)
 
 
 @pytest.mark.parametrize("name", [*MASKED, *UNROLLED])

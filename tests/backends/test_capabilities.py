@@ -19,6 +19,7 @@ from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.backends import Mirror, StateBackendTests
+from tests.backends.attention_models import plain
 from tests.backends.test_architectures import MASKED, UNROLLED, VOCAB, build
 
 FAMILIES = [*MASKED, *UNROLLED]
@@ -26,12 +27,6 @@ FAMILIES = [*MASKED, *UNROLLED]
 
 def backend_for(name: str, model: Any, **options: Any) -> Any:
     return (TransformerBackend if name in MASKED else UnrolledBackend)(model, **options)
-
-
-def plain(model: Any, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-    return logits
 
 
 def passing_through(model: Any, layers: list[int]) -> Any:

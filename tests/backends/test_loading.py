@@ -19,32 +19,7 @@ from draftwood.backends.probe import disagreement
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
-
-VOCAB = 53
-
-
-def tiny(**options: Any) -> Any:
-    torch.manual_seed(3)
-    small = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "eos_token_id": 0,
-        "pad_token_id": 1,
-    }
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(**small | options)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
-    return model
-
-
-def bloom() -> Any:
-    return hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)).eval()
+from tests.backends.attention_models import VOCAB, bloom, tiny
 
 
 @pytest.fixture

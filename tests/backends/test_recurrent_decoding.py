@@ -21,6 +21,7 @@ from draftwood.protocols import StateBackend
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.backends.attention_models import randomised
 from tests.backends.recurrent_models import RECURRENT, SMALL, VOCAB, Stepwise, build
 
 TOKENS = 14
@@ -67,12 +68,7 @@ class Naive(StateBackend):
 @cache
 def llama() -> Any:
     torch.manual_seed(11)
-    model = LlamaForCausalLM(LlamaConfig(**SMALL))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.2)
-    return model.eval()
+    return randomised(LlamaForCausalLM(LlamaConfig(**SMALL)), 0.2)
 
 
 def written(target: Any, draft: Any, prompts: list[list[int]], **options: Any) -> Any:

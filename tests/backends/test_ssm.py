@@ -19,8 +19,9 @@ from draftwood.backends.state_cost import allocations
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidDistribution, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.testing.backends import Mirror
+from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import DELTA, HYBRIDS, PURES, RECURRENT, SMALL, VOCAB, Stepwise, build
-from tests.backends.test_capabilities import check_hidden, passing_through, plain, rounds
+from tests.backends.test_capabilities import check_hidden, passing_through, rounds
 from tests.kernels.test_trees import shapes_made
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]

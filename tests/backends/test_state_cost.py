@@ -15,8 +15,9 @@ from draftwood.backends.state_cost import WAYS, StateCost, allocations, cheapest
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
+from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import SMALL, VOCAB, Stepwise, build
-from tests.backends.test_capabilities import check_hidden, passing_through, plain, rounds
+from tests.backends.test_capabilities import check_hidden, passing_through, rounds
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
 

@@ -18,30 +18,9 @@ from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
+from tests.backends.attention_models import VOCAB, against, plain, tiny, words
 
-VOCAB = 53
 CHAIN = torch.tensor([[-1, 0, 1, 2]])
-
-
-def tiny(config: Any = hf.LlamaConfig, **options: Any) -> Any:
-    torch.manual_seed(3)
-    small = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "eos_token_id": [0, 5],
-        "pad_token_id": 1,
-    }
-    model = hf.AutoModelForCausalLM.from_config(config(**small | options)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
-    return model
 
 
 @pytest.fixture
@@ -50,18 +29,7 @@ def model() -> Any:
 
 
 def mirror(model: Any, backend: TransformerBackend | None = None, **options: Any) -> Mirror:
-    stock = copy.deepcopy(model)
-
-    def logits_after(tokens: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        return logits
-
-    return Mirror(backend or TransformerBackend(model, **options), logits_after)
-
-
-def words(length: int) -> list[int]:
-    return [(7 * i + 3) % VOCAB for i in range(length)]
+    return against(model, backend or TransformerBackend(model, **options))
 
 
 def test_what_it_says_of_the_model(model: Any) -> None:
@@ -376,9 +344,7 @@ class TestTensorRegion(StateBackendTests):
         return TransformerBackend(self.model)
 
     def logits_after(self, tokens: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = self.stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        return logits
+        return plain(self.stock, tokens)
 
 
 @pytest.mark.parametrize("queries", [1, 5])

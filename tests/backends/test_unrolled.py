@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,51 +11,16 @@ import transformers as hf
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, OutOfMemory
 from draftwood.testing.backends import Mirror
-
-VOCAB = 53
-
-
-def tiny(config: Any) -> Any:
-    torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
-    return model
-
-
-def bloom() -> Any:
-    return tiny(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4))
+from tests.backends.attention_models import against, bloom, tiny, words
+from tests.backends.recurrent_models import build
 
 
 def windowed() -> Any:
-    return tiny(
-        hf.MistralConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            sliding_window=5,
-        )
-    )
+    return tiny(hf.MistralConfig, sliding_window=5)
 
 
 def mirror(model: Any, **options: Any) -> Mirror:
-    stock = copy.deepcopy(model)
-
-    def logits_after(tokens: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = stock(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        return logits
-
-    return Mirror(UnrolledBackend(model, **options), logits_after)
-
-
-def words(length: int) -> list[int]:
-    return [(7 * i + 3) % VOCAB for i in range(length)]
+    return against(model, UnrolledBackend(model, **options))
 
 
 @pytest.fixture
@@ -162,41 +125,9 @@ def test_rows_may_join_in_the_middle_of_a_round() -> None:
     both.check_state()
 
 
-HYBRID: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-}
-RECURRENT: dict[str, Callable[[], Any]] = {
-    "mamba2": lambda: hf.Mamba2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_heads=8,
-        head_dim=8,
-        state_size=8,
-        n_groups=1,
-        chunk_size=8,
-    ),
-    "bamba": lambda: hf.BambaConfig(
-        **HYBRID,
-        attn_layer_indices=[1],
-        mamba_n_heads=8,
-        mamba_d_head=8,
-        mamba_d_state=8,
-        mamba_expand=2,
-        mamba_chunk_size=8,
-    ),
-    "lfm2": lambda: hf.Lfm2Config(**HYBRID, layer_types=["conv", "full_attention"]),
-}
-
-
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", ["mamba2", "bamba", "lfm2"])
 def test_recurrent_states_are_copied_for_every_path(name: str, passes: list[Any]) -> None:
-    both = mirror(tiny(RECURRENT[name]()))
+    both = mirror(build(name))
     both.prefill([words(9), words(3), []])
     for _ in range(2):
         both.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1)], [(5, -1), (6, 0), (7, 1)]])

@@ -36,6 +36,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, check_strategy
+from tests.backends.attention_models import randomised
 from tests.backends.test_architectures import build
 
 TARGET = ToyModel(3, seed=5)
@@ -312,12 +313,7 @@ def build_deep() -> Any:
         num_attention_heads=4,
         max_position_embeddings=128,
     )
-    model = hf.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15)
-    return model
+    return randomised(hf.LlamaForCausalLM(config), 0.15)
 
 
 @pytest.mark.parametrize(
