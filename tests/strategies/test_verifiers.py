@@ -6,7 +6,7 @@ import math
 import attrs
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import (
@@ -23,7 +23,6 @@ from draftwood import (
     registry,
 )
 from draftwood.decoder import check_strategy_fits
-from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor
@@ -33,8 +32,9 @@ from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, enumerate_outcomes, joint_law, target_law
+from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
 from draftwood.testing.block_efficiency import drawn_trees, one_round, optimal_tokens
+from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
 
 LAWS = (Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild)
 LOSSLESS = (
@@ -52,59 +52,6 @@ def named(value):
     return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
-def real(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def distributions(vocab):
-    """float64 `[vocab]` with ties, zeros, one-hot rows and denormals among them."""
-    weight = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 7.0, 1e-9, 1e-310]) | st.floats(0, 1)
-    rows = st.lists(weight, min_size=vocab, max_size=vocab).filter(lambda row: sum(row) > 1e-3)
-    return rows.map(lambda row: real(row) / sum(row))
-
-
-pairs_of_distributions = st.integers(2, 4).flatmap(
-    lambda vocab: st.tuples(distributions(vocab), distributions(vocab))
-)
-ONE_HOT = torch.eye(3, dtype=torch.float64)
-EDGES = [
-    (ONE_HOT[0], ONE_HOT[1]),  # no overlap
-    (ONE_HOT[0], ONE_HOT[0]),
-    (torch.full((3,), 1 / 3, dtype=torch.float64),) * 2,  # the residual vanishes
-    (real([0.5, 0.5, 0.0]), real([0.0, 0.0, 1.0])),
-    (real([0.3, 0.3, 0.4]), real([1e-310, 1.0, 0.0])),
-]
-
-
-def on_edges(test):
-    for pair in EDGES:
-        test = example(pair=pair)(test)
-    return test
-
-
-def one_level(verifier, law, target, draft, count):
-    """The law of the first token of a round over one level of children, and their acceptance."""
-    vocab = len(target)
-    shape = (1, count, vocab) if law is PerChild else (1, vocab)
-    # Several drafters: the draft itself, and the same turned around.
-    probs = torch.stack([draft, draft.flip(0), draft])[None, :count] if law is PerChild else draft.view(shape)
-    rows = torch.zeros(count + 1, vocab, dtype=target.dtype)
-    rows[0], rows[1:, 0] = target, 1.0
-
-    def run(rng):
-        (drawn,) = draw_children(law, probs, count=count, rng=rng)
-        tree = TreeBuilder(0)
-        tree.add_children(0, drawn.tokens, drawn.proposal)
-        grown = tree.finish()
-        return verifier.verify(grown, rows[: len(grown)], rng)
-
-    emitted, accepted = torch.zeros(vocab, dtype=torch.float64), 0.0
-    for weight, outcome in enumerate_outcomes(run):
-        emitted[outcome.emitted[0]] += weight
-        accepted += weight * (outcome.accepted > 0)
-    return emitted, accepted
-
-
 @pytest.mark.parametrize(("law", "verifier"), PAIRS, ids=named)
 @on_edges
 @settings(max_examples=15, deadline=None)
@@ -115,10 +62,6 @@ def test_the_first_token_has_the_targets_law(law, verifier, pair):
         emitted, _ = one_level(verifier, law, target, draft, count)
         assert (emitted - target).abs().max() <= 1e-12
         assert not emitted[target == 0].any()
-
-
-def toy(vocab=3, seed=7, sharpness=1.5):
-    return ModelDrafter(ToyBackend(ToyModel(vocab, seed=seed, sharpness=sharpness)))
 
 
 @pytest.mark.parametrize(
@@ -240,95 +183,6 @@ def test_sample_and_match_accepts_the_targets_share_of_the_children(pair):
     assert drawn <= one_level(RecursiveRejection(), WithReplacement, target, draft, 1)[1] + 1e-12
     fixed = one_level(SampleAndMatch(), Deterministic, target, draft, 2)[1]
     assert abs(fixed - one_level(RecursiveRejection(), Deterministic, target, draft, 2)[1]) <= 1e-12
-
-
-def top_and_rest(draft, count):
-    """The fixed tokens of a top-plus-one draft of `count` children and the law of the drawn one."""
-    top = [token for token in draft.topk(min(count - 1, len(draft))).indices.tolist() if draft[token] > 0]
-    rest = draft.clone()
-    rest[top] = 0
-    return top, rest / rest.sum() if rest.sum() > 0 else rest
-
-
-@on_edges
-@settings(max_examples=40, deadline=None)
-@given(pair=pairs_of_distributions)
-def test_top_plus_one_gives_every_token_all_it_can_have(pair):
-    target, draft = pair
-    for count in (1, 2, 3):
-        top, rest = top_and_rest(draft, count)
-        best = float(target[top].sum() + torch.minimum(rest, target).sum())
-        accepted = one_level(TopPlusOne(), TopThenSample, target, draft, count)[1]
-        assert abs(accepted - best) <= 1e-12
-        assert accepted >= one_level(RecursiveRejection(), TopThenSample, target, draft, count)[1] - 1e-12
-
-
-@pytest.mark.parametrize(("vocab", "count"), [(4, 2), (4, 3), (5, 2)])
-def test_top_plus_one_is_the_linear_programmes_optimum(vocab, count):
-    gained = 0.0
-    for seed in range(4):
-        target, drafter = ToyModel(vocab, seed=seed, sharpness=0.5 + seed), toy(vocab, seed + 20)
-        T, D = target.probs([0]), drafter.backend.model.probs([0])
-        best = optimal_tokens(drawn_trees(FixedTree(1, count, law="top-and-sample"), drafter), target=target)
-        accepted = one_level(TopPlusOne(), TopThenSample, T, D, count)[1]
-        gained += accepted - one_level(RecursiveRejection(), TopThenSample, T, D, count)[1]
-        assert abs(1 + accepted - best) <= 1e-9
-    assert gained > 1e-3
-
-
-def spechub_pairs(draft):
-    """SpecHub's joint law of (first, second): x, then the top token; or the top token, then x of the rest."""
-    (top,), rest = top_and_rest(draft, 2)
-    pairs = {(x, top): float(draft[x]) for x in range(len(draft)) if x != top}
-    return top, pairs | {(top, x): float(draft[top] * rest[x]) for x in range(len(draft)) if x != top}
-
-
-@settings(max_examples=40, deadline=None)
-@given(pair=pairs_of_distributions.filter(lambda pair: (pair[1] > 0).sum() > 1))
-def test_spechub_draws_the_top_token_and_one_of_the_rest_and_accepts_as_much(pair):
-    target, draft = pair
-    top, pairs = spechub_pairs(draft)
-    sets = {}
-    for tokens, weight in pairs.items():
-        sets[frozenset(tokens)] = sets.get(frozenset(tokens), 0.0) + weight
-
-    def draw(rng):
-        (drawn,) = draw_children(TopThenSample, draft[None], count=2, rng=rng)
-        return frozenset(drawn.tokens)
-
-    ours = {}
-    for weight, tokens in enumerate_outcomes(draw):
-        ours[tokens] = ours.get(tokens, 0.0) + weight
-    assert all(abs(ours.get(tokens, 0.0) - sets[tokens]) <= 1e-12 for tokens in sets)
-    # Its transport: every x from both of its pairs, up to T(x); what is left over to the top token.
-    served = {x: min(float(target[x]), weight) for (first, x), weight in pairs.items() if first == top}
-    for (x, second), weight in pairs.items():
-        if second == top:
-            served[x] = min(float(target[x]), weight + pairs[top, x])
-    hub = min(float(target[top]), 1 - sum(served.values()))
-    accepted = one_level(TopPlusOne(), TopThenSample, target, draft, 2)[1]
-    assert abs(accepted - hub - sum(served.values())) <= 1e-12
-
-
-@settings(max_examples=40, deadline=None)
-@given(draft=st.integers(2, 4).flatmap(distributions), count=st.integers(1, 4))
-def test_top_and_sample_draws_by_its_conditional_law(draft, count):
-    def draw(rng):
-        return draw_children(TopThenSample, draft[None], count=count, rng=rng)[0]
-
-    total = 0.0
-    for weight, drawn in enumerate_outcomes(draw):
-        chance = 1.0
-        for k, token in enumerate(drawn.tokens):
-            law = drawn.proposal.conditional(k, drawn.tokens[:k])
-            assert abs(float(law.sum()) - 1) <= 1e-12
-            chance *= float(law[token])
-        assert abs(chance - weight) <= 1e-12
-        assert drawn.chances == draft[drawn.tokens].tolist()
-        assert len(set(drawn.tokens)) == len(drawn.tokens) == min(count, int((draft > 0).sum()))
-        assert all(draft[token] >= draft[drawn.tokens[-1]] for token in drawn.tokens[:-1])
-        total += weight
-    assert abs(total - 1) <= 1e-12
 
 
 def test_typical_acceptance_is_biased_and_says_so():
