@@ -25,10 +25,12 @@ class Prompt:
     Attributes:
         text: what the model continues.
         answer: the number that a right answer ends with, where the data set has it.
+        later: what stands behind the model's answers in a conversation, one text for each later turn.
     """
 
     text: str
     answer: str | None = None
+    later: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -47,15 +49,17 @@ class DataSet:
     prompts: tuple[Prompt, ...]
     stops: tuple[str, ...] = ()
 
-    def spread(self, count: int) -> list[Prompt]:
-        """`count` prompts, evenly spread over the file.
+    def spread(self, count: int, *, turns: int = 0) -> list[Prompt]:
+        """`count` prompts, evenly spread over the file, with so many turns at most; 0: all turns.
 
         Raises:
-            InvalidInput: it has fewer.
+            InvalidInput: it has fewer prompts.
         """
         if len(self.prompts) < count:
             raise InvalidInput(f"{self.name} has {len(self.prompts)} prompts but count={count}; give fewer.")
-        return [self.prompts[i * len(self.prompts) // count] for i in range(count)]
+        later = slice(turns - 1 if turns else None)
+        chosen = (self.prompts[i * len(self.prompts) // count] for i in range(count))
+        return [attrs.evolve(prompt, later=prompt.later[later]) for prompt in chosen]
 
 
 @attrs.frozen
@@ -80,8 +84,8 @@ class _Field(Exception):
 def read(file: Path) -> DataSet:
     """The data set in `file`: JSON lines where it ends in `.jsonl`, else plain text.
 
-    JSON lines: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, of which
-    the first turn is taken), or `prompt` (HumanEval and anyone's own; continued as it stands). Plain
+    JSON lines: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, what a user
+    says in a conversation), or `prompt` (HumanEval and anyone's own; continued as it stands). Plain
     text: the long paragraphs of WikiText, or else every paragraph.
 
     Raises:
@@ -165,8 +169,9 @@ def _chat(row: dict[str, Any]) -> Prompt:
     if not isinstance(turns, list) or not turns:
         shown = json.dumps(turns, ensure_ascii=False)[:40] if "turns" in row else "missing"
         raise _Field(f'"turns" is {shown}; give a list of texts')
-    first = _text({"turns[0]": turns[0]}, "turns[0]")
-    return Prompt(f"User: {first}\nAssistant:", _reference(row))
+    named = {f"turns[{i}]": turn for i, turn in enumerate(turns)}
+    first, *later = (f"User: {_text(named, name)}\nAssistant:" for name in named)
+    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later))
 
 
 def _reference(row: dict[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ RACE = Race("llama-7m,llama-draft", "d", 0.0, 0, 4)
 SPEC = "leviathan:length=3"
 
 
-def cell(contender, prompt, tokens, *, repetition=0, race=RACE, **figures):
+def cell(contender, prompt, tokens, *, repetition=0, turn=0, race=RACE, **figures):
     known = {
         "seconds": 1.0,
         "first_token_seconds": 0.2,
@@ -36,7 +36,7 @@ def cell(contender, prompt, tokens, *, repetition=0, race=RACE, **figures):
         "right": None,
         "prompt_tokens": 5,
     }
-    place = {"kind": "text", "contender": contender, "prompt": prompt, "repetition": repetition}
+    place = {"kind": "text", "contender": contender, "prompt": prompt, "repetition": repetition, "turn": turn}
     return {**attrs.asdict(race), **place, "tokens": list(tokens), **known, **figures}
 
 
@@ -176,7 +176,7 @@ def texts(rng, weights, count, *, sticky=0.5):
 
 
 def test_p_is_uniform_where_texts_come_from_one_distribution(monkeypatch):
-    monkeypatch.setattr("draftwood.apps.bench.figures._DRAWS", 200)
+    monkeypatch.setattr("draftwood.apps.bench.figures._PERMUTATIONS", 200)
     rng = np.random.default_rng(2)
     found = []
     for _ in range(150):

@@ -40,6 +40,7 @@ def test_human_eval_mt_bench_and_spec_bench(tmp_path):
     found = read(chat)
     assert found.prompts[0].text == "User: Hello?\nAssistant:"
     assert [prompt.answer for prompt in found.prompts] == [None, "1007", None]
+    assert [prompt.later for prompt in found.prompts] == [("\nUser: And then?\nAssistant:",), (), ()]
 
 
 def test_wikitext_and_plain_text(tmp_path):
@@ -58,6 +59,13 @@ def test_prompts_are_spread_over_the_file(tmp_path):
     assert [prompt.text for prompt in found.spread(4)] == ["0", "2", "5", "7"]
     with pytest.raises(InvalidInput, match="a has 10 prompts but count=11"):
         found.spread(11)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 6))
+def test_turns_are_limited(tmp_path_factory, lengths, most):
+    rows = [{"turns": [f"{i}" for i in range(length)]} for length in lengths]
+    found = read(lines(tmp_path_factory.mktemp("d") / "a.jsonl", *rows)).spread(len(lengths), turns=most)
+    assert [1 + len(prompt.later) for prompt in found] == [min(n, most or n) for n in lengths]
 
 
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
@@ -79,6 +87,7 @@ def test_any_text_is_read_back_whole(tmp_path_factory, texts):
         ('{"turns": []}\n', ["line 1", '"turns" is []', "list of texts"]),
         ('{"turns": "a"}\n', ["line 1", '"turns" is "a"']),
         ('{"turns": ["a"]}\n{"turns": [null]}\n', ["line 2", '"turns[0]" is null']),
+        ('{"turns": ["a", ["b"]]}\n', ["line 1", '"turns[1]" is ["b"]', "give text"]),
         ('{"question": "a", "answer": 5}\n', ["line 1", '"answer" is 5']),
         ("\n", ["holds no prompt"]),
     ],

@@ -46,6 +46,9 @@ def bench(
     ] = None,
     new_tokens: Annotated[list[int] | None, typer.Option(help="Lengths of texts; default 64.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts a file; default 6.")] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Turns of a conversation; default: all.", show_default=False)
+    ] = None,
     repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
     dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
@@ -90,6 +93,7 @@ def bench(
         "prompt_lengths": prompt_length,
         "new_tokens": new_tokens,
         "prompts": prompts,
+        "turns": turns,
         "repetitions": repetitions,
         "seed": seed,
         "dtype": dtype and str(dtype),

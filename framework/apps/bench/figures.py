@@ -158,8 +158,8 @@ def _row(
     plain: Sequence[Mapping[str, Any]],
     check: Check,
 ) -> Row:
-    shared = {cell["prompt"] for cell in own} & {cell["prompt"] for cell in plain}
-    ours, theirs = (_by_prompt(race, [c for c in cs if c["prompt"] in shared]) for cs in (own, plain))
+    shared = {_asked(cell) for cell in own} & {_asked(cell) for cell in plain}
+    ours, theirs = (_by_prompt(race, [c for c in cs if _asked(c) in shared]) for cs in (own, plain))
     if not shared:
         ours = _by_prompt(race, own)
     sums = {**ours, **{f"plain_{name}": values for name, values in theirs.items()}}
@@ -172,6 +172,11 @@ def _row(
         prompts=len({cell["prompt"] for cell in own}),
         prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in own])),
     )
+
+
+def _asked(cell: Mapping[str, Any]) -> tuple[int, int]:
+    """The prompt and its turn."""
+    return cell["prompt"], cell["turn"]
 
 
 _COUNTED = (
@@ -189,13 +194,15 @@ _COUNTED = (
 def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """Sums over the texts of every prompt, `[prompts]`; NaN for what is not known.
 
-    At temperature 0 all texts of a prompt are one text, so the one of median time stands for it.
+    The turns of a conversation count together. At temperature 0 all texts of a turn are one text, so the one
+    of median time stands for it.
     """
-    by: dict[int, list[Mapping[str, Any]]] = {}
+    turns: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for cell in cells:
-        by.setdefault(cell["prompt"], []).append(cell)
-    if race.temperature == 0:
-        by = {prompt: [_median(texts)] for prompt, texts in by.items()}
+        turns.setdefault(_asked(cell), []).append(cell)
+    by: dict[int, list[Mapping[str, Any]]] = {}
+    for (prompt, _), texts in turns.items():
+        by.setdefault(prompt, []).extend([_median(texts)] if race.temperature == 0 else texts)
     groups = [by[prompt] for prompt in sorted(by)]
 
     def sums(of: Callable[[Mapping[str, Any]], float | None]) -> NDArray[np.float64]:
@@ -246,8 +253,7 @@ def _check(
     race: Race, own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], precision: str
 ) -> Check:
     ours, theirs = (
-        {(c["prompt"], c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
-        for texts in (own, plain)
+        {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c} for texts in (own, plain)
     )
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
@@ -257,7 +263,8 @@ def _check(
         return Check(agreeing / sum(len(theirs[place]) for place in shared), precision)
     if own is plain:
         return Check()
-    pairs = [(place[0], ours[place], theirs[place]) for place in shared]
+    prompts = sorted({place[:2] for place in shared})
+    pairs = [(prompts.index(place[:2]), ours[place], theirs[place]) for place in shared]
     return Check(p_value=two_sample(pairs))
 
 

@@ -18,7 +18,7 @@ from draftwood.apps import trace
 from draftwood.apps.machine import device_name, versions
 from draftwood.errors import InvalidInput
 
-FORMAT, VERSION = "draftwood-bench", 1
+FORMAT, VERSION = "draftwood-bench", 2
 RUN, CELLS = "run.json", "cells.jsonl"
 _SAME = ("configuration", "versions", "hardware")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from draftwood import SamplingParams, StateBackend, registry, zoo
 from draftwood.apps import datasets, models
+from draftwood.apps.bench.cells import Cell, cells
 from draftwood.apps.bench.folder import Folder
-from draftwood.apps.bench.plan import Plan, Race, races
+from draftwood.apps.bench.plan import Plan, Race
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.text import decode
@@ -23,66 +23,6 @@ from draftwood.pass_time import PassTime, pass_seconds
 BINS = 20  # of probabilities, in the figures of acceptance against draft probability
 _WARM = 4  # tokens that a contender writes before it is timed
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # of timed passes
-
-
-@attrs.frozen
-class Cell:
-    """The least that is measured and kept at a time.
-
-    Attributes:
-        kind: `"text"`; `"check"`: a text in float32, whose time does not count; `"pair"`: how well draft and
-            target agree on a prompt's text; `"passes"`: the time of passes.
-        race: where it belongs; of `"passes"`, any race of the pair.
-        spec: who writes; None where nobody does.
-        prompt: place of the prompt in its data set.
-        repetition: counted from 0.
-    """
-
-    kind: str
-    race: Race
-    spec: Spec | None = None
-    prompt: int = 0
-    repetition: int = 0
-
-    @property
-    def key(self) -> str:
-        if self.kind == "passes":
-            return f"passes | {self.race.pair}"
-        who = self.spec.label if self.spec else ""
-        return f"{self.kind} | {self.race.key} | {who} | {self.prompt} | {self.repetition}"
-
-    @property
-    def seed(self) -> int:
-        """Of this cell alone: texts of two contenders are to be independent."""
-        return zlib.crc32(self.key.encode())
-
-
-def cells(plan: Plan, names: Sequence[str]) -> Iterator[Cell]:
-    """Every cell of a plan in the order of measuring.
-
-    In a race the contenders take turns on every prompt, and who begins changes from prompt to prompt, so
-    that a slow moment of the machine falls on all of them.
-    """
-    for pair in plan.pairs:
-        own = [race for race in races(plan, names) if race.pair == pair]
-        if plan.dtype != "float32":
-            for race in own:
-                if race.temperature == 0:
-                    yield from _turns(plan, race, "check", 1)
-        yield Cell("passes", own[0])
-        for race in own:
-            yield from _turns(plan, race, "text", plan.repetitions)
-            yield from (Cell("pair", race, prompt=prompt) for prompt in range(plan.prompts))
-
-
-def _turns(plan: Plan, race: Race, kind: str, repetitions: int) -> Iterator[Cell]:
-    entrants, turn = plan.contenders(race.temperature), 0
-    for repetition in range(repetitions):
-        for prompt in range(plan.prompts):
-            first = turn % len(entrants)
-            turn += 1
-            for spec in (*entrants[first:], *entrants[:first]):
-                yield Cell(kind, race, spec, prompt, repetition)
 
 
 @attrs.define(eq=False)
@@ -101,7 +41,7 @@ class Measurer:
     _loaded: tuple[tuple[str, str], models.Loaded] | None = None
     _writers: dict[tuple[str, float], Writer] = attrs.field(factory=dict)
     _warm: set[tuple[str, float]] = attrs.field(factory=set)
-    _prompts: dict[str, list[list[int]]] = attrs.field(factory=dict)
+    _asked: dict[str, list[list[list[int]]]] = attrs.field(factory=dict)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """What the cell's line says.
@@ -109,12 +49,16 @@ class Measurer:
         Raises:
             DraftwoodError: the strategy and the models do not fit, or a prompt is too long.
         """
-        dtype = "float32" if cell.kind == "check" else self.plan.dtype
+        dtype = "float32" if cell.kind in ("check", "answer") else self.plan.dtype
         loaded = self._models(cell.race.pair, dtype)
         if cell.kind == "passes":
             return _passes(loaded)
-        prompt = self._prompts[cell.race.data][cell.prompt][: cell.race.prompt_length or None]
-        place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt}
+        prompt = self._prompt(cell)
+        place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
+        if cell.kind == "answer":
+            ordinary = writer(Spec(ORDINARY), loaded, 0.0)
+            written = ordinary.write(prompt, cell.race.new_tokens, cell.seed).tokens
+            return {**place, "tokens": said(loaded.tokenizer, written, self.sets[cell.race.data].stops)}
         if cell.spec is None:
             plain = self._baseline(cell)
             return {**place, **_agreement(loaded, prompt, plain, cell.race.temperature)}
@@ -138,7 +82,11 @@ class Measurer:
         self._warm.clear()
         loaded = load(self.plan, pair, dtype)
         for name, found in self.sets.items():
-            self._prompts[name] = loaded.tokenizer([prompt.text for prompt in found.prompts])["input_ids"]
+            self._asked[name] = [
+                [loaded.tokenizer(prompt.text)["input_ids"]]
+                + [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
+                for prompt in found.prompts
+            ]
             self._check_lengths(name, loaded.target.max_length)
         for heat in self.plan.temperatures:
             for spec in self.plan.contenders(heat):
@@ -149,13 +97,28 @@ class Measurer:
     def _check_lengths(self, name: str, most: int | None) -> None:
         """Raise `InvalidInput` where a prompt of the data set and its text exceed the context."""
         cut, new = self.plan.prompt_lengths, max(self.plan.new_tokens)
-        for number, tokens in enumerate(self._prompts[name]):
-            length = len(tokens) if 0 in cut else min(len(tokens), max(cut))
+        for number, turns in enumerate(self._asked[name]):
+            length = sum(map(len, turns)) + new * (len(turns) - 1)
+            length = length if 0 in cut else min(length, max(cut))
             if most is not None and length + new > most:
+                several = len(turns) > 1
                 raise InvalidInput(
-                    f"Prompt {number} of {name} has {length} tokens, which with {new} new ones exceeds the "
-                    f"target's context of {most}; give --prompt-length or less --new-tokens."
+                    f"Prompt {number} of {name} has {length} tokens{' in all turns' if several else ''}, "
+                    f"which with {new} new ones exceeds the target's context of {most}; give --prompt-length"
+                    f"{', --turns' if several else ''} or less --new-tokens."
                 )
+
+    def _prompt(self, cell: Cell) -> list[int]:
+        """What a cell's text stands behind: what was said in earlier turns, and what is asked in this one.
+
+        A first turn is cut at its end; of a longer conversation the end is kept.
+        """
+        cut = cell.race.prompt_length or None
+        first, *later = self._asked[cell.race.data][cell.prompt]
+        tokens = first[:cut]
+        for turn, asked in enumerate(later[: cell.turn]):
+            tokens = [*tokens, *self.folder.cells[cell.answer(turn).key]["tokens"], *asked]
+        return tokens[-cut:] if cut and cell.turn else tokens
 
     def _warmed(self, spec: Spec, race: Race, prompt: Sequence[int]) -> Writer:
         """The contender, which has written a few tokens when it is first used."""
@@ -167,24 +130,34 @@ class Measurer:
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why transformers refused this contender's first text."""
-        first = self.folder.cells.get(attrs.evolve(cell, prompt=0, repetition=0).key, {})
+        first = self.folder.cells.get(attrs.evolve(cell, prompt=0, repetition=0, turn=0).key, {})
         refused: str | None = first.get("refused")
         return refused
 
     def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
         found = self.sets[cell.race.data]
         answer = found.prompts[cell.prompt].answer
-        if answer is None:
+        if answer is None or cell.turn:
             return None
-        end = loaded.tokenizer.eos_token_id
-        kept = tokens[: tokens.index(end)] if end in tokens else tokens
-        return datasets.right(decode(loaded.tokenizer, kept), answer, found.stops)
+        return datasets.right(decode(loaded.tokenizer, said(loaded.tokenizer, tokens)), answer, found.stops)
 
     def _baseline(self, cell: Cell) -> list[int]:
         """What ordinary `generate` wrote behind the prompt."""
         key = attrs.evolve(cell, kind="text", spec=Spec(ORDINARY)).key
         tokens: list[int] = self.folder.cells[key]["tokens"]
         return tokens
+
+
+def said(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = ()) -> list[int]:
+    """`tokens` before an end of text, and before the first of `stops` in their text."""
+    end = tokenizer.eos_token_id
+    kept = list(tokens[: tokens.index(end)] if end in tokens else tokens)
+    text = decode(tokenizer, kept)
+    for stop in stops:
+        text = text.split(stop, 1)[0]
+    while not text.startswith(decode(tokenizer, kept)):
+        kept.pop()
+    return kept
 
 
 def load(plan: Plan, pair: str, dtype: str) -> models.Loaded:
@@ -270,7 +243,7 @@ def run(
     plan: Plan, sets: Mapping[str, datasets.DataSet], folder: Folder
 ) -> tuple[list[Cell], Iterator[Cell]]:
     """The cells that are missing, and an iterator that measures and keeps them one by one."""
-    missing = [cell for cell in cells(plan, list(sets)) if cell.key not in folder.cells]
+    missing = [cell for cell in cells(plan, sets) if cell.key not in folder.cells]
     measurer = Measurer(plan, sets, folder)
 
     def steps() -> Iterator[Cell]:

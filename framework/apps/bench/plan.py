@@ -78,6 +78,7 @@ class Plan:
         prompt_lengths: tokens that prompts are cut to; 0: as they are.
         new_tokens: lengths of the texts.
         prompts: how many of each file, evenly spread.
+        turns: how many of a conversation are run; 0: all.
         repetitions: texts of each prompt. At temperature 0 the one of median time counts; above, each is
             another text, and all count.
         seed: of everything that is drawn.
@@ -107,6 +108,7 @@ class Plan:
         default=(64,), converter=_tuple, validator=[_several(int, low=1), _filled]
     )
     prompts: int = attrs.field(default=6, validator=at_least(1))
+    turns: int = attrs.field(default=0, validator=at_least(0))
     repetitions: int = attrs.field(default=1, validator=at_least(1))
     seed: int = attrs.field(default=0, validator=at_least(0))
     dtype: str = attrs.field(default="auto", validator=_one_of(*models.Dtype))
@@ -209,7 +211,7 @@ def races(plan: Plan, names: Sequence[str]) -> Iterator[Race]:
 
 
 def data_sets(plan: Plan) -> dict[str, DataSet]:
-    """The data sets of a plan by name, each with as many prompts as it asks for.
+    """The data sets of a plan by name, each with as many prompts and turns as it asks for.
 
     Raises:
         InvalidInput: a file that cannot be used, has too few prompts, or shares its name with another.
@@ -221,4 +223,6 @@ def data_sets(plan: Plan) -> dict[str, DataSet]:
     for name, files in Counter(one.name for one in sets).items():
         if files > 1:
             raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")
-    return {one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts))) for one in sets}
+    return {
+        one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts, turns=plan.turns))) for one in sets
+    }
