@@ -1,25 +1,29 @@
 """Exact expected tokens a round of every lossless verifier on the same trees, against the optimum.
 
 Random pairs of toy models, the draft a mixture of its target (0, 30 or 60 %, in turns) and noise. Every
-tree that a policy may draw is visited with its exact weight, equal trees merged, and so is every outcome
-of a verifier; the optimum is the flow problem of `draftwood.testing.optimal_tokens`.
+tree that a policy may draw is visited with its exact weight, as far as a verifier looks at it, and so is
+every outcome of the verifier; the optimum is the flow problem of `draftwood.testing.optimal_tokens`.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
 import typer
 from rich.console import Console
 
+from benchmarks.as_seen import by_shape, expected_as_seen
+from benchmarks.remembered import remembered_windows
 from benchmarks.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
 from draftwood.decoder import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
-from draftwood.testing import ToyModel, drawn_trees, one_round, optimal_tokens
+from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
 from draftwood.testing.pairs import toy_drafter
 
 MIXES = (0.0, 0.3, 0.6)
@@ -83,6 +87,10 @@ def optimum(
     trees: Annotated[list[str] | None, typer.Argument(help="Kinds of tree; default: all.")] = None,
     models: Annotated[int, typer.Option(help="Random pairs of models a kind.", min=1)] = 3,
     only: Annotated[list[str] | None, typer.Option(help="These verifiers alone, by label.")] = None,
+    first: Annotated[int, typer.Option(help="Number of the first pair of models.", min=0)] = 0,
+    to: Annotated[
+        Path | None, typer.Option("--csv", help="Append every pair's figures here, as they come.")
+    ] = None,
 ) -> None:
     """Exact expected tokens of every verifier on the same trees, and the share of the gap it closes.
 
@@ -104,18 +112,30 @@ def optimum(
             if not only or label in only or label == BASELINE
         }
         totals = dict.fromkeys([*judges, "optimum"], 0.0)
-        for seed in watched(range(models), tree, total=models, console=Console(stderr=True)):
-            target = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0)
-            draft = ToyModel(
-                shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=MIXES[seed % len(MIXES)]
-            )
-            drawn = drawn_trees(policy, toy_drafter(policy, draft))
-            for label, judge in judges.items():
-                law = one_round(drawn, judge, target=target)
-                totals[label] += sum(weight * len(emitted) for emitted, weight in law.items())
-            totals["optimum"] += optimal_tokens(drawn, target=target)
+        seeds = range(first, first + models)
+        for seed in watched(seeds, tree, total=models, console=Console(stderr=True)):
+            found, trees_drawn = _figures(shape, policy, judges, seed)
+            for label, tokens in found.items():
+                totals[label] += tokens
+            if to is not None:
+                with to.open("a", newline="") as file:
+                    csv.writer(file).writerows((tree, seed, label, value) for label, value in found.items())
         gap = totals["optimum"] - totals[BASELINE]
-        typer.echo(f"{tree}: {shape.vocab} tokens, {models} models, {len(drawn)} different trees")
+        typer.echo(f"{tree}: {shape.vocab} tokens, {models} models, {trees_drawn} different trees")
         for label, total in totals.items():
             closed = f"{(total - totals[BASELINE]) / gap:8.1%}" if gap > 1e-12 else ""
             typer.echo(f"  {label:<36}{total / models:9.4f}{closed:>9}")
+
+
+def _figures(
+    shape: Shape, policy: TreePolicy, judges: Mapping[str, Verifier], seed: int
+) -> tuple[dict[str, float], int]:
+    """Every contender's expected tokens and the optimum on one pair of models, and how many trees it has."""
+    target = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0)
+    mix = MIXES[seed % len(MIXES)]
+    draft = ToyModel(shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=mix)
+    drawn = drawn_trees(policy, toy_drafter(policy, draft))
+    shapes = by_shape(drawn)
+    with remembered_windows():
+        found = {label: expected_as_seen(shapes, judge, target=target) for label, judge in judges.items()}
+    return {**found, "optimum": optimal_tokens(drawn, target=target)}, len(drawn)

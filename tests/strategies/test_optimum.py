@@ -1,0 +1,53 @@
+"""The benchmark against the exact optimum: trees drawn as they are seen, windows computed once."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.as_seen import by_shape, expected_as_seen
+from benchmarks.optimum import SHAPES, Shape, contenders, levels
+from benchmarks.remembered import remembered_windows
+from draftwood.strategies.verifiers.window import Window
+from draftwood.testing import ToyModel, drawn_trees, one_round
+from draftwood.testing.pairs import toy_drafter
+
+SMALL = {
+    "[2,1]": SHAPES["[2,1]"],
+    "[2,2]": levels(2, 2, 2),
+    "DySpec, 3 nodes": Shape(3, "dyspec", {"budget": 3}),
+    "i.i.d. 2 x 2": levels(3, 2, 1, law="with-replacement"),
+    "top and sample": levels(3, 2, 1, law="top-and-sample"),
+}
+
+
+def drawn(shape, seed, mix):
+    target = ToyModel(shape.vocab, seed=2 * seed, sharpness=1.5)
+    policy = shape.create()
+    draft = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0, near=target, mix=mix)
+    return target, policy, drawn_trees(policy, toy_drafter(policy, draft))
+
+
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), mix=st.sampled_from([0.0, 0.3, 0.6]), data=st.data())
+def test_trees_drawn_as_they_are_seen_give_every_verifier_its_expected_tokens(name, seed, mix, data):
+    target, policy, trees = drawn(SMALL[name], seed, mix)
+    judges = {label: one for label, one in contenders(policy).items() if "luck" not in label}
+    judge = judges[data.draw(st.sampled_from(sorted(judges)))]
+    law = one_round(trees, judge, target=target)
+    wanted = sum(chance * len(emitted) for emitted, chance in law.items())
+    assert expected_as_seen(by_shape(trees), judge, target=target) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("label", ["class-ordered-traversal", "class-ordered-traversal, luck 0.5"])
+def test_remembering_windows_changes_no_figure(label):
+    target, policy, trees = drawn(SHAPES["[2,1]"], random.Random(label).randrange(1000), 0.3)
+    judge = contenders(policy)[label]
+    wanted = expected_as_seen(by_shape(trees), judge, target=target)
+    whole = Window.__dict__["open"], Window.first
+    with remembered_windows(most=7):
+        assert expected_as_seen(by_shape(trees), judge, target=target) == wanted
+        assert Window.first is not whole[1]
+    assert (Window.__dict__["open"], Window.first) == whole
