@@ -7,6 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 import attrs
+import torch
+from torch import Tensor
 
 from draftwood.kernels.checking import relative_error
 from draftwood.kernels.configuration import Configuration
@@ -26,6 +28,7 @@ class Contender:
         kernel: whether a kernel of this repository must serve it.
         judged: whether its result is the case's; a floor, or the making of a mask, gives another.
         operations: where they differ from the case's; 0 has no limits.
+        wanted: the most that the case's own time may be, as a part of this one's.
     """
 
     name: str
@@ -34,6 +37,22 @@ class Contender:
     kernel: bool = False
     judged: bool = True
     operations: int | None = None
+    wanted: float | None = None
+
+
+@attrs.frozen
+class Bound:
+    """What the card allows at best, as the time in which `bytes` pass through its memory.
+
+    Attributes:
+        name: as printed.
+        bytes: of it.
+        wanted: the most that a case's own time may be, as a part of this one.
+    """
+
+    name: str
+    bytes: int
+    wanted: float
 
 
 @attrs.frozen(eq=False)
@@ -50,6 +69,7 @@ class Case:
         operations: of arithmetic that the result needs.
         arithmetic: the type that is multiplied, as in `Card.arithmetic`.
         reset: undoes what a call leaves, before its result is judged.
+        bound: that its time is held to.
     """
 
     operation: str
@@ -61,6 +81,7 @@ class Case:
     operations: int = 0
     arithmetic: str = "fp16"
     reset: Callable[[], object] = lambda: None
+    bound: Bound | None = None
 
     def complaint(self, contender: Contender) -> str | None:
         """What is wrong with the result of `contender`; None where nothing is."""
@@ -75,7 +96,8 @@ class Case:
             return None
         wanted = self.wanted()
         if not self.allowed:
-            return None if found == wanted else "differs from its reference"
+            alike = torch.equal(found, wanted) if isinstance(found, Tensor) else found == wanted
+            return None if alike else "differs from its reference"
         allowed = self.allowed if contender.kernel else max(self.allowed, FOREIGN)
         error = relative_error(found, wanted)
         if not error <= allowed:

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import Case, Contender
+from benchmarks.unrolled import Unrolled, bytes_of
 from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.mamba2_tree import dispatch, reference
 
 
-def ragged(device: torch.device) -> list[Case]:
+def ragged(
+    device: torch.device, *, sizes: Sequence[tuple[int, int]] = ((5, 0), (40, 3), (70, 40))
+) -> list[Case]:
     """Trees of every shape behind older columns, in two dtypes; ours alone."""
     chance, found = random.Random(0), []
     for dtype in (torch.float32, torch.float16):
-        for nodes, old in ((5, 0), (40, 3), (70, 40)):
+        for nodes, old in sizes:
             shapes = [TOPOLOGIES[name](nodes + old, chance) for name in ("random", "chain", "star")]
             made = _made(shapes, heads=4, groups=2, dim=32, size=48, dtype=dtype, device=device)
             given = made | {
@@ -42,37 +45,32 @@ def scans(
     size: int = 128,
 ) -> list[Case]:
     """Full binary trees of 15 and 63 nodes, with the heads of Mamba-2 2.7B."""
-    found = []
+    found: list[Case] = []
     for depth in depths:
+        tree = Unrolled.of(depth, device)
         parents = TOPOLOGIES["binary"](2**depth - 1, random.Random(0))
         given = _made(
             [parents], heads=heads, groups=groups, dim=dim, size=size, dtype=torch.float16, device=device
         )
         inputs, steps, rates = (given.pop(name) for name in ("inputs", "steps", "rates"))
-        words = f"{len(parents)} nodes of a binary tree, {heads} heads of {dim} by {size}"
-        paths = _paths(parents, device)
         others = [
             Contender("reference", partial(reference.attend, **given)),
-            Contender(
-                "kernel, unrolled paths", _unrolled(given, paths), read=partial(_packed, paths), kernel=True
-            ),
-            *_foreign(given, paths, inputs=inputs, steps=steps, rates=rates),
+            Contender("kernel, unrolled paths", _unrolled(given, tree), read=tree.packed, kernel=True),
+            *_foreign(given, tree, inputs=inputs, steps=steps, rates=rates),
         ]
-        found.append(_case(words, given, others))
+        if found:
+            # Nodes share the state, which is most of what is read.
+            fewer = f"kernel, {2 ** depths[0] - 1} nodes"
+            others.append(
+                Contender(fewer, found[0].contenders[0].call, judged=False, operations=0, wanted=1.3)
+            )
+        found.append(_case(f"{tree.words}, {heads} heads of {dim} by {size}", given, others))
     return found
-
-
-def left_out() -> list[str]:
-    """Contenders that cannot run here, and why."""
-    if find_spec("mamba_ssm") is None:
-        return ["selective_state_update and the chunk scan: mamba_ssm is not installed"]
-    return []
 
 
 def _case(size: str, given: dict[str, Any], others: list[Contender]) -> Case:
     values, state, queries = given["values"], given["state"], given["queries"]
     (rows, _, heads, dim), (nodes, groups, width) = values.shape, queries.shape[1:]
-    once = (given[name].numel() * given[name].element_size() for name in given)
     inside = int(given["visible"].sum())
     return Case(
         operation="mamba2_tree",
@@ -80,7 +78,7 @@ def _case(size: str, given: dict[str, Any], others: list[Contender]) -> Case:
         wanted=partial(_precise, **given),
         contenders=[Contender("kernel", partial(dispatch.attend, **given), kernel=True), *others],
         allowed=TOLERANCE[values.dtype],
-        bytes=sum(once) + rows * nodes * heads * dim * values.element_size(),
+        bytes=bytes_of(*given.values()) + rows * nodes * heads * dim * values.element_size(),
         operations=2 * (inside * (groups * width + heads * dim) + rows * nodes * state[0].numel()),
         arithmetic="tf32",
     )
@@ -121,35 +119,15 @@ def _made(
     return {name: held.to(device) for name, held in found.items()}
 
 
-def _paths(parents: Sequence[int], device: torch.device) -> Tensor:
-    """Nodes from the root to every leaf of a full binary tree, `[leaves, depth]`."""
-    found = []
-    for leaf in range(len(parents) // 2, len(parents)):
-        path = [leaf]
-        while parents[path[-1]] >= 0:
-            path.append(parents[path[-1]])
-        found.append(path[::-1])
-    return torch.tensor(found, device=device)
-
-
-def _packed(paths: Tensor, outputs: Tensor) -> Tensor:
-    """Outputs `[leaves, depth, heads, p]` as those of the nodes, `[1, nodes, heads, p]`."""
-    found = outputs.new_empty(1, int(paths.max()) + 1, *outputs.shape[2:])
-    found[0, paths.flatten()] = outputs.flatten(0, 1)
-    return found
-
-
-def _unrolled(given: dict[str, Any], paths: Tensor) -> Callable[[], Tensor]:
+def _unrolled(given: dict[str, Any], tree: Unrolled) -> Callable[[], Tensor]:
     """The kernel over a chain for every path, which reads the state once for each."""
-    leaves, depth = paths.shape
-    apart = {name: given[name][0, paths] for name in ("queries", "keys", "values", "decay")}
-    chain = torch.ones(leaves, depth, depth, dtype=torch.bool, device=paths.device).tril()
-    state = given["state"].expand(leaves, -1, -1, -1).contiguous()
-    return partial(dispatch.attend, **apart, state=state, visible=chain)
+    names = ("queries", "keys", "values", "decay")
+    apart = dict(zip(names, tree.along(*(given[name] for name in names)), strict=True))
+    return partial(dispatch.attend, **apart, state=tree.everywhere(given["state"]), visible=tree.chains)
 
 
 def _foreign(
-    given: dict[str, Any], paths: Tensor, *, inputs: Tensor, steps: Tensor, rates: Tensor
+    given: dict[str, Any], tree: Unrolled, *, inputs: Tensor, steps: Tensor, rates: Tensor
 ) -> list[Contender]:
     """What mamba_ssm offers, over a row for every path; nothing where it is not installed."""
     if find_spec("mamba_ssm") is None:
@@ -157,10 +135,9 @@ def _foreign(
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    (leaves, depth), (dim, size) = paths.shape, given["state"].shape[2:]
-    x, dt = inputs[0, paths], steps[0, paths]
-    keys, queries = given["keys"][0, paths], given["queries"][0, paths]
-    start = given["state"].expand(leaves, -1, -1, -1).contiguous()
+    dim, size = given["state"].shape[2:]
+    x, dt, keys, queries = tree.along(inputs, steps, given["keys"], given["queries"])
+    start = tree.everywhere(given["state"])
     state = start.clone()
     # Steps and rates of a head are one number, which its strides of 0 tell the kernel.
     step, rate = dt.unsqueeze(-1).expand(-1, -1, -1, dim), rates[:, None, None].expand(-1, dim, size)
@@ -170,7 +147,7 @@ def _foreign(
         return torch.stack(
             [
                 selective_state_update(state, x[:, t], step[:, t], rate, keys[:, t], queries[:, t])
-                for t in range(depth)
+                for t in range(x.shape[1])
             ],
             dim=1,
         )
@@ -178,10 +155,9 @@ def _foreign(
     def chunked() -> Any:
         return mamba_chunk_scan_combined(x, dt, rates, keys, queries, chunk_size=64, initial_states=start)
 
-    read = partial(_packed, paths)
     return [
-        Contender("selective_state_update, stepped", stepped, read=read),
-        Contender("chunk scan, unrolled paths", chunked, read=read),
+        Contender("selective_state_update, stepped", stepped, read=tree.packed),
+        Contender("chunk scan, unrolled paths", chunked, read=tree.packed),
     ]
 
 
