@@ -52,8 +52,9 @@ def drawn(device: torch.device, dtype: torch.dtype, tree: Ragged, sizes: Any) ->
     sizes=st.sampled_from([(2, 1, 16, 16), (1, 1, 48, 80), (2, 2, 16, 48)]),
 )
 @example(tree=Ragged(EVERY, old=0, new=130), sizes=(1, 1, 16, 16))
-@example(tree=Ragged(["chain", "star"], old=32, new=17, seed=1), sizes=(2, 1, 16, 32))
-@example(tree=Ragged(["forest"], old=3, new=1, seed=2), sizes=(1, 1, 32, 16))
+# Heads that share one of several groups.
+@example(tree=Ragged(["chain", "star"], old=32, new=17, seed=1), sizes=(4, 2, 16, 32))
+@example(tree=Ragged(["forest"], old=3, new=1, seed=2), sizes=(1, 1, 48, 80))
 def test_any_tree(dtype: torch.dtype, device: torch.device, tree: Ragged, sizes: tuple[int, ...]) -> None:
     visible, kept = tree.on(device)
     held = drawn(device, dtype, tree, sizes)
