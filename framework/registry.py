@@ -1,9 +1,9 @@
 """Strategies by name. Installed packages add theirs through entry points.
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
-`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend. This is how the
-framework reaches the layers above it without importing them. A policy or verifier that is not registered
-goes by `package.module:Class`.
+`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, and `draftwood.kernels`
+what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy
+or verifier that is not registered goes by `package.module:Class`.
 """
 
 from __future__ import annotations

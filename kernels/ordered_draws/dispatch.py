@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,43 +28,56 @@ CONFIGURATIONS = tuple(
 )
 
 
-def draw(*, probs: Tensor, count: int, uniforms: Tensor) -> list[Draws]:
+def serving(probs: Tensor) -> Callable[..., list[Draws]] | None:
+    """`draw` where the kernel serves `probs` `[nodes, vocab]`, else None; logs each choice once."""
+    return draw if switch.chosen("ordered_draws", _objection(probs)) else None
+
+
+def draw(
+    *, probs: Tensor, count: int | Sequence[int], uniforms: Tensor, total: int | None = None
+) -> list[Draws]:
     """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
 
-    The kernel needs one copy to the device and one back.
+    The kernel needs one result read back, whatever it is given.
 
     Args:
         probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
-        count: at least 0.
-        uniforms: float64 in [0, 1) on the CPU, `nodes * count` of them; used are as many as tokens come
+        count: at least 0, one number or one for each node.
+        uniforms: float64 in [0, 1) on the CPU, as many as may be drawn; used are as many as tokens come
             back, from the first on, node after node.
+        total: how many altogether: the nodes behind the last of them draw nothing. None: no limit.
 
     Raises:
         ValueError: too few uniforms, or a row that holds infinity.
     """
     nodes, vocab = probs.shape
-    if len(uniforms) < nodes * count:
-        raise ValueError(
-            f"{len(uniforms)} uniforms for {count} draws of {nodes} nodes; give {nodes * count}."
-        )
-    if not nodes or not count:
+    limits = [count] * nodes if isinstance(count, int) else list(count)
+    most, needed = max(limits, default=0), sum(limits)
+    needed = needed if total is None else min(needed, total)
+    if len(uniforms) < needed:
+        raise ValueError(f"{len(uniforms)} uniforms for {needed} draws of {nodes} nodes; give one a draw.")
+    if not needed:
         return [([], []) for _ in range(nodes)]
-    if not switch.chosen("ordered_draws", _objection(probs)):
-        return reference.draw(probs=probs, count=count, uniforms=uniforms)
+    if serving(probs) is None:
+        return reference.draw(probs=probs, count=limits, uniforms=uniforms, total=total)
     configuration = next(one for one in CONFIGURATIONS if vocab <= _most(one))
     # How many a node draws is known before any draw, and so is where its uniforms begin.
-    counts = (probs > 0).sum(-1).clamp(max=count).masked_fill(probs.isnan().any(-1), 0)
-    out = torch.full((nodes, 2, count), -1, dtype=torch.int32, device=probs.device)
+    wanted = torch.tensor(limits).to(probs.device, non_blocking=True)
+    counts = (probs > 0).sum(-1).minimum(wanted).masked_fill(probs.isnan().any(-1), 0)
+    begins = counts.cumsum(0) - counts
+    if total is not None:
+        counts = counts.minimum((total - begins).clamp(min=0))
+    out = torch.full((nodes, 2, most), -1, dtype=torch.int32, device=probs.device)
     configuration.launch(
         (nodes,),
         probs=probs,
         uniforms=uniforms.to(probs.device, non_blocking=True),
-        begins=counts.cumsum(0) - counts,
+        begins=begins,
         counts=counts,
         out=out,
         stride=probs.stride(0),
         vocab=vocab,
-        count=count,
+        count=most,
     )
     found = out.cpu()
     rows = zip(found[:, 0].tolist(), found[:, 1].view(torch.float32).tolist(), strict=True)

@@ -106,17 +106,18 @@ class DynaTree(OneLaw):
         while level and len(tree) <= self.budget:
             probs = yield tree.request(level)
             below: list[int] = []
-            for node, p, confidence in zip(level, probs, probs.flatten(1).amax(1).tolist(), strict=True):
-                # The room left depends on nodes drawn before, never on these children's own tokens.
-                room = self.budget + 1 - len(tree)
-                if room < 1:
-                    break
-                count = min(self._branching(confidence), room)
-                (drawn,) = draw_children(self.law, p.unsqueeze(0), count=count, rng=rng)
-                chances = [reach[node] * chance for chance in drawn.chances]
-                if self.law is Deterministic:
+            counts = [self._branching(confidence) for confidence in probs.flatten(1).amax(1).tolist()]
+            # The room left depends on what was drawn before, never on a child's own token. A child that is
+            # fixed by the context may yet be pruned, and then takes none of it.
+            fixed = self.law is Deterministic
+            room = None if fixed else self.budget + 1 - len(tree)
+            drawn = draw_children(self.law, probs, count=counts, rng=rng, total=room)
+            for node, found in zip(level, drawn, strict=False):
+                chances = [reach[node] * chance for chance in found.chances]
+                if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
-                children = tree.add_children(node, drawn.tokens[: len(chances)], drawn.proposal)
+                    chances = chances[: self.budget + 1 - len(tree)]
+                children = tree.add_children(node, found.tokens[: len(chances)], found.proposal)
                 reach.update(zip(children, chances, strict=True))
                 below += children
             level = [node for node in below if self._expands(tree.depths[node], reach[node])]

@@ -79,24 +79,19 @@ class FixedTree(OneLaw):
         for branching in self.levels:
             probs = yield tree.request(level)
             below = []
-            # What is fixed by the context costs one top-k for the level.
+            # The room left depends on what was drawn before, never on a child's own token. A child that is
+            # fixed by the context may yet be pruned, and then takes none of it.
             fixed = self.law is Deterministic
-            drawn = draw_children(self.law, probs, count=branching, rng=rng) if fixed else []
-            for place, node in enumerate(level):
-                # The room left depends on nodes drawn before, never on these children's own tokens.
-                room = self.budget + 1 - len(tree)
-                if room < 1:
-                    break
-                if not fixed:
-                    count = min(branching, room)
-                    drawn += draw_children(self.law, probs[place : place + 1], count=count, rng=rng)
-                chances = [reach[node] * chance for chance in drawn[place].chances[:room]]
+            room = None if fixed else self.budget + 1 - len(tree)
+            drawn = draw_children(self.law, probs, count=branching, rng=rng, total=room)
+            for node, children in zip(level, drawn, strict=False):
+                chances = [reach[node] * chance for chance in children.chances]
                 if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
-                tokens = drawn[place].tokens[: len(chances)]
-                children = tree.add_children(node, tokens, drawn[place].proposal)
-                reach.update(zip(children, chances, strict=True))
-                below += [child for child in children if reach[child] >= self.threshold]
+                    chances = chances[: self.budget + 1 - len(tree)]
+                nodes = tree.add_children(node, children.tokens[: len(chances)], children.proposal)
+                reach.update(zip(nodes, chances, strict=True))
+                below += [child for child in nodes if reach[child] >= self.threshold]
             if not below or len(tree) > self.budget:
                 break
             level = below

@@ -65,10 +65,7 @@ class StaticTree(OneLaw):
     def _draw(self, probs: Tensor, wanted: Sequence[Sequence[int]], rng: Randomness) -> list[Drawn]:
         """Children of the ranks `wanted` for every node of a level."""
         if self.law is not Deterministic:
-            return [
-                draw_children(self.law, p.unsqueeze(0), count=len(ranks), rng=rng)[0]
-                for p, ranks in zip(probs, wanted, strict=True)
-            ]
+            return draw_children(self.law, probs, count=[len(ranks) for ranks in wanted], rng=rng)
         most = 1 + max(ranks[-1] for ranks in wanted)
         return [
             _picked(likely, ranks, p)

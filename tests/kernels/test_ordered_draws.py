@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood import TapeRandomness, WithoutReplacement
+from draftwood import (
+    InvalidDistribution,
+    InvalidInput,
+    Randomness,
+    TapeRandomness,
+    TorchRandomness,
+    TreePolicy,
+    WithoutReplacement,
+)
 from draftwood.drawing import draw_children
 from draftwood.kernels.ordered_draws import dispatch, reference
+from draftwood.kernels.switch import switched
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dynatree import DynaTree
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.sequoia import Sequoia
+from draftwood.strategies.policies.static_tree import StaticTree
 
 VOCABULARIES = [2, 3, 11, 511, 513, 1500, 3000]
 
@@ -29,31 +46,51 @@ def tape_of(numbers: int, seed: int) -> Tensor:
     return torch.rand(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def agree(p: Tensor, count: int, uniforms: Tensor, device: torch.device) -> None:
-    """The production's draws, the reference's and the kernel's are the same, and use the same uniforms."""
-    rng = TapeRandomness(uniforms)
-    drawn = [(one.tokens, one.chances) for one in draw_children(WithoutReplacement, p, count=count, rng=rng)]
-    assert reference.draw(probs=p, count=count, uniforms=uniforms) == drawn
+def agree(
+    p: Tensor, count: int | list[int], uniforms: Tensor, device: torch.device, total: int | None = None
+) -> None:
+    """The plain draws, the kernel's and the reference's are the same, and take the same uniforms."""
+    plain, rng = TapeRandomness(uniforms), TapeRandomness(uniforms)
+    with switched(False):
+        drawn = draw_children(WithoutReplacement, p, count=count, rng=plain, total=total)
+    wanted = [(one.tokens, one.chances) for one in drawn]
+    left_out = [([], [])] * (len(p) - len(wanted))
+    assert reference.draw(probs=p, count=count, uniforms=uniforms, total=total) == wanted + left_out
+    assert plain.used == sum(len(tokens) for tokens, _ in wanted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch.reference, "draw", None)
-        assert dispatch.draw(probs=p.to(device), count=count, uniforms=uniforms) == drawn
-    assert rng.used == sum(len(tokens) for tokens, _ in drawn)
+        patch.setattr(TapeRandomness, "without_replacement", None)
+        found = draw_children(WithoutReplacement, p.to(device), count=count, rng=rng, total=total)
+    assert [(one.tokens, one.chances) for one in found] == wanted
+    assert rng.used == plain.used
+    for one, row in zip(found, p, strict=False):
+        assert isinstance(one.proposal, WithoutReplacement)
+        assert one.proposal.p.data_ptr() == row.data_ptr() or device.type != "cpu"
 
 
 @settings(max_examples=15)
 @given(
     nodes=st.integers(1, 4),
     vocab=st.sampled_from(VOCABULARIES),
-    count=st.integers(1, 7),
+    counts=st.integers(1, 7) | st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    total=st.none() | st.integers(0, 12),
     alive=st.sampled_from([1.0, 0.5, 0.0]),
     sharpness=st.sampled_from([0.0, 1.0, 6.0]),
     seed=st.integers(0, 2**32),
 )
-def test_as_production_draws(
-    nodes: int, vocab: int, count: int, alive: float, sharpness: float, seed: int, device: torch.device
+def test_as_the_plain_path_draws(
+    nodes: int,
+    vocab: int,
+    counts: int | list[int],
+    total: int | None,
+    alive: float,
+    sharpness: float,
+    seed: int,
+    device: torch.device,
 ) -> None:
+    count = counts if isinstance(counts, int) else counts[:nodes]
     p = rows(nodes, vocab, alive=alive, sharpness=sharpness, seed=seed)
-    agree(p, count, tape_of(nodes * count, seed + 1), device)
+    agree(p, count, tape_of(28, seed + 1), device, total)
 
 
 def test_a_vocabulary_of_many_blocks(device: torch.device) -> None:
@@ -88,8 +125,97 @@ def test_infinity_is_refused(device: torch.device) -> None:
         reference.draw(probs=p, count=2, uniforms=tape_of(4, 1))
 
 
+POLICIES = [
+    Chain(4),
+    FixedTree(3, 3, 20),
+    FixedTree(3, (4, 2, 1), 256),
+    StaticTree("stree-a"),
+    Sequoia(12),
+    DynaTree(depth=3, budget=15, law="without-replacement"),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_a_policy_grows_its_tree_with_one_launch_a_request(
+    policy: TreePolicy, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[int] = []
+
+    def counted(**given: Any) -> list[reference.Draws]:
+        launches.append(len(given["probs"]))
+        return drawn(**given)
+
+    drawn = dispatch.draw
+    monkeypatch.setattr(dispatch, "draw", counted)
+    for seed in range(3):
+        launches.clear()
+        trees, after, requests = [], [], []
+        for kernel in (True, False):
+            rng = TorchRandomness.seeded(seed)
+            growing, asked = policy.grow(3, rng), list[int]()
+            request = next(growing)
+            with switched(kernel):
+                try:
+                    while True:
+                        asked.append(len(request))
+                        p = rows(len(request), 40, alive=0.2, sharpness=1.0, seed=len(asked))
+                        request = growing.send(p.to(device))
+                except StopIteration as finished:
+                    trees.append(finished.value)
+            requests.append(asked)
+            after.append(rng.uniforms(2).tolist())
+        first, second = trees
+        assert first.tokens.tolist() == second.tokens.tolist()
+        assert first.parents.tolist() == second.parents.tolist()
+        assert first.proposals.keys() == second.proposals.keys()
+        assert launches == requests[0]
+        assert after[0] == after[1]
+
+
+@pytest.mark.parametrize(("nodes", "tape"), [(1, 2), (2, 3)])
+def test_a_tape_serves_as_far_as_it_reaches(nodes: int, tape: int, device: torch.device) -> None:
+    # Two tokens a node: the plain path takes fewer uniforms than the most there may be.
+    p = torch.tensor([[0.5, 0.0, 0.5]]).repeat(nodes, 1).to(device)
+    rng = TapeRandomness(tape_of(tape, 1))
+    with pytest.raises(InvalidInput, match="used up") if nodes == 2 else nullcontext():
+        (drawn,) = draw_children(WithoutReplacement, p, count=3, rng=rng)
+        assert sorted(drawn.tokens) == [0, 2]
+
+
+def test_what_cannot_be_drawn_from_is_complained_of(device: torch.device) -> None:
+    p = torch.tensor([[0.5, 0.5], [torch.inf, 0.5]]).to(device)
+    with pytest.raises(InvalidDistribution, match="weights that sum to inf"):
+        draw_children(WithoutReplacement, p, count=1, rng=TapeRandomness(tape_of(2, 1)))
+
+
+def test_the_plain_path_serves_where_no_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(**_: object) -> None:
+        raise AssertionError("The kernel draws.")
+
+    monkeypatch.setattr(dispatch, "draw", forbidden)
+    p = rows(3, 9, alive=1.0, sharpness=1.0, seed=4)
+    with switched(False):
+        wanted = draw_children(WithoutReplacement, p, count=2, rng=TapeRandomness(tape_of(6, 1)))
+    for probs, rng in (
+        (p.double(), TapeRandomness(tape_of(6, 1))),
+        (p, Stream(tape_of(6, 1))),
+    ):
+        found = draw_children(WithoutReplacement, probs, count=2, rng=rng)
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+
+
+class Stream(Randomness):
+    """Chance that is no stream of uniforms."""
+
+    def __init__(self, tape: Tensor) -> None:
+        self.rng = TapeRandomness(tape)
+
+    def without_replacement(self, p: Tensor, k: int) -> list[int]:
+        return self.rng.without_replacement(p, k)
+
+
 def test_too_few_uniforms(device: torch.device) -> None:
-    with pytest.raises(ValueError, match="3 uniforms for 2 draws of 2 nodes; give 4"):
+    with pytest.raises(ValueError, match="3 uniforms for 4 draws of 2 nodes; give one a draw"):
         dispatch.draw(probs=torch.ones(2, 5, device=device), count=2, uniforms=tape_of(3, 1))
 
 
