@@ -64,7 +64,7 @@ def check(target, drafter, strategy, *, count, tokens, rows):
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_any_draft_writes_what_generate_writes(target, draft, strategy):
-    check(target, ModelDrafter(load(model(draft))), strategy, count=20, tokens=128, rows=4)
+    check(target, ModelDrafter(load(model(draft))), strategy, count=20, tokens=128, rows=10)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

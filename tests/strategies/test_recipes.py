@@ -2,11 +2,39 @@
 
 import pytest
 
-from draftwood import IncompatibleStrategy, Recipe, SamplingParams, create, load, registry, zoo
+from draftwood import (
+    Deterministic,
+    IncompatibleStrategy,
+    Recipe,
+    SamplingParams,
+    TopThenSample,
+    WithReplacement,
+    create,
+    load,
+    registry,
+    zoo,
+)
 from draftwood.strategies import recipes
+from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dynamic_depth import DynamicDepth
+from draftwood.strategies.policies.dynatree import DynaTree
+from draftwood.strategies.policies.expand_rerank import ExpandRerank
+from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.policies.redrafter import BeamPaths
+from draftwood.strategies.policies.sequoia import ZOO_PAIR, Sequoia
+from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.verifiers.block import Block
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.k_sequential import KSequential
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
 
 NAMES = registry.names("recipes")
@@ -15,6 +43,36 @@ SMALL = {
     "length": 2, "branching": (2, 1), "width": 2, "depth": 2, "budget": 3, "paths": 2, "beams": 2,
     "steps": 2, "max_depth": 3, "shape": ((0,), (1,), (0, 0)),
 }  # fmt: skip
+EIGHT = (1, 1, 3, 1, 1, 1, 1, 1)
+ROOM = 10**6  # more nodes than any such tree has
+# What the papers' tables name: the policy, the verifier, and what else is not the usual.
+PAPERS = {
+    "leviathan": (Chain(5), RecursiveRejection()),
+    "block": (Chain(8), Block()),
+    "draft-verify": (DynamicDepth(Chain(12), 0.6, target=0.9), RecursiveRejection(), "layer-skip"),
+    "prompt-lookup": (Chain(10, Deterministic), RecursiveRejection(), "prompt-lookup"),
+    "rest": (LayeredDySpec(64, law=Deterministic), RecursiveRejection(), "retrieval"),
+    "spectr": (IndependentPaths(8, 8), KSequential()),
+    "specinfer": (FixedTree(8, EIGHT, ROOM, law=WithReplacement), RecursiveRejection()),
+    "rsd-c": (FixedTree(4, (2, 2, 2, 2), ROOM), RecursiveRejection()),
+    "rsd-s": (StochasticBeam(6, 5), RecursiveRejection()),
+    "traversal": (FixedTree(4, (2, 2, 2, 2), ROOM), Traversal()),
+    "class-ordered": (FixedTree(4, (2, 2, 2, 2), ROOM), ClassOrderedTraversal()),
+    "spechub": (FixedTree(3, (2, 2, 2), ROOM, law=TopThenSample), TopPlusOne()),
+    "sequoia": (Sequoia(64, 10, ZOO_PAIR), RecursiveRejection(), "model", 0.6),
+    "dyspec": (LayeredDySpec(64), RecursiveRejection(), "model", 0.6),
+    "dyspec-threshold": (ThresholdDySpec(768, 0.001), RecursiveRejection(), "model", 0.6),
+    "dynatree": (DynaTree(5, 8, budget=256), RecursiveRejection()),
+    "fixed-tree": (FixedTree(5, 2, 256, law=Deterministic), RecursiveRejection()),
+    "medusa": (StaticTree("medusa", Deterministic), RecursiveRejection(), "medusa"),
+    "redrafter": (BeamPaths(45, 5), RecursiveRejection()),
+    "eagle2": (ExpandRerank(6, 10, 10, 59), RecursiveRejection()),
+    "dynamic-depth": (DynamicDepth(ExpandRerank(11, 10, 10, 59), 0.3, history=False), RecursiveRejection()),
+    "opt-tree": (LayeredDySpec(50, law=Deterministic), RecursiveRejection()),
+    "specexec": (Beam(32, 16, 128), RecursiveRejection()),
+    "stree": (StaticTree("stree-a"), RecursiveRejection()),
+    "stree-beam": (Beam(3, 4), RecursiveRejection()),
+}
 
 
 def build(name, **options):
@@ -56,6 +114,24 @@ def test_every_recipe_names_its_source_and_the_settings_of_its_paper(name):
     words = [line.strip().split(": ")[0] for line in registry.get("recipes", name).__doc__.splitlines()]
     assert words.count("Source") == words.count("Settings") == 1
     assert build(name).drafter in registry.names("drafters")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_its_papers_method(name):
+    policy, verifier, *other = PAPERS[name]
+    drafter, draft_temperature = (*other, *("model", None)[len(other) :])
+    found = build(name)
+    assert (repr(found.policy), repr(found.verifier)) == (repr(policy), repr(verifier))
+    assert (found.drafter, found.draft_temperature) == (drafter, draft_temperature)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if "temperature" in registry.options("recipes", name)]
+)
+def test_at_temperature_0_the_most_likely_tokens_are_drafted(name):
+    recipe = build(name, temperature=0)
+    assert recipe.policy.laws == {Deterministic}
+    assert isinstance(recipe.verifier, Greedy)
 
 
 @pytest.mark.parametrize(
