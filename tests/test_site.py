@@ -3,14 +3,19 @@
 `make site` builds them with every warning an error; that needs mkdocs, and these tests do not.
 """
 
+import csv
 import importlib.util
+import json
 import re
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
 from draftwood import errors, registry
+from draftwood.apps.bench.plan import from_document
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -117,6 +122,69 @@ def test_every_table_that_a_page_asks_for_is_made():
     for page in DOCS.rglob("*.md"):
         for name in re.findall(r"<!-- table: (\w+) -->", page.read_text(encoding="utf-8")):
             assert name in TABLES.TABLES, page
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The results that are on the site, and the same worked out anew from their cells."""
+    from typer.testing import CliRunner
+
+    from draftwood.apps.main import app
+
+    folder = tmp_path_factory.mktemp("results") / "zoo"
+    folder.mkdir()
+    for name in ("run.json", "cells.jsonl"):
+        shutil.copy(TABLES.RESULTS.parent / name, folder)
+    assert CliRunner().invoke(app, ["bench", "--to", str(folder), "--report"]).exit_code == 0
+    found = []
+    for file in (TABLES.RESULTS, folder / "results.csv"):
+        with file.open(newline="", encoding="utf-8") as lines:
+            found.append(list(csv.DictReader(lines)))
+    return found
+
+
+def test_the_results_on_the_site_are_those_of_their_cells(measured):
+    shown, anew = measured
+    assert len(shown) == len(anew)
+    for line, again in zip(shown, anew, strict=True):
+        assert line.keys() == again.keys()
+        for name, value in line.items():
+            try:
+                assert float(again[name]) == pytest.approx(float(value)), name
+            except ValueError:
+                assert again[name] == value
+
+
+def test_the_run_on_the_site_lost_no_cell_and_ran_none_twice():
+    run = json.loads((TABLES.RESULTS.parent / "run.json").read_text(encoding="utf-8"))
+    plan, names = from_document(run["configuration"])
+    with (TABLES.RESULTS.parent / "cells.jsonl").open(encoding="utf-8") as file:
+        cells = [json.loads(line) for line in file]
+    assert len({cell["key"] for cell in cells}) == len(cells)
+    turns = {(c["data"], c["prompt"], c["turn"]) for c in cells if "turn" in c}
+    texts = Counter((c["data"], c["temperature"], c["contender"]) for c in cells if c["kind"] == "text")
+    wanted = {
+        (name, heat, spec.label): plan.repetitions * sum(data == name for data, *_ in turns)
+        for name in names
+        for heat in plan.temperatures
+        for spec in plan.contenders(heat)
+    }
+    assert texts == wanted
+    assert len(names) == 4
+    assert {prompt for _, prompt, _ in turns} == set(range(plan.prompts))
+
+
+def test_tables_of_results_hold_every_contender_and_data_set(measured):
+    lines = measured[0]
+    for name in ("results_speed", "results_rounds", "results_texts"):
+        table = TABLES.TABLES[name]()
+        rows = [row for row in table.splitlines() if row.startswith("| `")]
+        assert len(rows) * len({line["data"] for line in lines}) == len(lines)
+        assert table.count("| temperature ") == len({line["temperature"] for line in lines})
+    first = next(line for line in lines if line["contender"] != "generate")
+    shown = f"{float(first['speed_up']):.2f} ({float(first['speed_up_low']):.2f}-"
+    assert f"| `{first['contender']}` | {shown}" in TABLES.TABLES["results_speed"]()
+    assert lines[0]["device"] in TABLES.TABLES["results_machine"]()
 
 
 def test_every_file_of_the_strategies_is_in_the_reference():

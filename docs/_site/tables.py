@@ -1,16 +1,18 @@
-"""Tables of the site that are made from the code: methods, strategies, and what the errors say."""
+"""Tables of the site, made from the code (methods, strategies, what the errors say) and from results."""
 
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from draftwood import errors, registry
 from draftwood.apps.strategies import entries
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results" / "zoo" / "results.csv"
 LAYERS = ("framework", "backends", "strategies")
 CLASSES = {
     name: kind
@@ -93,10 +95,63 @@ def strategies(kind: str) -> str:
     return "\n".join(["| name | laws | options | source |", "|---|---|---|---|", *rows])
 
 
+def results(cell: Callable[[Mapping[str, str]], str]) -> str:
+    """What `cell` says of every line of the results: a table a temperature, contenders by data sets."""
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    parts = []
+    for temperature in dict.fromkeys(line["temperature"] for line in lines):
+        own = [line for line in lines if line["temperature"] == temperature]
+        found = {(line["contender"], line["data"]): cell(line) for line in own}
+        names = list(dict.fromkeys(line["data"] for line in own))
+        rows = [
+            f"| temperature {float(temperature):g} | {' | '.join(names)} |",
+            "|---" * (1 + len(names)) + "|",
+        ]
+        for contender in dict.fromkeys(line["contender"] for line in own):
+            cells = (found.get((contender, name), "-") for name in names)
+            rows.append(f"| `{contender}` | {' | '.join(cells)} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def figure(name: str) -> Callable[[Mapping[str, str]], str]:
+    """The metric `name` of a line with its interval."""
+
+    def cell(line: Mapping[str, str]) -> str:
+        value, low, high = (line[name + end] for end in ("", "_low", "_high"))
+        between = f" ({float(low):.2f}-{float(high):.2f})" if low and line["contender"] != "generate" else ""
+        return f"{float(value):.2f}{between}" if value else "-"
+
+    return cell
+
+
+def texts(line: Mapping[str, str]) -> str:
+    """How a line's texts compare with those of `generate`."""
+    if line["agreement"]:
+        share = float(line["agreement"])
+        return "equal" if share == 1 else f"{share:.1%} equal"
+    return f"p {float(line['p_value']):.2f}" if line["p_value"] else "-"
+
+
+def machine() -> str:
+    """What the results were measured on."""
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        line = next(csv.DictReader(file))
+    return (
+        f"{line['device']}; Python {line['python']}, draftwood {line['draftwood']}, torch {line['torch']}, "
+        f"transformers {line['transformers']}"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "messages": all_messages,
     "recipes": recipes,
     "policies": lambda: strategies("policies"),
     "verifiers": lambda: strategies("verifiers"),
     "drafters": lambda: strategies("drafters"),
+    "results_machine": machine,
+    "results_speed": lambda: results(figure("speed_up")),
+    "results_rounds": lambda: results(figure("tokens_per_round")),
+    "results_texts": lambda: results(texts),
 }

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
-from draftwood.apps.bench import writers
-from draftwood.apps.bench.figures import METRICS, interval, rows, two_sample
+from draftwood.apps.bench import plots, writers
+from draftwood.apps.bench.figures import METRICS, Figure, Row, interval, rows, two_sample
 from draftwood.apps.bench.plan import Plan, Race
+from draftwood.apps.bench.specs import Spec
 
 RACE = Race("llama-7m,llama-draft", "d", 0.0, 0, 4)
 SPEC = "leviathan:length=3"
@@ -209,3 +210,17 @@ def test_every_metric_is_explained():
     page = Path(__file__).parents[2] / "docs" / "bench.md"
     rows = set(re.findall(r"^\| `([a-z_]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert {metric.name for metric in METRICS} <= rows
+
+
+@pytest.mark.parametrize("plot", ["_speed", "_temperature"])
+def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
+    """Panels share an axis, and the last one may hold the largest value."""
+    found = []
+    for data, value in (("a", 1.0), ("b", 1.5), ("c", 4.0)):
+        figures = {name: Figure(value, value - 0.5, value + 2) for name in ("speed_up", "tokens_per_round")}
+        race = attrs.evolve(RACE, data=data)
+        found += [Row(race, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
+        found.append(Row(race, Spec("generate-assisted"), figures))
+    picture = getattr(plots, plot)("pair", found, plots._styles(found))
+    assert all(axis.get_ylim()[1] > 6 for axis in picture.axes)
+    assert all(axis.get_ylim()[0] < 1 for axis in picture.axes)

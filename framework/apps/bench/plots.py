@@ -164,8 +164,9 @@ def _speed(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]])
             axis, own = axes[down, across], by.get((heat, data), [])
             axis.set_title(_panel_title(heat, data))
             axis.axhline(1, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)), label="ordinary generate()")
-            for method, style in styles.items():
-                _line(axis, method, [row for row in own if _method(row) == method], style)
+            for place, (method, style) in enumerate(styles.items()):
+                beside = (place + 1) / (len(styles) + 1)
+                _line(axis, method, [row for row in own if _method(row) == method], style, beside=beside)
             if budgets:
                 axis.set_xscale("log", base=2)
                 axis.set_xticks(budgets, [str(one) for one in budgets])
@@ -176,12 +177,13 @@ def _speed(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]])
                 axis.set_xlabel("budget (nodes of a tree)" if budgets else "")
             if across == 0:
                 axis.set_ylabel("tokens/s over generate()'s")
-            axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylim(bottom=0)  # of all panels, when all is drawn
     _legend(figure, axes)
     return figure
 
 
-def _line(axis: Any, method: str, rows: Sequence[Row], style: Mapping[str, Any]) -> None:
+def _line(axis: Any, method: str, rows: Sequence[Row], style: Mapping[str, Any], *, beside: float) -> None:
+    """A line with its band over the budgets; without a budget, a level one with its interval at `beside`."""
     shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
     swept = sorted((row.spec.budget, figure) for row, figure in shown if row.spec.budget)
     if swept:
@@ -189,12 +191,14 @@ def _line(axis: Any, method: str, rows: Sequence[Row], style: Mapping[str, Any])
         axis.plot(x, [one.value for one in found], label=method, **style)
         if all(one.low is not None for one in found):
             band = [one.low for one in found], [one.high for one in found]
-            axis.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+            axis.fill_between(x, *band, color=style["color"], alpha=0.12, linewidth=0)
     for row, figure in shown:
         if row.spec.budget is None:
             axis.axhline(figure.value, color=style["color"], linewidth=1.5, linestyle="--", label=method)
             if figure.low is not None:
-                axis.axhspan(figure.low, figure.high, color=style["color"], alpha=0.10, linewidth=0)
+                across = axis.get_yaxis_transform()  # x from 0 to 1 over the panel
+                axis.vlines(beside, figure.low, figure.high, style["color"], linewidth=1.2, transform=across)
+                axis.dataLim.update_from_data_y([figure.low, figure.high], ignore=False)
 
 
 def _temperature(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]]) -> Any:
@@ -221,7 +225,7 @@ def _temperature(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, 
                 )
         axis.set_xticks(heats, [f"{heat:g}" for heat in heats])
         axis.set_xlabel("temperature")
-        axis.set_ylim(bottom=1)
+    axes[0, 0].set_ylim(bottom=0.9)  # of all panels, when all is drawn
     axes[0, 0].set_ylabel("tokens per round")
     _legend(figure, axes)
     return figure
@@ -311,7 +315,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     bar = figure.colorbar(image, ax=right, pad=0.02)
     bar.set_label("share of the column", color=_INK)
     bar.outline.set_visible(False)
-    left.legend(loc="lower right", fontsize=9)
+    figure.legend(*left.get_legend_handles_labels(), loc="upper right", ncols=min(3, len(heats)), fontsize=9)
     return figure
 
 
