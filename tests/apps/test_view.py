@@ -150,10 +150,14 @@ def test_no_text_leaves_the_block_it_stands_in(first, second):
     assert "<title>&lt;b&gt;&amp;{{data}}.json" in text
 
 
-@given(st.text(min_size=1, max_size=12), st.text(max_size=24))
-def test_token_texts_add_up_to_the_text(before, after):
-    encode, tokenizer = zoo.tokenizer(), zoo.tokenizer()
-    prompt, tokens = encode(before)["input_ids"], encode(after)["input_ids"]
+@pytest.fixture(scope="module")
+def tokenizer():
+    return zoo.tokenizer()
+
+
+@given(before=st.text(min_size=1, max_size=12), after=st.text(max_size=24))
+def test_token_texts_add_up_to_the_text(tokenizer, before, after):
+    prompt, tokens = tokenizer(before)["input_ids"], tokenizer(after)["input_ids"]
     added = trace._texts(tokenizer, prompt, tokens)
     assert len(added) == len(tokens)
     assert decode(tokenizer, prompt) + "".join(added) == decode(tokenizer, [*prompt, *tokens])

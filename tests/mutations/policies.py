@@ -10,30 +10,22 @@ from torch import Tensor
 
 from draftwood import (
     PerChild,
-    Proposal,
     Randomness,
     Request,
     TokenTree,
     TreePolicy,
     WithoutReplacement,
 )
+from draftwood.strategies.policies.around import Around
 
 
 @attrs.frozen
-class Changed(TreePolicy):
+class Changed(Around):
     """`policy` drawing from `stream(rng)`, its trees passed through `tree`."""
 
     policy: TreePolicy
     stream: Callable[[Randomness], Randomness] = lambda rng: rng
     tree: Callable[[TokenTree], TokenTree] = lambda tree: tree
-
-    @property
-    def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
-        return self.policy.laws
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.policy.adaptive
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = yield from self.policy.grow(root, self.stream(rng))
