@@ -42,8 +42,9 @@ def test_trees_drawn_as_they_are_seen_give_every_verifier_its_expected_tokens(na
 
 
 @pytest.mark.parametrize("label", ["class-ordered-traversal", "class-ordered-traversal, luck 0.5"])
-def test_remembering_windows_changes_no_figure(label):
-    target, policy, trees = drawn(SHAPES["[2,1]"], random.Random(label).randrange(1000), 0.3)
+@pytest.mark.parametrize("shape", [levels(3, 3, 1), levels(2, 2, 2)], ids=["[3,1]", "[2,2]"])
+def test_remembering_windows_changes_no_figure(label, shape):
+    target, policy, trees = drawn(shape, random.Random(label).randrange(1000), 0.3)
     judge = contenders(policy)[label]
     wanted = expected_as_seen(by_shape(trees), judge, target=target)
     whole = Window.__dict__["open"], Window.first
