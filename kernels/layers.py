@@ -10,6 +10,9 @@ from torch import Tensor
 from draftwood.kernels import switch
 from draftwood.kernels.configuration import TYPES
 
+ALIGNED = 8
+"""Numbers, of 2 bytes or more, that fill at least 16 bytes."""
+
 Layer = tuple[Tensor, ...]
 """What a layer holds; its committed state `[rows, ...]` comes last."""
 
@@ -48,7 +51,9 @@ def replayed(
             found |= {place: reference(*layer) for place, layer in zip(places, group, strict=True)}
             continue
         state = group[0][-1]
-        new = state.new_empty(len(group), *state.shape).unbind(0)
+        # Every new state begins where the next commit can read it.
+        apart = state.new_empty(len(group), -(-state.numel() // ALIGNED) * ALIGNED)
+        new = [held[: state.numel()].view(state.shape) for held in apart.unbind(0)]
         if state.numel():
             table = [[*addresses, out.data_ptr()] for addresses, out in zip(plan, new, strict=True)]
             launch(torch.tensor(table).to(state.device, non_blocking=True), group)

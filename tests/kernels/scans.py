@@ -142,12 +142,17 @@ def guarded() -> Iterator[list[Configuration]]:
 def replays(
     operation: Any, reference: Any, layers: Sequence[Mapping[str, Tensor]], kept: Tensor, *, launches: int
 ) -> None:
-    """Commits of `layers` together agree with the reference one by one, in so many launches."""
+    """Commits of `layers` together agree with the reference one by one, in so many launches.
+
+    What comes out can be committed to in as many.
+    """
     before = [layer["state"].clone() for layer in layers]
+    lists = {name: [layer[name] for layer in layers] for name in layers[0]}
     with guarded() as launched:
-        found = operation.replay_all(
-            **{name: [layer[name] for layer in layers] for name in layers[0]}, kept=kept
-        )
+        found = operation.replay_all(**lists, kept=kept)
+    assert len(launched) == launches
+    with guarded() as launched:
+        operation.replay_all(**lists | {"state": found}, kept=kept)
     assert len(launched) == launches
     for state, layer, old in zip(found, layers, before, strict=True):
         assert relative_error(state, reference.replay(**layer, kept=kept)) < 1e-5

@@ -84,7 +84,7 @@ def test_every_configuration_is_launched(device: torch.device) -> None:
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
     _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=4).on(device)
     layers = []
-    for seed, channels in enumerate((40, 40, 24)):
+    for seed, channels in enumerate((41, 41, 24)):
         held = drawn(device, torch.float32, Ragged(["chain"] * 3, old=25, new=0, seed=seed), channels)
         layers.append({name: held[name] for name in ("outputs", "state")})
     replays(dispatch, reference, layers, kept, launches=2)

@@ -93,7 +93,7 @@ def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> N
     _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=5).on(device)
     kinds = [(4, torch.float32)] * 3 + [(3, torch.float32), (4, torch.bfloat16)]
     layers = [
-        drawn(device, dtype, *kept.shape, channels=40, width=width, seed=seed)[0]
+        drawn(device, dtype, *kept.shape, channels=41, width=width, seed=seed)[0]
         for seed, (width, dtype) in enumerate(kinds)
     ]
     replays(dispatch, reference, layers, kept, launches=3)
