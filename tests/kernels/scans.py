@@ -183,22 +183,32 @@ LAYOUTS = [
 """What no kernel reads, with the reason."""
 
 
-@contextmanager
-def left_to_the_reference(reason: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No kernel runs, and the log says why."""
+def left_to_the_reference(
+    call: Callable[..., Any],
+    reference: Callable[..., Any],
+    held: Mapping[str, Any],
+    *,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No kernel serves `held`, and the log says why."""
     caplog.set_level("INFO", logger=switch.__name__)
     caplog.clear()
     switch._logged.clear()
     with guarded() as launched:
-        yield
+        found = call(**held)
     assert reason in caplog.text
     assert not launched
+    wanted = reference(**held)
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def layouts_left_to_the_reference(
-    attend: Callable[..., Any],
+    call: Callable[..., Any],
     reference: Callable[..., Any],
     held: Mapping[str, Any],
+    *,
     caplog: pytest.LogCaptureFixture,
     **known_as: str,
 ) -> None:
@@ -206,8 +216,5 @@ def layouts_left_to_the_reference(
     for name, tensor in held.items():
         for lay, reason in LAYOUTS if isinstance(tensor, Tensor) else []:
             changed = {**held, name: lay(tensor)}
-            with left_to_the_reference(f"{known_as.get(name, name)} {reason}", caplog):
-                found = attend(**changed)
-            wanted = reference(**changed)
-            pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
-            assert all(torch.equal(one, other) for one, other in pairs)
+            reason = f"{known_as.get(name, name)} {reason}"
+            left_to_the_reference(call, reference, changed, reason=reason, caplog=caplog)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,24 +15,12 @@ from torch.nn.functional import normalize
 
 from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.gated_delta_tree import dispatch, reference
-from tests.kernels.scans import (
-    EVERY,
-    KINDS,
-    Ragged,
-    guarded,
-    laid,
-    layouts_left_to_the_reference,
-    left_to_the_reference,
-    noise,
-    precise,
-    ragged,
-    steps,
-)
+from tests.kernels import scans
 
 
-def drawn(device: torch.device, dtype: torch.dtype, tree: Ragged, sizes: Any) -> dict[str, Tensor]:
+def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, sizes: Any) -> dict[str, Tensor]:
     """What `attend` takes but for the mask."""
-    (rows, columns), normal = tree.shape, noise(tree.seed)
+    (rows, columns), normal = tree.shape, scans.noise(tree.seed)
     heads, groups, dim, size = sizes
     held = {
         "queries": normal(rows, tree.new, groups, size).to(dtype) / size**0.5,
@@ -39,40 +28,42 @@ def drawn(device: torch.device, dtype: torch.dtype, tree: Ragged, sizes: Any) ->
         "values": normal(rows, tree.new, heads, dim).to(dtype),
         "deltas": normal(rows, tree.old, heads, dim).to(dtype),
         "rates": 2 * normal(rows, tree.new, heads).sigmoid(),
-        "decay": -steps(normal(rows, columns, heads)),
+        "decay": -scans.steps(normal(rows, columns, heads)),
         "state": normal(rows, heads, dim, size),
     }
-    return laid(device, held)
+    return scans.laid(device, held)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=3)
 @given(
-    tree=ragged(old=40, new=40),
+    tree=scans.ragged(old=40, new=40),
     sizes=st.sampled_from([(2, 1, 16, 16), (1, 1, 48, 80), (2, 2, 16, 48)]),
 )
-@example(tree=Ragged(EVERY, old=0, new=130), sizes=(1, 1, 16, 16))
+@example(tree=scans.Ragged(scans.EVERY, old=0, new=130), sizes=(1, 1, 16, 16))
 # Heads that share one of several groups.
-@example(tree=Ragged(["chain", "star"], old=32, new=17, seed=1), sizes=(4, 2, 16, 32))
-@example(tree=Ragged(["forest"], old=3, new=1, seed=2), sizes=(1, 1, 48, 80))
-def test_any_tree(dtype: torch.dtype, device: torch.device, tree: Ragged, sizes: tuple[int, ...]) -> None:
+@example(tree=scans.Ragged(["chain", "star"], old=32, new=17, seed=1), sizes=(4, 2, 16, 32))
+@example(tree=scans.Ragged(["forest"], old=3, new=1, seed=2), sizes=(1, 1, 48, 80))
+def test_any_tree(
+    dtype: torch.dtype, device: torch.device, tree: scans.Ragged, sizes: tuple[int, ...]
+) -> None:
     visible, kept = tree.on(device)
     held = drawn(device, dtype, tree, sizes)
-    with guarded() as launched:
+    with scans.guarded() as launched:
         out, deltas = dispatch.attend(**held, visible=visible)
         nodes = {"keys": held["keys"], "values": torch.cat([held["deltas"], deltas], 1)}
         committed = {"decay": held["decay"], "state": held["state"], "kept": kept}
         state = dispatch.replay(**nodes, **committed)
     assert [one.kernel.split(":")[1] for one in launched] == ["solve", "attend", "replay"]
     assert out.dtype == deltas.dtype == dtype
-    wanted, right = reference.attend(**precise(held), visible=visible)
+    wanted, right = reference.attend(**scans.precise(held), visible=visible)
     assert relative_error(deltas, right) < TOLERANCE[dtype]
     assert relative_error(out, wanted) < TOLERANCE[dtype]
-    assert relative_error(state, reference.replay(**precise(nodes), **committed)) < TOLERANCE[dtype]
+    assert relative_error(state, reference.replay(**scans.precise(nodes), **committed)) < TOLERANCE[dtype]
 
 
 def test_repeated_text_keeps_its_digits(device: torch.device) -> None:
-    held = drawn(device, torch.float32, Ragged(["chain"], old=0, new=48, seed=3), (1, 1, 16, 16))
+    held = drawn(device, torch.float32, scans.Ragged(["chain"], old=0, new=48, seed=3), (1, 1, 16, 16))
     # One key over and over, hardly any decay: powers of the system would grow beyond all digits.
     held["keys"].copy_(held["keys"][:, :1].expand(-1, 48, -1, -1))
     held["decay"].fill_(-1e-3)
@@ -87,9 +78,9 @@ def test_repeated_text_keeps_its_digits(device: torch.device) -> None:
 
 
 def test_every_configuration_is_launched(device: torch.device) -> None:
-    tree = Ragged(["random"], old=2, new=5, seed=1)
+    tree = scans.Ragged(["random"], old=2, new=5, seed=1)
     visible, _ = tree.on(device)
-    with guarded() as launched:
+    with scans.guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             held = drawn(device, dtype, tree, (1, 1, 16, 16))
             # Outputs in bf16 have eight bits.
@@ -103,20 +94,22 @@ def test_every_configuration_is_launched(device: torch.device) -> None:
 
 
 def some(device: torch.device) -> dict[str, Tensor]:
-    tree = Ragged(["random"], old=2, new=5, seed=1)
+    tree = scans.Ragged(["random"], old=2, new=5, seed=1)
     return drawn(device, torch.float32, tree, (2, 2, 16, 16)) | {"visible": tree.on(device)[0]}
 
 
 def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     held = some(device)
-    deltas = held.pop("deltas").contiguous()
-    # Older columns' deltas are copied, wherever they lie.
-    attend, plainly = (
-        lambda **given: dispatch.attend(deltas=deltas, **given),
-        lambda **given: reference.attend(deltas=deltas, **given),
-    )
     held["visible"] = torch.nn.functional.pad(held["visible"], (0, 9))[..., :7]
-    layouts_left_to_the_reference(attend, plainly, held, caplog, visible="mask")
+    # Older columns' deltas are copied, wherever they lie.
+    deltas = held.pop("deltas")
+    scans.layouts_left_to_the_reference(
+        partial(dispatch.attend, deltas=deltas),
+        partial(reference.attend, deltas=deltas),
+        held,
+        caplog=caplog,
+        visible="mask",
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,9 +124,7 @@ def test_the_reference_takes_the_rest(
 ) -> None:
     held = some(device)
     held |= change(held)
-    with left_to_the_reference(reason, caplog):
-        found, _ = dispatch.attend(**held)
-    assert torch.equal(found, reference.attend(**held)[0])
+    scans.left_to_the_reference(dispatch.attend, reference.attend, held, reason=reason, caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,7 @@ def test_shapes_that_do_not_fit(name: str, message: str, device: torch.device) -
 
 
 def test_no_nodes(device: torch.device) -> None:
-    held = drawn(device, torch.float32, Ragged(["chain"], old=2, new=0), (2, 1, 16, 16))
+    held = drawn(device, torch.float32, scans.Ragged(["chain"], old=2, new=0), (2, 1, 16, 16))
     visible = torch.zeros(1, 0, 2, dtype=torch.bool, device=device)
     out, deltas = dispatch.attend(**held, visible=visible)
     assert out.shape == deltas.shape == (1, 0, 2, 16)

@@ -13,24 +13,12 @@ from torch import Tensor
 from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.lru_tree import dispatch, reference
 from draftwood.kernels.mamba1_tree.reference import Paths
-from tests.kernels.scans import (
-    EVERY,
-    KINDS,
-    Ragged,
-    guarded,
-    laid,
-    layouts_left_to_the_reference,
-    left_to_the_reference,
-    noise,
-    precise,
-    ragged,
-    replays,
-)
+from tests.kernels import scans
 
 
-def drawn(device: torch.device, dtype: torch.dtype, tree: Ragged, channels: int) -> dict[str, Tensor]:
+def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, channels: int) -> dict[str, Tensor]:
     """Gated inputs, older columns and a state; some steps forget everything."""
-    rows, normal = len(tree.names), noise(tree.seed)
+    rows, normal = len(tree.names), scans.noise(tree.seed)
     decay = normal(rows, tree.new, channels)
     held = {
         "values": normal(rows, tree.new, channels),
@@ -38,74 +26,80 @@ def drawn(device: torch.device, dtype: torch.dtype, tree: Ragged, channels: int)
         "decay": torch.where(decay > 1.5, -torch.inf, -decay.abs()),
         "state": normal(rows, channels),
     }
-    return laid(device, {name: tensor.to(dtype) for name, tensor in held.items()})
+    return scans.laid(device, {name: tensor.to(dtype) for name, tensor in held.items()})
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=3)
-@given(tree=ragged(old=9, new=9), channels=st.sampled_from([1, 48, 150]))
-@example(tree=Ragged(["binary", "star", "random"], old=0, new=130), channels=16)
-@example(tree=Ragged(EVERY, old=5, new=16), channels=150)
-@example(tree=Ragged(["chain"], old=0, new=1), channels=16)
-def test_any_tree(dtype: torch.dtype, device: torch.device, tree: Ragged, channels: int) -> None:
+@given(tree=scans.ragged(old=9, new=9), channels=st.sampled_from([1, 48, 150]))
+@example(tree=scans.Ragged(["binary", "star", "random"], old=0, new=130), channels=16)
+@example(tree=scans.Ragged(scans.EVERY, old=5, new=16), channels=150)
+@example(tree=scans.Ragged(["chain"], old=0, new=1), channels=16)
+def test_any_tree(dtype: torch.dtype, device: torch.device, tree: scans.Ragged, channels: int) -> None:
     visible, kept = tree.on(device)
     paths = Paths(visible)
     held = drawn(device, dtype, tree, channels)
-    with guarded() as launched:
+    with scans.guarded() as launched:
         out = dispatch.attend(**held, paths=paths)
         outputs = torch.cat([held["outputs"], out], 1)
         state = dispatch.replay(outputs=outputs, state=held["state"], kept=kept)
     assert [one.operation for one in launched] == ["lru_tree", "tree_conv"]
     assert out.dtype == dtype
-    assert relative_error(out, reference.attend(**precise(held), paths=paths)) < TOLERANCE[dtype]
+    assert relative_error(out, reference.attend(**scans.precise(held), paths=paths)) < TOLERANCE[dtype]
     assert torch.equal(state, reference.replay(outputs=outputs, state=held["state"], kept=kept))
 
 
 def test_a_long_chain(device: torch.device) -> None:
-    tree = Ragged(["chain"], old=0, new=64)
+    tree = scans.Ragged(["chain"], old=0, new=64)
     held, paths = drawn(device, torch.float32, tree, 1), Paths(tree.on(device)[0])
     found = dispatch.attend(**held, paths=paths)
     assert relative_error(found, reference.attend(**held, paths=paths)) < 1e-5
 
 
 def test_every_configuration_is_launched(device: torch.device) -> None:
-    tree = Ragged(["random"], old=2, new=7, seed=3)
+    tree = scans.Ragged(["random"], old=2, new=7, seed=3)
     paths = Paths(tree.on(device)[0])
-    with guarded() as launched:
+    with scans.guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             held = drawn(device, dtype, tree, 16)
             found = dispatch.attend(**held, paths=paths)
-            wanted = reference.attend(**precise(held), paths=paths)
+            wanted = reference.attend(**scans.precise(held), paths=paths)
             # Outputs in bf16 have eight bits.
             assert relative_error(found, wanted) < TOLERANCE.get(dtype, 1e-2)
     assert all(one in launched for one in dispatch.CONFIGURATIONS)
 
 
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
-    _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=4).on(device)
+    _, kept = scans.Ragged(["random", "binary", "chain"], old=5, new=20, seed=4).on(device)
     layers = []
     for seed, channels in enumerate((41, 41, 24)):
-        held = drawn(device, torch.float32, Ragged(["chain"] * 3, old=25, new=0, seed=seed), channels)
+        held = drawn(device, torch.float32, scans.Ragged(["chain"] * 3, old=25, new=0, seed=seed), channels)
         layers.append({name: held[name] for name in ("outputs", "state")})
-    replays(dispatch, reference, layers, kept, launches=2)
+    scans.replays(dispatch, reference, layers, kept, launches=2)
 
 
 def some(device: torch.device) -> tuple[dict[str, Tensor], Paths]:
-    tree = Ragged(["chain", "random"], old=2, new=3)
+    tree = scans.Ragged(["chain", "random"], old=2, new=3)
     return drawn(device, torch.float32, tree, 16), Paths(tree.on(device)[0])
 
 
 def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     held, paths = some(device)
-    layouts_left_to_the_reference(dispatch.attend, reference.attend, {**held, "paths": paths}, caplog)
+    scans.layouts_left_to_the_reference(
+        dispatch.attend, reference.attend, {**held, "paths": paths}, caplog=caplog
+    )
 
 
 def test_the_reference_takes_the_rest(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     held, paths = some(device)
     held["state"] = held["state"].double()
-    with left_to_the_reference("its tensors are torch.float32 and torch.float64", caplog):
-        found = dispatch.attend(**held, paths=paths)
-    assert torch.equal(found, reference.attend(**held, paths=paths))
+    scans.left_to_the_reference(
+        dispatch.attend,
+        reference.attend,
+        {**held, "paths": paths},
+        reason="its tensors are torch.float32 and torch.float64",
+        caplog=caplog,
+    )
 
 
 @pytest.mark.parametrize("name", ["values", "outputs", "decay", "state"])
@@ -118,8 +112,8 @@ def test_shapes_that_do_not_fit(name: str, device: torch.device) -> None:
 
 
 def test_no_nodes(device: torch.device) -> None:
-    tree = Ragged(["chain", "star"], old=5, new=0)
-    with guarded() as launched:
+    tree = scans.Ragged(["chain", "star"], old=5, new=0)
+    with scans.guarded() as launched:
         found = dispatch.attend(**drawn(device, torch.float32, tree, 16), paths=Paths(tree.on(device)[0]))
     assert found.shape == (2, 0, 16)
     assert not launched

@@ -13,61 +13,50 @@ from torch import Tensor
 
 from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.mamba1_tree import dispatch, reference
-from tests.kernels.scans import (
-    EVERY,
-    KINDS,
-    Ragged,
-    guarded,
-    laid,
-    layouts_left_to_the_reference,
-    left_to_the_reference,
-    noise,
-    precise,
-    ragged,
-    replays,
-    steps,
-)
+from tests.kernels import scans
 
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, sizes: tuple[int, ...], seed: int
 ) -> dict[str, Tensor]:
     """Columns and a state."""
-    (groups, channels, size), normal = sizes, noise(seed)
+    (groups, channels, size), normal = sizes, scans.noise(seed)
     held = {
         "keys": normal(rows, columns, groups, size).to(dtype),
         "values": normal(rows, columns, channels).to(dtype),
-        "steps": steps(normal(rows, columns, channels)),
+        "steps": scans.steps(normal(rows, columns, channels)),
         "rates": -normal(channels, size).exp(),
         "state": normal(rows, channels, size),
         "queries": normal(rows, columns, groups, size).to(dtype),
     }
-    return laid(device, held)
+    return scans.laid(device, held)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=2)
 @given(
-    tree=ragged(old=9, new=9),
+    tree=scans.ragged(old=9, new=9),
     sizes=st.sampled_from([(1, 24, 16), (1, 70, 5), (3, 48, 40), (1, 1, 64)]),
 )
-@example(tree=Ragged(["binary", "star", "random"], old=0, new=130), sizes=(1, 16, 16))
-@example(tree=Ragged(EVERY, old=3, new=16), sizes=(1, 16, 17))
-@example(tree=Ragged(["chain", "star"], old=3, new=8, seed=1), sizes=(2, 140, 12))
-@example(tree=Ragged(["chain"], old=0, new=1), sizes=(1, 16, 16))
-def test_any_tree(dtype: torch.dtype, device: torch.device, tree: Ragged, sizes: tuple[int, ...]) -> None:
+@example(tree=scans.Ragged(["binary", "star", "random"], old=0, new=130), sizes=(1, 16, 16))
+@example(tree=scans.Ragged(scans.EVERY, old=3, new=16), sizes=(1, 16, 17))
+@example(tree=scans.Ragged(["chain", "star"], old=3, new=8, seed=1), sizes=(2, 140, 12))
+@example(tree=scans.Ragged(["chain"], old=0, new=1), sizes=(1, 16, 16))
+def test_any_tree(
+    dtype: torch.dtype, device: torch.device, tree: scans.Ragged, sizes: tuple[int, ...]
+) -> None:
     visible, kept = tree.on(device)
     paths = dispatch.Paths(visible)
     held = drawn(device, dtype, *tree.shape, sizes=sizes, seed=tree.seed)
     queries = held.pop("queries")[:, tree.old :]
-    with guarded() as launched:
+    with scans.guarded() as launched:
         out = dispatch.attend(queries=queries, **held, paths=paths)
         state = dispatch.replay(**held, kept=kept)
     assert [one.kernel.split(":")[1] for one in launched] == ["attend", "replay"]
     assert out.dtype == dtype
-    wanted = reference.attend(queries=queries.float(), **precise(held), paths=paths)
+    wanted = reference.attend(queries=queries.float(), **scans.precise(held), paths=paths)
     assert relative_error(out, wanted) < TOLERANCE[dtype]
-    assert relative_error(state, reference.replay(**precise(held), kept=kept)) < TOLERANCE[dtype]
+    assert relative_error(state, reference.replay(**scans.precise(held), kept=kept)) < TOLERANCE[dtype]
 
 
 def test_a_long_chain(device: torch.device) -> None:
@@ -79,9 +68,9 @@ def test_a_long_chain(device: torch.device) -> None:
 
 
 def test_every_configuration_is_launched(device: torch.device) -> None:
-    visible, kept = Ragged(["random"], old=2, new=7, seed=3).on(device)
+    visible, kept = scans.Ragged(["random"], old=2, new=7, seed=3).on(device)
     paths = dispatch.Paths(visible)
-    with guarded() as launched:
+    with scans.guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             # Outputs in bf16 have eight bits.
             allowed = TOLERANCE.get(dtype, 1e-2)
@@ -97,14 +86,14 @@ def test_every_configuration_is_launched(device: torch.device) -> None:
 
 
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
-    _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=4).on(device)
+    _, kept = scans.Ragged(["random", "binary", "chain"], old=5, new=20, seed=4).on(device)
     # A layer's state is no multiple of 16 bytes.
     kinds = [((1, 31, 5), torch.float32)] * 3 + [((2, 32, 16), torch.float32), ((1, 31, 5), torch.float16)]
     layers = []
     for seed, (sizes, dtype) in enumerate(kinds):
         layers.append(drawn(device, dtype, *kept.shape, sizes=sizes, seed=seed))
         layers[-1].pop("queries")
-    replays(dispatch, reference, layers, kept, launches=3)
+    scans.replays(dispatch, reference, layers, kept, launches=3)
 
 
 def some(device: torch.device, size: int = 16) -> dict[str, Any]:
@@ -114,7 +103,7 @@ def some(device: torch.device, size: int = 16) -> dict[str, Any]:
 
 
 def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
-    layouts_left_to_the_reference(dispatch.attend, reference.attend, some(device), caplog)
+    scans.layouts_left_to_the_reference(dispatch.attend, reference.attend, some(device), caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +120,7 @@ def test_the_reference_takes_the_rest(
 ) -> None:
     held = some(device)
     held |= change(held)
-    with left_to_the_reference(reason, caplog):
-        found = dispatch.attend(**held)
-    assert torch.equal(found, reference.attend(**held))
+    scans.left_to_the_reference(dispatch.attend, reference.attend, held, reason=reason, caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +152,7 @@ def test_a_path_of_other_columns(device: torch.device) -> None:
 def test_no_nodes(device: torch.device) -> None:
     held = some(device)
     paths = dispatch.Paths(held["paths"].visible[:, 5:])
-    with guarded() as launched:
+    with scans.guarded() as launched:
         out = dispatch.attend(**held | {"queries": held["queries"][:, 5:], "paths": paths})
         none = {name: held[name][:, :0] for name in ("keys", "values", "steps")}
         kept = torch.zeros(2, 0, dtype=torch.bool, device=device)

@@ -13,66 +13,55 @@ from torch import Tensor
 
 from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.mamba2_tree import dispatch, reference
-from tests.kernels.scans import (
-    EVERY,
-    KINDS,
-    Ragged,
-    guarded,
-    laid,
-    layouts_left_to_the_reference,
-    left_to_the_reference,
-    noise,
-    precise,
-    ragged,
-    replays,
-    steps,
-)
+from tests.kernels import scans
 
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, sizes: tuple[int, ...], seed: int
 ) -> dict[str, Tensor]:
     """Columns and a state."""
-    (heads, groups, dim, size), normal = sizes, noise(seed)
+    (heads, groups, dim, size), normal = sizes, scans.noise(seed)
     held = {
         "keys": normal(rows, columns, groups, size).to(dtype),
         "values": normal(rows, columns, heads, dim).to(dtype),
-        "decay": -steps(normal(rows, columns, heads)),
+        "decay": -scans.steps(normal(rows, columns, heads)),
         "state": normal(rows, heads, dim, size),
         "queries": normal(rows, columns, groups, size).to(dtype),
     }
-    return laid(device, held)
+    return scans.laid(device, held)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=5)
 @given(
-    tree=ragged(old=40, new=80),
+    tree=scans.ragged(old=40, new=80),
     sizes=st.sampled_from([(2, 1, 16, 16), (2, 2, 48, 16), (4, 2, 16, 80), (3, 1, 80, 48)]),
 )
-@example(tree=Ragged(EVERY, old=0, new=130), sizes=(1, 1, 32, 32))
-@example(tree=Ragged(["chain"], old=0, new=1), sizes=(1, 1, 64, 128))
+@example(tree=scans.Ragged(scans.EVERY, old=0, new=130), sizes=(1, 1, 32, 32))
+@example(tree=scans.Ragged(["chain"], old=0, new=1), sizes=(1, 1, 64, 128))
 # Blocks of columns that end with column 0, and heads that share one of several groups.
-@example(tree=Ragged(["binary", "star"], old=32, new=32, seed=2), sizes=(4, 2, 16, 16))
-def test_any_tree(dtype: torch.dtype, device: torch.device, tree: Ragged, sizes: tuple[int, ...]) -> None:
+@example(tree=scans.Ragged(["binary", "star"], old=32, new=32, seed=2), sizes=(4, 2, 16, 16))
+def test_any_tree(
+    dtype: torch.dtype, device: torch.device, tree: scans.Ragged, sizes: tuple[int, ...]
+) -> None:
     visible, kept = tree.on(device)
     held = drawn(device, dtype, *tree.shape, sizes=sizes, seed=tree.seed)
     queries = held.pop("queries")[:, tree.old :]
-    with guarded() as launched:
+    with scans.guarded() as launched:
         out = dispatch.attend(queries=queries, **held, visible=visible)
         state = dispatch.replay(**held, kept=kept)
     assert [one.kernel.split(":")[1] for one in launched] == ["attend", "replay"]
     assert out.dtype == dtype
-    wanted = reference.attend(queries=queries.float(), **precise(held), visible=visible)
+    wanted = reference.attend(queries=queries.float(), **scans.precise(held), visible=visible)
     assert relative_error(out, wanted) < TOLERANCE[dtype]
-    assert relative_error(state, reference.replay(**precise(held), kept=kept)) < TOLERANCE[dtype]
+    assert relative_error(state, reference.replay(**scans.precise(held), kept=kept)) < TOLERANCE[dtype]
 
 
 def test_every_tile_is_launched(device: torch.device) -> None:
-    with guarded() as launched:
+    with scans.guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             for new in (16, 17):
-                visible, kept = Ragged(["random"], old=0, new=new, seed=new).on(device)
+                visible, kept = scans.Ragged(["random"], old=0, new=new, seed=new).on(device)
                 held = drawn(device, dtype, 1, new, sizes=(1, 1, 16, 16), seed=new)
                 out = dispatch.attend(**held, visible=visible)
                 wanted = reference.attend(**held, visible=visible)
@@ -85,14 +74,14 @@ def test_every_tile_is_launched(device: torch.device) -> None:
 
 
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
-    _, kept = Ragged(["random", "binary", "chain"], old=5, new=40, seed=4).on(device)
+    _, kept = scans.Ragged(["random", "binary", "chain"], old=5, new=40, seed=4).on(device)
     kinds = [((2, 1, 32, 16), torch.float32)] * 3
     kinds += [((2, 1, 16, 16), torch.float32), ((2, 1, 32, 16), torch.float16)]
     layers = []
     for seed, (sizes, dtype) in enumerate(kinds):
         layers.append(drawn(device, dtype, *kept.shape, sizes=sizes, seed=seed))
         layers[-1].pop("queries")
-    replays(dispatch, reference, layers, kept, launches=3)
+    scans.replays(dispatch, reference, layers, kept, launches=3)
 
 
 def test_rows_that_keep_nothing_are_left_bit_by_bit(device: torch.device) -> None:
@@ -123,7 +112,9 @@ def some(device: torch.device, n: int = 5, **sizes: Any) -> dict[str, Tensor]:
 def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     held = some(device, sizes=(2, 2, 16, 16))
     held["visible"] = torch.nn.functional.pad(held["visible"], (0, 11))[..., :5]
-    layouts_left_to_the_reference(dispatch.attend, reference.attend, held, caplog, visible="mask")
+    scans.layouts_left_to_the_reference(
+        dispatch.attend, reference.attend, held, caplog=caplog, visible="mask"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,9 +141,7 @@ def test_the_reference_takes_the_rest(
 ) -> None:
     held = some(device)
     held |= change(held)
-    with left_to_the_reference(reason, caplog):
-        out = dispatch.attend(**held)
-    assert torch.equal(out, reference.attend(**held))
+    scans.left_to_the_reference(dispatch.attend, reference.attend, held, reason=reason, caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +165,7 @@ def test_shapes_that_do_not_fit(change: Any, message: str, device: torch.device)
 def test_no_nodes(device: torch.device) -> None:
     held = some(device)
     held |= {"queries": held["queries"][:, 5:], "visible": held["visible"][:, 5:]}
-    with guarded() as launched:
+    with scans.guarded() as launched:
         assert dispatch.attend(**held).shape == (2, 0, 2, 16)
         none = {name: tensor[:, :0] for name, tensor in held.items() if name in ("keys", "values", "decay")}
         kept = torch.zeros(2, 0, dtype=torch.bool, device=device)

@@ -13,58 +13,46 @@ from torch import Tensor
 
 from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.tree_conv import dispatch, reference
-from tests.kernels.scans import (
-    EVERY,
-    KINDS,
-    Ragged,
-    guarded,
-    laid,
-    layouts_left_to_the_reference,
-    left_to_the_reference,
-    noise,
-    precise,
-    ragged,
-    replays,
-)
+from tests.kernels import scans
 
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, channels: int, width: int, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Columns and a tail, and a convolution."""
-    normal = noise(seed)
+    normal = scans.noise(seed)
     held = {
         "inputs": normal(rows, columns, channels).to(dtype),
         "state": normal(rows, width - 1, channels).to(dtype),
     }
     conv = {"weight": normal(channels, width).to(dtype), "bias": normal(channels).to(dtype)}
-    return laid(device, held), laid(device, conv)
+    return scans.laid(device, held), scans.laid(device, conv)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=4)
 @given(
-    tree=ragged(old=20, new=24, rows=3),
+    tree=scans.ragged(old=20, new=24, rows=3),
     channels=st.sampled_from([1, 24, 130]),
     width=st.integers(2, 8),
     biased=st.booleans(),
 )
-@example(tree=Ragged(EVERY, old=0, new=130), channels=24, width=4, biased=True)
-@example(tree=Ragged(EVERY[::-1], old=3, new=30), channels=140, width=8, biased=True)
-@example(tree=Ragged(["random"], old=0, new=1), channels=16, width=4, biased=False)
+@example(tree=scans.Ragged(scans.EVERY, old=0, new=130), channels=24, width=4, biased=True)
+@example(tree=scans.Ragged(scans.EVERY[::-1], old=3, new=30), channels=140, width=8, biased=True)
+@example(tree=scans.Ragged(["random"], old=0, new=1), channels=16, width=4, biased=False)
 def test_any_tree(
-    dtype: torch.dtype, device: torch.device, tree: Ragged, channels: int, width: int, biased: bool
+    dtype: torch.dtype, device: torch.device, tree: scans.Ragged, channels: int, width: int, biased: bool
 ) -> None:
     visible, kept = tree.on(device)
     held, conv = drawn(device, dtype, *tree.shape, channels=channels, width=width, seed=tree.seed)
     window = dispatch.windows(visible=visible, width=width)
     bias = conv["bias"] if biased else None
-    with guarded() as launched:
+    with scans.guarded() as launched:
         found = dispatch.attend(**held, weight=conv["weight"], bias=bias, window=window)
         state = dispatch.replay(**held, kept=kept)
     assert [one.kernel.split(":")[1] for one in launched] == ["attend", "replay"]
     wanted = reference.attend(
-        **precise(held),
+        **scans.precise(held),
         weight=conv["weight"].float(),
         bias=None if bias is None else bias.float(),
         window=window,
@@ -75,8 +63,8 @@ def test_any_tree(
 
 
 def test_every_configuration_is_launched(device: torch.device) -> None:
-    visible, kept = Ragged(["random"], old=0, new=9, seed=3).on(device)
-    with guarded() as launched:
+    visible, kept = scans.Ragged(["random"], old=0, new=9, seed=3).on(device)
+    with scans.guarded() as launched:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             for width in (4, 5):
                 held, conv = drawn(device, dtype, 1, 9, channels=24, width=width, seed=width)
@@ -90,13 +78,13 @@ def test_every_configuration_is_launched(device: torch.device) -> None:
 
 
 def test_one_launch_commits_all_layers_that_lie_alike(device: torch.device) -> None:
-    _, kept = Ragged(["random", "binary", "chain"], old=5, new=20, seed=5).on(device)
+    _, kept = scans.Ragged(["random", "binary", "chain"], old=5, new=20, seed=5).on(device)
     kinds = [(4, torch.float32)] * 3 + [(3, torch.float32), (4, torch.bfloat16)]
     layers = [
         drawn(device, dtype, *kept.shape, channels=41, width=width, seed=seed)[0]
         for seed, (width, dtype) in enumerate(kinds)
     ]
-    replays(dispatch, reference, layers, kept, launches=3)
+    scans.replays(dispatch, reference, layers, kept, launches=3)
 
 
 def some(device: torch.device, width: int = 4) -> dict[str, Any]:
@@ -106,7 +94,7 @@ def some(device: torch.device, width: int = 4) -> dict[str, Any]:
 
 
 def test_layouts_that_no_kernel_reads(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
-    layouts_left_to_the_reference(dispatch.attend, reference.attend, some(device), caplog)
+    scans.layouts_left_to_the_reference(dispatch.attend, reference.attend, some(device), caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +109,7 @@ def test_the_reference_takes_the_rest(
 ) -> None:
     held = some(device)
     held |= change(held)
-    with left_to_the_reference(reason, caplog):
-        found = dispatch.attend(**held)
-    assert torch.equal(found, reference.attend(**held))
+    scans.left_to_the_reference(dispatch.attend, reference.attend, held, reason=reason, caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +128,8 @@ def test_the_reference_commits_the_rest(
     held = {name: tensor for name, tensor in some(device).items() if name in ("inputs", "state")}
     held |= change(held)
     kept = torch.ones(2, 5, dtype=torch.bool, device=device)
-    with left_to_the_reference(reason, caplog):
-        found = dispatch.replay(**held, kept=kept)
-    assert torch.equal(found, reference.replay(**held, kept=kept))
+    held["kept"] = kept
+    scans.left_to_the_reference(dispatch.replay, reference.replay, held, reason=reason, caplog=caplog)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +158,6 @@ def test_no_nodes(device: torch.device) -> None:
     held = some(device)
     assert dispatch.attend(**held | {"window": held["window"][:, :0]}).shape == (2, 0, 16)
     kept = torch.zeros(2, 0, dtype=torch.bool, device=device)
-    with guarded():
+    with scans.guarded():
         state = dispatch.replay(inputs=held["inputs"][:, :0], state=held["state"], kept=kept)
     assert torch.equal(state, held["state"])
