@@ -27,6 +27,11 @@ class Mine(Block):
 """
 
 
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch):
+    monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
+
+
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     """A module in the current folder, which is on nobody's search path."""
@@ -55,6 +60,16 @@ def test_own_classes_run_beside_the_registered_ones(draftwood, mine):
     assert all(one["figures"]["tokens_per_round"]["value"] >= 1 for one in found)
     assert all(one["figures"]["acceptance_rate"]["value"] >= 0 for one in found[1:])
     assert draftwood("bench", *words).exit_code == 0  # its labels are read back: nothing is another run
+
+
+def test_an_edited_policy_is_another_run(draftwood, refused, mine):
+    words = ["bench", "--strategy", "mine:Line:length=2", "--prompts", 1, "--new-tokens", 2, "--to", "r"]
+    assert draftwood(*words).exit_code == 0
+    assert draftwood("bench", "--to", "r", "--report").exit_code == 0
+    (mine / "mine.py").write_text(MINE + "\n# changed\n")
+    sentence = refused(*words)
+    assert 'code was {"mine": "' in sentence
+    assert "--to" in sentence
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,7 +138,21 @@ class Plan:
         """The plan as JSON takes it, data sets by name with a digest: what makes two runs the same."""
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
         content["data"] = {Path(file).stem: _digest(Path(file)) for file in self.data} or {BUILT_IN: ""}
-        return content
+        code = self._code()
+        return {**content, "code": code} if code else content
+
+    def _code(self) -> dict[str, str]:
+        """Modules of strategies from elsewhere with a digest: an edited policy is another one."""
+        found = {}
+        for temperature in self.temperatures:
+            for spec in self.contenders(temperature):
+                if not spec.is_transformers:
+                    strategy = spec.strategy(temperature)
+                    for part in (strategy.policy, strategy.verifier):
+                        module = sys.modules[type(part).__module__]
+                        if module.__file__ and not module.__name__.startswith("draftwood."):
+                            found[module.__name__] = _digest(Path(module.__file__))
+        return found
 
 
 def _digest(file: Path) -> str:
@@ -172,7 +187,8 @@ def from_file(file: Path) -> dict[str, Any]:
 
 def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """The plan that `document` wrote, without its files, and the names of its data sets."""
-    return Plan(**{**content, "data": ()}), list(content["data"])
+    known = {name: value for name, value in content.items() if name != "code"}
+    return Plan(**{**known, "data": ()}), list(content["data"])
 
 
 @attrs.frozen
