@@ -18,9 +18,12 @@ from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.region import Region
+from draftwood.backends.region import Region, in_heavy_paths
 from draftwood.backends.tree_kernel import Packed
 from draftwood.errors import InvalidInput
+
+REORDERED = 128
+"""Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
 
 
 class PackedBackend(ModelBackend):
@@ -149,6 +152,8 @@ class PackedBackend(ModelBackend):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = region.stage(parents.to(self.device, non_blocking=True), valid)
+            if n > REORDERED and self._packs and isinstance(region, Region):
+                staged = in_heavy_paths(staged)
             self._cache.reserve(rows=rows, slots=start + n)
             positions = staged.depths + self._offsets
             longest = start + n
@@ -167,7 +172,8 @@ class PackedBackend(ModelBackend):
             )
             self._plan(0, rows, start=start, stop=start + n)
             self._states.extend(staged.visible, keep=keep)
-            logits = self._forward(tokens.to(self.device, non_blocking=True), mask, positions)
+            tokens = staged.by_columns(tokens.to(self.device, non_blocking=True))
+            logits = staged.as_given(self._forward(tokens, mask, positions))
             if keep:
                 self._states.accept()
                 region.accept(staged)
@@ -221,7 +227,13 @@ class PackedBackend(ModelBackend):
         self._uncommitted = []
 
     def _new_region(self, rows: int) -> Region | HostRegion:
-        return HostRegion(rows) if self.device.type == "cpu" else Region(rows, self.device)
+        host = self.device.type == "cpu" and not self._packs
+        return HostRegion(rows) if host else Region(rows, self.device)
+
+    @property
+    def _packs(self) -> bool:
+        """Whether passes go through the tree kernel."""
+        return self._attention is not None and self._attention.packs(self.device)
 
     def _prefill_chunk(
         self, padded: Tensor, start: int, lengths: Sequence[int], hidden: Tensor | None
@@ -276,7 +288,7 @@ class PackedBackend(ModelBackend):
         """
         rows, n, _ = visible.shape
         start = committed.shape[2]
-        if self._attention is not None and self._attention.packs(self.device):
+        if self._packs:
             return Packed.of(
                 self._masks.kinds,
                 visible,

@@ -2,7 +2,7 @@
 
 A node has a *place*, its number among the row's own nodes, by which callers name it, and a *column*,
 which all rows share: a call of n nodes takes n columns of every row, padding included. The two differ
-only after a call whose rows had differing counts.
+only after a call whose rows had differing counts, or whose columns were reordered.
 """
 
 from __future__ import annotations
@@ -26,12 +26,49 @@ class Staged:
         visible: bool `[rows, nodes, columns]` over all columns up to and including the new ones; a node
             sees itself and its ancestors.
         depths: `[rows, nodes]` int64; 0 where the parent is the committed state.
+        columns: of every node among those of the call, `[rows, nodes]` int64; None where they stand as
+            given. `visible` and `depths` go by columns, `parents` does not.
     """
 
     parents: Tensor
     counts: Sequence[int]
     visible: Tensor
     depths: Tensor
+    columns: Tensor | None = None
+
+    def by_columns(self, nodes: Tensor) -> Tensor:
+        """What belongs to the nodes as given, `[rows, nodes]`, by columns."""
+        return nodes if self.columns is None else torch.empty_like(nodes).scatter_(1, self.columns, nodes)
+
+    def as_given(self, columns: Tensor) -> Tensor:
+        """What belongs to the columns of the call, `[rows, nodes, ...]`, by nodes as given."""
+        if self.columns is None:
+            return columns
+        rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
+        return columns[rows, self.columns.to(columns.device)]
+
+
+def in_heavy_paths(staged: Staged) -> Staged:
+    """The same nodes with their columns in preorder, the child of the largest subtree first.
+
+    Paths then lie together, and fewer blocks of the mask hold anything (DySpec, appendix C). It is
+    `tree.heavy_path` without a look at the data.
+    """
+    n = staged.depths.shape[1]
+    own = staged.visible[:, :, -n:]
+    below = own.sum(1)  # how many nodes see each
+    # Nodes below the committed state, or below nodes of earlier calls, are siblings here.
+    parents = torch.where(own.sum(2) == 1, -1, staged.parents)
+    rank = below * n + torch.arange(n, device=own.device)  # of equal subtrees the later comes first
+    elder = (parents.unsqueeze(1) == parents.unsqueeze(2)) & (rank.unsqueeze(1) > rank.unsqueeze(2))
+    steps = 1 + torch.where(elder, below.unsqueeze(1), 0).sum(2)  # from the parent's column
+    columns = torch.where(own, steps.unsqueeze(1), 0).sum(2) - 1
+    order = columns.argsort(1)
+    by_row = order.unsqueeze(2).expand_as(staged.visible)
+    old, own = staged.visible.gather(1, by_row).tensor_split([-n], 2)
+    own = own.gather(2, order.unsqueeze(1).expand_as(own))
+    visible, depths = torch.cat([old, own], 2), staged.depths.gather(1, order)
+    return Staged(staged.parents, staged.counts, visible, depths, columns)
 
 
 class Region:
@@ -74,8 +111,11 @@ class Region:
         self._depths[:, start : start + n] = staged.depths
         self._parents.append(staged.parents)
         self._calls.append(staged.counts)
-        if self._column_of is None and any(count != n for count in staged.counts):
+        moved = staged.columns is not None or any(count != n for count in staged.counts)
+        if self._column_of is None and moved:
             self._column_of = torch.arange(self._depths.shape[1], device=self.device).repeat(self.rows, 1)
+        if self._column_of is not None and staged.columns is not None:
+            self._column_of.scatter_(1, self._places(n), start + staged.columns)
         self.counts = [have + more for have, more in zip(self.counts, staged.counts, strict=True)]
         self.columns += n
 
@@ -98,28 +138,35 @@ class Region:
 
     def columns_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
         """Columns of the nodes of every row's path, or `InvalidTree` where one is no path from a root."""
-        calls = [call.tolist() for call in self._parents] if any(paths) else []
+        if not any(paths):
+            return [[] for _ in paths]
+        column_of = self._depths[:, :0] if self._column_of is None else self._column_of
+        read = torch.cat([*self._parents, column_of], 1).tolist()
         columns = []
-        for row, path in enumerate(paths):
+        for row, (path, given) in enumerate(zip(paths, read, strict=True)):
             parents: list[int] = []
-            taken: list[int] = []
             start = 0
-            for call, counts in zip(calls, self._calls, strict=False):
-                parents += call[row][: counts[row]]
-                taken += range(start, start + counts[row])
-                start += len(call[row])
+            for call, counts in zip(self._parents, self._calls, strict=True):
+                parents += given[start : start + counts[row]]
+                start += call.shape[1]
             check_path(path, parents, row=row)
-            columns.append([taken[node] for node in path])
+            columns.append(list(path) if self._column_of is None else [given[start + node] for node in path])
         return columns
 
     def _to_columns(self, parents: Tensor, n: int) -> Tensor:
         if self._column_of is None:
             return parents
-        start = torch.tensor(self.counts, device=self.device).unsqueeze(1)
-        new = torch.arange(n, device=self.device).unsqueeze(0)
-        # Padding of this call writes past the row's valid places; its next call overwrites that.
-        self._column_of.scatter_(1, start + new, (self.columns + new).expand(self.rows, n))
+        new = torch.arange(n, device=self.device)
+        self._column_of.scatter_(1, self._places(n), (self.columns + new).expand(self.rows, n))
         return torch.where(parents < 0, -1, self._column_of.gather(1, parents.clamp(min=0)))
+
+    def _places(self, n: int) -> Tensor:
+        """Those of the next `n` nodes of every row.
+
+        Padding takes places past the valid ones, which are the next call's.
+        """
+        start = torch.tensor(self.counts, device=self.device).unsqueeze(1)
+        return start + torch.arange(n, device=self.device)
 
     def _close(self, visible: Tensor, above: Tensor) -> Tensor:
         """Let every new node see what its new ancestors see; `above` is the parent's new index + 1, or 0.
