@@ -120,6 +120,7 @@ NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
 def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kind: Any
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "a hybrid":
         torch.manual_seed(3)
@@ -164,4 +165,5 @@ class TestWindows(Reordered):
 
     def logits_after(self, tokens: list[int]) -> Tensor:
         with torch.no_grad():
-            return self.model(torch.tensor([tokens], device=self.model.device)).logits[0, -1]
+            logits: Tensor = self.model(torch.tensor([tokens], device=self.model.device)).logits
+        return logits[0, -1]

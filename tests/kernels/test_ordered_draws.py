@@ -54,7 +54,7 @@ def agree(
     with switched(False):
         drawn = draw_children(WithoutReplacement, p, count=count, rng=plain, total=total)
     wanted = [(one.tokens, one.chances) for one in drawn]
-    left_out = [([], [])] * (len(p) - len(wanted))
+    left_out: list[reference.Draws] = [([], [])] * (len(p) - len(wanted))
     assert reference.draw(probs=p, count=count, uniforms=uniforms, total=total) == wanted + left_out
     assert plain.used == sum(len(tokens) for tokens, _ in wanted)
     with pytest.MonkeyPatch.context() as patch:

@@ -34,6 +34,7 @@ from draftwood import (
 from draftwood.drawing import draw_children
 from draftwood.kernels.switch import switched
 from draftwood.kernels.tree_rejection import dispatch, reference
+from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers import on_device
@@ -261,7 +262,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
     # No kernel takes rows of this dtype; its neighbours go to the device all the same.
     targets[3] = targets[3].double()
 
-    def streams() -> list[Randomness]:
+    def streams() -> list[UniformRandomness]:
         return [TorchRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
 
     wanted_streams, streams_after = streams(), streams()
