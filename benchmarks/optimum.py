@@ -17,12 +17,14 @@ import typer
 from rich.console import Console
 
 from benchmarks.as_seen import by_shape, expected_as_seen
+from benchmarks.grafted import grafted_trees
 from benchmarks.remembered import remembered_windows
 from benchmarks.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
 from draftwood.decoder import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
+from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
 from draftwood.testing.pairs import toy_drafter
 
@@ -134,7 +136,10 @@ def _figures(
     target = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0)
     mix = MIXES[seed % len(MIXES)]
     draft = ToyModel(shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=mix)
-    drawn = drawn_trees(policy, toy_drafter(policy, draft))
+    if isinstance(policy, FixedTree) and policy.local:
+        drawn = grafted_trees(policy, draft)
+    else:
+        drawn = drawn_trees(policy, toy_drafter(policy, draft))
     shapes = by_shape(drawn)
     with remembered_windows():
         found = {label: expected_as_seen(shapes, judge, target=target) for label, judge in judges.items()}

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.as_seen import by_shape, expected_as_seen
+from benchmarks.grafted import grafted_trees
 from benchmarks.optimum import SHAPES, Shape, contenders, levels
 from benchmarks.remembered import remembered_windows
 from draftwood.strategies.verifiers.window import Window
@@ -52,3 +53,28 @@ def test_remembering_windows_changes_no_figure(label, shape):
         assert expected_as_seen(by_shape(trees), judge, target=target) == wanted
         assert Window.first is not whole[1]
     assert (Window.__dict__["open"], Window.first) == whole
+
+
+@pytest.mark.parametrize(
+    "shape", [levels(3, 2, 1, 1), levels(2, 2, 2), levels(2, 2, 2, law="with-replacement")], ids=str
+)
+def test_grafted_trees_are_the_grown_ones(shape):
+    _, policy, grown = drawn(shape, 7, 0.3)
+    draft = ToyModel(shape.vocab, seed=15, sharpness=1.0, near=ToyModel(shape.vocab, seed=14), mix=0.3)
+    found = by_tokens(grafted_trees(policy, draft))
+    wanted = by_tokens(grown)
+    assert found.keys() == wanted.keys()
+    for key, (weight, laws) in wanted.items():
+        assert found[key][0] == pytest.approx(weight, abs=1e-14)
+        assert found[key][1] == laws
+
+
+def by_tokens(trees):
+    """Weight and laws of every tree, by its tokens and parents."""
+    return {
+        (*one.tree.tokens.tolist(), *one.tree.parents.tolist()): (
+            one.weight,
+            {node: (type(law), tuple(law.p.tolist())) for node, law in one.tree.proposals.items()},
+        )
+        for one in trees
+    }
