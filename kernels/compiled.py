@@ -72,27 +72,7 @@ def configurations(operation: str) -> tuple[Configuration, ...]:
 
 def compile_for(configuration: Configuration, capability: int) -> Compiled:
     """Compile `configuration` for sm_`capability` and read what came out."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    function = configuration.function()
-    _check_types(configuration, function)
-    aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(function.arg_names)
-        if name in configuration.aligned or configuration.types.get(name, "").startswith("*")
-    }
-    found = triton.compile(
-        ASTSource(
-            fn=function,
-            signature={name: configuration.types.get(name, "constexpr") for name in function.arg_names},
-            constexprs=dict(configuration.constants),
-            attrs=aligned,
-        ),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": configuration.warps, "num_stages": configuration.stages},
-    )
+    found = built(configuration, capability)
     usage, code = _inspected(found.asm["cubin"])
     return Compiled(
         operation=configuration.operation,
@@ -106,6 +86,31 @@ def compile_for(configuration: Configuration, capability: int) -> Compiled:
         occupancy=occupancy(
             capability, registers=usage["REG"], shared=found.metadata.shared, warps=configuration.warps
         ),
+    )
+
+
+def built(configuration: Configuration, capability: int) -> Any:
+    """What Triton makes of `configuration` for sm_`capability`, with every stage in `asm`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = configuration.function()
+    _check_types(configuration, function)
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(function.arg_names)
+        if name in configuration.aligned or configuration.types.get(name, "").startswith("*")
+    }
+    return triton.compile(
+        ASTSource(
+            fn=function,
+            signature={name: configuration.types.get(name, "constexpr") for name in function.arg_names},
+            constexprs=dict(configuration.constants),
+            attrs=aligned,
+        ),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": configuration.warps, "num_stages": configuration.stages},
     )
 
 

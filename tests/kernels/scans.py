@@ -84,14 +84,17 @@ def steps(normal: Tensor) -> Tensor:
 
 
 def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers, each tensor in the midst of NaN, with strides in multiples of 16."""
-    return {name: embedded(tensor.to(device)) for name, tensor in held.items()}
+    """The same numbers, each tensor in the midst of NaN, with strides of its own in multiples of 16."""
+    return {
+        name: embedded(tensor.to(device), behind=place + 1)
+        for place, (name, tensor) in enumerate(held.items())
+    }
 
 
-def embedded(tensor: Tensor) -> Tensor:
-    """The same numbers in the midst of NaN, with strides in multiples of 16."""
+def embedded(tensor: Tensor, *, behind: int) -> Tensor:
+    """The same numbers in the midst of NaN, of which 16 are before and `behind` times 16 behind a line."""
     *outer, last = tensor.shape
-    shape = [*(size + 2 for size in outer), -(-last // 16) * 16 + 32]
+    shape = [*(size + 2 for size in outer), (-(-last // 16) + 1 + behind) * 16]
     around = tensor.new_full(shape, torch.nan)
     inside = around[(*(slice(1, size + 1) for size in outer), slice(16, 16 + last))]
     inside.copy_(tensor)

@@ -27,9 +27,20 @@ def kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_moves(data: st.DataObject, device: torch.device, dtype: torch.dtype) -> None:
     rows, slots = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
     shapes = data.draw(
-        st.lists(st.tuples(st.integers(1, 2), st.sampled_from([16, 80])), min_size=1, max_size=2)
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 80])),
+            min_size=1,
+            max_size=2,
+        )
     )
-    arenas = [drawn(device, dtype, 2, rows, heads, slots, dim) for heads, dim in shapes]
+    # One line of memory, so that a write behind an arena is one into the next.
+    numbers = [buffers * rows * heads * slots * dim for buffers, heads, dim in shapes]
+    held = drawn(device, dtype, sum(numbers) + 4096).split([*numbers, 4096])
+    behind = held[-1].clone()
+    arenas = [
+        one.view(buffers, rows, heads, slots, dim)
+        for one, (buffers, heads, dim) in zip(held, shapes, strict=False)
+    ]
     moves = []
     for row in range(rows):
         count = data.draw(st.integers(0, slots))
@@ -47,6 +58,7 @@ def test_any_moves(data: st.DataObject, device: torch.device, dtype: torch.dtype
         dispatch.move(arenas=arenas, **lists)
     for found, right in zip(arenas, wanted, strict=True):
         assert torch.equal(found, right)
+    assert torch.equal(held[-1], behind)
 
 
 @pytest.mark.parametrize("count", [16, 17, 64, 65, 256])
