@@ -75,6 +75,7 @@ class ClassOrderedTraversal(Traversal):
 
     def _level(self, judged: Judged, node: int) -> int:
         """1 if `node` is lucky; by a coin where nothing is below it, so that its leaf tells nothing."""
-        below = judged.below(node)
-        seen = below and isinstance(judged.tree.proposals[node], WithoutReplacement)
-        return int(judged.rng.accept(self._foresight(judged, node)[below[0]] if seen else self.luck))
+        children = judged.tree.children(node)
+        if not children or not isinstance(judged.tree.proposals[node], WithoutReplacement):
+            return int(judged.rng.accept(self.luck))
+        return int(judged.rng.accept(self._foresight(judged, node)[judged.tokens[children[0]]]))
