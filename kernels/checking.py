@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 TOPOLOGIES: dict[str, Callable[[int, random.Random], list[int]]] = {
     "chain": lambda n, chance: list(range(-1, n - 1)),
-    "star": lambda n, chance: [-1] + [0] * (n - 1),
+    "star": lambda n, chance: [-1, *[0] * (n - 1)][:n],
     "forest": lambda n, chance: [-1] * n,
     "binary": lambda n, chance: [(node + 1) // 2 - 1 for node in range(n)],
     "random": lambda n, chance: [chance.randint(-1, node - 1) for node in range(n)],

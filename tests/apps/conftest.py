@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ def start() -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
+            # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             **options,
         )
 

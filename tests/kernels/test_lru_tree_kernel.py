@@ -34,7 +34,7 @@ def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, channels
 @given(tree=scans.ragged(old=9, new=9), channels=st.sampled_from([1, 48, 150]))
 @example(tree=scans.Ragged(["binary", "star", "random"], old=0, new=130), channels=16)
 @example(tree=scans.Ragged(scans.EVERY, old=5, new=16), channels=150)
-@example(tree=scans.Ragged(["chain"], old=0, new=1), channels=16)
+@example(tree=scans.Ragged(["chain", "star"], old=0, new=1), channels=16)  # a row without nodes
 def test_any_tree(dtype: torch.dtype, device: torch.device, tree: scans.Ragged, channels: int) -> None:
     visible, kept = tree.on(device)
     paths = Paths(visible)
