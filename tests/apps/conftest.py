@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,20 @@ def start() -> Callable[..., subprocess.Popen[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Write a module `mine` into the current folder, which is on nobody's search path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(text: str) -> Path:
+        (tmp_path / "mine.py").write_text(text)
+        return tmp_path
+
+    yield write
+    sys.modules.pop("mine", None)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Own policies and verifiers in `draftwood bench`, by `package.module:Class` and without registration."""
 
 import json
-import sys
 
 import pytest
 
@@ -33,13 +32,8 @@ def few_passes(monkeypatch):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A module in the current folder, which is on nobody's search path."""
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("mine", None)
+def mine(own_module):
+    return own_module(MINE)
 
 
 def test_own_classes_run_beside_the_registered_ones(draftwood, mine):

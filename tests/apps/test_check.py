@@ -1,7 +1,5 @@
 """`draftwood check`: what is right passes, what is wrong is explained, and what is no strategy is refused."""
 
-import sys
-
 import attrs
 import pytest
 
@@ -82,13 +80,8 @@ star = Star(2)
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A module of somebody's own in the current folder, which is on nobody's search path."""
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("mine", None)
+def mine(own_module):
+    return own_module(MINE)
 
 
 def test_a_policy_of_ones_own_passes_on_small_trees(draftwood, mine):

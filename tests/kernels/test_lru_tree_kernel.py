@@ -50,7 +50,7 @@ def test_any_tree(dtype: torch.dtype, device: torch.device, tree: scans.Ragged, 
 
 
 def test_a_long_chain(device: torch.device) -> None:
-    tree = scans.Ragged(["chain"], old=0, new=64)
+    tree = scans.Ragged(["chain"], old=0, new=130)
     held, paths = drawn(device, torch.float32, tree, 1), Paths(tree.on(device)[0])
     found = dispatch.attend(**held, paths=paths)
     assert relative_error(found, reference.attend(**held, paths=paths)) < 1e-5

@@ -61,8 +61,7 @@ def test_any_tree(
 
 def test_a_long_chain(device: torch.device) -> None:
     held = drawn(device, torch.float32, 1, 130, sizes=(1, 1, 16), seed=0)
-    paths = dispatch.Paths(torch.ones(1, 130, 130, dtype=torch.bool, device=device).tril()[:, -3:])
-    held["queries"] = held["queries"][:, -3:]
+    paths = dispatch.Paths(torch.ones(1, 130, 130, dtype=torch.bool, device=device).tril())
     found = dispatch.attend(**held, paths=paths)
     assert relative_error(found, reference.attend(**held, paths=paths)) < 1e-5
 
