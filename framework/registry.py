@@ -2,8 +2,8 @@
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
 `draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, and `draftwood.kernels`
-what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy
-or verifier that is not registered goes by `package.module:Class`.
+what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy,
+verifier or drafter that is not registered goes by `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
 from draftwood.imports import imported, is_derived
-from draftwood.protocols import StateBackend, TreePolicy, Verifier
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
-_OWN: Mapping[str, type] = {"policies": TreePolicy, "verifiers": Verifier}
+_OWN: Mapping[str, type] = {"drafters": Drafter, "policies": TreePolicy, "verifiers": Verifier}
 
 
 @cache
@@ -33,7 +33,7 @@ def names(kind: str) -> list[str]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The class or function registered as `name`, or the policy or verifier `package.module:Class`.
+    """The class or function registered as `name`, or the policy, verifier or drafter `package.module:Class`.
 
     Raises:
         UnknownStrategy: nothing is registered under that name; the message names the nearest.

@@ -77,7 +77,7 @@ class Tuned:
         dtype: precision of the models, `"float32"` or `"bfloat16"`; `"auto"`: as they are stored.
         recipe: name of the registered recipe; None: ordinary decoding is faster than all that was tried.
         options: of the recipe.
-        drafter: name of the registered drafter; `"model"`: `draft` drafts.
+        drafter: a registered name, or `package.module:Class`; `"model"`: `draft` drafts.
         drafter_options: of that drafter.
         gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
     """
@@ -124,7 +124,7 @@ class Tuned:
 
         Args:
             target: the target.
-            drafter: the draft, or the drafter. Left out: the registered drafter of the file. Where ordinary
+            drafter: the draft, or the drafter. Left out: the drafter of the file. Where ordinary
                 decoding is faster it is not used, and keeps no state.
 
         Raises:

@@ -36,7 +36,7 @@ class Strategy:
 
     policy: TreePolicy
     verifier: Verifier
-    drafter: str | None  # a registered drafter that loads no model, or None where a model drafts
+    drafter: str | None  # a drafter that loads no model, or None where a model drafts
     drafter_options: dict[str, Any]
     model: str = models.DRAFT  # the model that drafts where one does
     draft_temperature: float | None = None
@@ -167,7 +167,10 @@ def generate(
     ] = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help="The same for the draft, or a registered drafter; default: a model of the zoo."),
+        typer.Option(
+            help="The same for the draft, or a drafter: registered, or package.module:Class. Default: a "
+            "model of the zoo."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from draftwood import Drafter, StateBackend, create, registry, zoo
 from draftwood.apps.failures import one_line
-from draftwood.apps.options import assign, parse
+from draftwood.apps.options import assign, parse, split
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
@@ -131,12 +132,13 @@ def check_same_tokens(target: Any, draft: Any) -> None:
 
 
 def is_drafter(name: str) -> bool:
-    """Whether `name` is a registered drafter that loads no model, and no folder stands in its way."""
-    return name != "model" and name in registry.names("drafters") and not Path(name).exists()
+    """Whether `name` is no model but a registered drafter or `package.module:Class`; a folder goes before."""
+    known = name != "model" and name in registry.names("drafters")
+    return (known or re.fullmatch(r"[\w.]+:\w+", name) is not None) and not Path(name).exists()
 
 
 def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafter:
-    """The registered drafter `name`; what it must know of the target is filled in.
+    """The drafter `name`; what it must know of the target is filled in.
 
     The members of `several` are names with commas between them: `llama-draft,prompt-lookup`. Options of
     a member follow it, each behind a colon: `llama-draft,retrieval:index=FOLDER:longest=8`.
@@ -159,8 +161,8 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
 
 
 def _member(word: str, loaded: Loaded) -> Drafter:
-    """One of several drafters: a registered one with its options, or a model."""
-    name, *given = (part.strip() for part in word.split(":"))
+    """One of several drafters, with its options, or a model."""
+    name, given = split(word)
     if is_drafter(name):
         (options,) = assign(parse(given), [("drafters", name)])
         return create_drafter(name, options, loaded)

@@ -13,6 +13,24 @@ from draftwood.errors import InvalidInput, UnknownStrategy, nearest
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+def split(word: str) -> tuple[str, list[str]]:
+    """`"dyspec:budget=8:law=top-k"` as the name and its options.
+
+    The colon of `package.module:Class` belongs to it, in the name and in the option `drafter`.
+    """
+    known = {name for kind in registry.KINDS for name in registry.names(kind)}
+    parts: list[str] = []
+    for part in map(str.strip, word.split(":")):
+        option, _, value = parts[-1].rpartition("=") if parts else ("", "", "")
+        module = value.rpartition("+")[2]
+        is_class = parts and option in ("", "drafter") and not {"=", ":"} & set(part + module)
+        if is_class and module not in known:
+            parts[-1] += f":{part}"
+        else:
+            parts.append(part)
+    return parts[0], parts[1:]
+
+
 def parse(given: Sequence[str]) -> dict[str, str]:
     """`["budget=32"]` as `{"budget": "32"}`."""
     options = {}

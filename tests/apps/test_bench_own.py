@@ -1,4 +1,4 @@
-"""Own policies and verifiers in `draftwood bench`, by `package.module:Class` and without registration."""
+"""Own policies, verifiers and drafters by `package.module:Class`, without registration."""
 
 import json
 
@@ -12,6 +12,7 @@ MINE = """
 import attrs
 
 from draftwood import TreePolicy
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.block import Block
 
@@ -22,6 +23,10 @@ class Line(Chain):
 
 
 class Mine(Block):
+    pass
+
+
+class Words(PromptLookup):
     pass
 """
 
@@ -42,6 +47,8 @@ def test_own_classes_run_beside_the_registered_ones(draftwood, mine):
         "mine:Line:length=2",
         "--strategy",
         "chain+mine:Mine:length=2",
+        "--strategy",
+        "dyspec:budget=4:drafter=mine:Words:longest=2",
         "--temperature",
         0.7,
     ]
@@ -50,14 +57,16 @@ def test_own_classes_run_beside_the_registered_ones(draftwood, mine):
     assert result.exit_code == 0, result.output
     found = json.loads((mine / "r" / "results.json").read_text())["results"]
     names = ["generate", "mine:Line:length=2", "chain+mine:Mine:length=2"]
+    names.append("dyspec:budget=4:drafter=mine:Words:longest=2")
     assert [one["contender"] for one in found] == names
     assert all(one["figures"]["tokens_per_round"]["value"] >= 1 for one in found)
     assert all(one["figures"]["acceptance_rate"]["value"] >= 0 for one in found[1:])
     assert draftwood("bench", *words).exit_code == 0  # its labels are read back: nothing is another run
 
 
-def test_an_edited_policy_is_another_run(draftwood, refused, mine):
-    words = ["bench", "--strategy", "mine:Line:length=2", "--prompts", 1, "--new-tokens", 2, "--to", "r"]
+@pytest.mark.parametrize("strategy", ["mine:Line:length=2", "chain:length=2:drafter=mine:Words"])
+def test_an_edited_strategy_is_another_run(draftwood, refused, mine, strategy):
+    words = ["bench", "--strategy", strategy, "--prompts", 1, "--new-tokens", 2, "--to", "r"]
     assert draftwood(*words).exit_code == 0
     assert draftwood("bench", "--to", "r", "--report").exit_code == 0
     (mine / "mine.py").write_text(MINE + "\n# changed\n")
@@ -75,6 +84,12 @@ def test_an_edited_policy_is_another_run(draftwood, refused, mine):
         ("mine:Line+block:length=2", "mine:Line+block", ("length=2",)),
         ("chain+mine:Mine:length=2", "chain+mine:Mine", ("length=2",)),
         ("dyspec:budget=8:drafter=prompt-lookup", "dyspec", ("budget=8", "drafter=prompt-lookup")),
+        (
+            "mine:Line:drafter=mine:Words:longest=2",
+            "mine:Line",
+            ("drafter=mine:Words", "longest=2"),
+        ),
+        ("dyspec:drafter=mine:Words", "dyspec", ("drafter=mine:Words",)),
         ("chain", "chain", ()),
     ],
 )
@@ -106,6 +121,11 @@ def test_a_policy_alone_has_the_usual_verifier_and_a_budget(mine):
         ("mine.py:Line", ["'mine.py' is a file", "mine:Class"]),
         ("os:system:command=true", ["'os:system' is no policy"]),
         ("greedy", ["no strategy 'greedy'"]),
+        ("dyspec:drafter=mine:Wrods", ["'mine'", "no 'Wrods'", "did you mean 'Words'?"]),
+        ("dyspec:drafter=mine:Line", ["'mine:Line' is no drafter", "derived from Drafter"]),
+        ("dyspec:drafter=mine:Words:longst=2", ["'longst'", "did you mean 'longest'?"]),
+        ("dyspec:drafter=mine:Words:longest", ["'longest'", "name=value"]),
+        ("dyspec:drafter=prompt-lookup:longest", ["'longest'", "name=value"]),
     ],
 )
 def test_what_is_no_strategy_is_refused_in_one_sentence(refused, mine, word, parts):
@@ -125,3 +145,19 @@ def test_generate_and_prove_take_them_too(draftwood, mine):
     result = draftwood("prove", "--policy", "mine:Line", "--verifier", "mine:Mine", "--models", 1)
     assert result.exit_code == 0, result.output
     assert " ok" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--policy dyspec -o budget=4 --drafter mine:Words -o longest=2",
+        "--policy fixed-tree -o branching=2 -o depth=2 -o law=per-drafter"
+        " --drafter several -o members=llama-draft,mine:Words:longest=2",
+    ],
+    ids=["alone", "one of several"],
+)
+def test_a_drafter_of_ones_own_drafts(draftwood, mine, words):
+    asked = ["--prompt", "a b a b a", "--max-new-tokens", 6, "--json"]
+    ours, ordinary = draftwood("generate", *words.split(), *asked), draftwood("generate", *asked)
+    assert ours.exit_code == 0, ours.output
+    assert json.loads(ours.stdout)["text"] == json.loads(ordinary.stdout)["text"]

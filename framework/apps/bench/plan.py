@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from draftwood import registry
 from draftwood.apps import models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.datasets import DataSet, Prompt, read
@@ -142,14 +143,17 @@ class Plan:
         return {**content, "code": code} if code else content
 
     def _code(self) -> dict[str, str]:
-        """Modules of strategies from elsewhere with a digest: an edited policy is another one."""
+        """Modules of strategies from elsewhere with a digest: an edited strategy is another one."""
         found = {}
         for temperature in self.temperatures:
             for spec in self.contenders(temperature):
                 if not spec.is_transformers:
                     strategy = spec.strategy(temperature)
-                    for part in (strategy.policy, strategy.verifier):
-                        module = sys.modules[type(part).__module__]
+                    parts = [type(strategy.policy), type(strategy.verifier)]
+                    if strategy.drafter:
+                        parts.append(registry.get("drafters", strategy.drafter))
+                    for part in parts:
+                        module = sys.modules[part.__module__]
                         if module.__file__ and not module.__name__.startswith("draftwood."):
                             found[module.__name__] = _digest(Path(module.__file__))
         return found

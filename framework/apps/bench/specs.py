@@ -58,7 +58,8 @@ class Spec:
         drafter = words.pop("drafter", None)
         if drafter is not None and not models.is_drafter(drafter):
             raise InvalidInput(
-                f"{self.label!r} names the drafter {drafter!r}; give a registered one, and models as pairs."
+                f"{self.label!r} names the drafter {drafter!r}; give a registered one or "
+                "package.module:Class, and models as pairs."
             )
         sharper = words.pop("draft_temperature", None) if self.parts else None  # a recipe takes its own
         given = [f"{name}={value}" for name, value in words.items()]
@@ -85,7 +86,7 @@ def parse(word: str) -> Spec:
         UnknownStrategy: nothing of this name.
         InvalidInput: an option that is not name=value, or options for a mode of `generate`.
     """
-    name, given = _split(word)
+    name, given = options.split(word)
     options.parse(given)
     known = {*MODES, *registry.names("recipes"), *registry.names("policies")}
     if not {"+", ":"} & set(name) and name not in known:
@@ -93,18 +94,6 @@ def parse(word: str) -> Spec:
     if name in MODES and given:
         raise InvalidInput(f"{word!r} gives {name!r} an option; it has none.")
     return Spec(name, tuple(given))
-
-
-def _split(word: str) -> tuple[str, list[str]]:
-    """Name and options; the colon of `package.module:Class` belongs to the name."""
-    name, *given = (part.strip() for part in word.split(":"))
-    registered = {*MODES, *(one for kind in registry.KINDS for one in registry.names(kind))}
-    while given and "=" not in given[0]:
-        last = name.rpartition("+")[2]
-        if ":" in last or last in registered:
-            break
-        name = f"{name}:{given.pop(0)}"
-    return name, given
 
 
 def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:

@@ -16,7 +16,7 @@ from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
 from draftwood.apps.failures import say
 from draftwood.apps.machine import device_name, versions
-from draftwood.apps.options import assign, parse
+from draftwood.apps.options import assign, parse, split
 from draftwood.apps.progress import watched
 from draftwood.apps.tune.measure import Costs, Estimate, Finish, Trial, finish, pass_costs
 from draftwood.errors import InvalidInput
@@ -34,7 +34,8 @@ def tune(
     drafter: Annotated[
         str,
         typer.Option(
-            help="The same for the draft, or a registered drafter; its options follow behind colons."
+            help="The same for the draft, or a drafter (registered or package.module:Class); its options "
+            "follow behind colons."
         ),
     ] = models.DRAFT,
     strategy: Annotated[
@@ -129,12 +130,12 @@ def tune(
 
 
 def _candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
-    """Every recipe at every budget, drafted by `drafter` where that is a registered one."""
+    """Every recipe at every budget, drafted by `drafter` where that is no model."""
     for word in words:
         spec = parse_strategy(word)
         if spec.is_transformers or spec.parts:
             raise InvalidInput(f"{spec.name!r} is no recipe; give one of `draftwood strategies`.")
-    name, *given = (part.strip() for part in drafter.split(":"))
+    name, given = split(drafter)
     if models.is_drafter(name):
         words = [":".join((word, f"drafter={name}", *given)) for word in words]
     return contenders(words, budgets, temperature)[1:]
