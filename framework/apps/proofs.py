@@ -40,7 +40,7 @@ _TWO = ((0,), (2,))
 _THREE = ((0,), (2,), (0, 0))
 
 # Trees small enough to enumerate: a registered policy gets those of these options that it has. The
-# models take turns with them.
+# models take turns with them, as far as their vocabularies allow.
 _SHAPES: tuple[dict[str, Any], ...] = (
     {
         "length": 2,
@@ -81,6 +81,16 @@ _SHAPES: tuple[dict[str, Any], ...] = (
         "width": 1,
         "shape": _THREE,
         "budgets": (4,),
+    },
+    {
+        "length": 3,
+        "depth": 2,
+        "branching": 2,
+        "budget": 6,
+        "paths": 2,
+        "width": 3,
+        "shape": _THREE,
+        "budgets": (6,),
     },
 )
 
@@ -140,9 +150,15 @@ class Toys:
         return drafter
 
     @property
-    def shape(self) -> dict[str, Any]:
-        # Four tokens on the larger trees would take seconds a case.
-        return _SHAPES[self.number % (2 if self.vocab_size == 4 else len(_SHAPES))]
+    def shapes(self) -> tuple[dict[str, Any], ...]:
+        """The trees that take no minute on so many tokens, the one whose turn it is first."""
+        small = _SHAPES[: {2: 5, 3: 4, 4: 2}[self.vocab_size]]
+        if self.rounds:
+            turn = self.number % len(small)
+        else:
+            turns = {2: (0, 1, 2, 3, 4), 3: (0, 1), 4: (1,)}[self.vocab_size]
+            turn = turns[self.number // _ROUNDS_EVERY % len(turns)]
+        return (*small[turn:], *small[:turn])
 
     @property
     def rounds(self) -> int | None:
@@ -173,12 +189,23 @@ class Pair:
     def policy_in_words(self) -> str:
         return _in_words(self.policy, self.policy_switches)
 
-    def build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
-        """Both with what they take of the options.
+    def build(
+        self, shapes: Sequence[Mapping[str, Any]], given: Mapping[str, str]
+    ) -> tuple[TreePolicy, Verifier]:
+        """Both with what they take of the options, of the first shape in which they fit.
 
         Raises:
-            IncompatibleStrategy: they do not fit.
+            IncompatibleStrategy: they fit in none.
         """
+        *others, last = shapes
+        for shape in others:
+            try:
+                return self._build(shape, given)
+            except IncompatibleStrategy:
+                continue
+        return self._build(last, given)
+
+    def _build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
         known = known_options("policies", self.policy)
         small = {name: value for name, value in shape.items() if name in known}
         law = {} if self.law is None else {"law": self.law}
@@ -290,9 +317,9 @@ def prove_pair(pair: Pair, models: Iterable[Toys], given: Mapping[str, str] | No
     worst = 0.0
     for toys in models:
         try:
-            policy, verifier = pair.build(toys.shape, given or {})
+            policy, verifier = pair.build(toys.shapes, given or {})
             if policy.learns and toys.rounds is None:
-                policy, verifier = pair.build(_LEARNING, given or {})
+                policy, verifier = pair.build([_LEARNING], given or {})
             error, why = _prove_on(toys, policy, verifier)
         except IncompatibleStrategy as refusal:
             return Verdict(pair, None, "refused", one_line(refusal))

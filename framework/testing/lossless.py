@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import pickle
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -133,34 +133,40 @@ class _Case:
     ) -> tuple[dict[tuple[int, ...], float], float, int]:
         law: dict[tuple[int, ...], float] = {}
         expected, runs = 0.0, 0
-        # A round's law depends on the text before it alone, so every text is enumerated once. A policy
-        # that learns depends on its past too: its rounds are enumerated together.
-        length = tokens if self.policy.learns else 1
-        unfinished: dict[tuple[int, ...], float] = {(): 1.0}
+        # A round's law depends on the text before it and on what the policy has learnt alone, so each of
+        # their pairs is enumerated once.
+        unfinished = {((), _learnt(self.policy)): (1.0, self.policy)}
         while unfinished:
-            text = min(unfinished, key=len)  # nothing is added to it any more
-            chance = unfinished.pop(text)
+            start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
+            (text, _), (chance, policy) = start, unfinished.pop(start)
             outcomes = list(
                 enumerate_outcomes(
-                    lambda rng, text=text: self._run([*prompt, *text], length, rng),  # type: ignore[misc]
+                    lambda rng, text=text, policy=policy: self._round([*prompt, *text], policy, rng),  # type: ignore[misc]
                     budget=self.budget,
                 )
             )
             runs += len(outcomes)
             if not text:
-                expected = sum(weight * len(rounds[0]) for weight, rounds in outcomes)
-            for weight, rounds in outcomes:
-                longer = (*text, *itertools.chain(*rounds))[:tokens]
-                goes_to = law if len(longer) == tokens else unfinished
-                goes_to[longer] = goes_to.get(longer, 0.0) + chance * weight
+                expected = sum(weight * len(new) for weight, (new, _) in outcomes)
+            for weight, (new, wiser) in outcomes:
+                longer = (*text, *new)[:tokens]
+                if len(longer) == tokens:
+                    law[longer] = law.get(longer, 0.0) + chance * weight
+                else:
+                    pair = longer, _learnt(wiser)
+                    before, known = unfinished.get(pair, (0.0, wiser))
+                    unfinished[pair] = before + chance * weight, known
         return law, expected, runs
 
-    def _run(self, text: list[int], length: int, rng: Enumerator) -> list[tuple[int, ...]]:
-        """Rounds of the production loop after `text` until `length` tokens are there.
+    def _round(
+        self, text: list[int], policy: TreePolicy, rng: Enumerator
+    ) -> tuple[tuple[int, ...], TreePolicy]:
+        """A round of the production loop after `text`: what it emits, and the policy as it leaves it.
 
-        Checks that every commit left the state of the new text.
+        Checks that the commit left the state of the new text.
         """
-        policy = copy.deepcopy(self.policy) if self.policy.learns else self.policy
+        if policy.learns:
+            policy = copy.deepcopy(policy)
         row = Row(0, list(text), policy, Streams(rng, rng))
         backend = ToyBackend(self.target)
         sampling = SamplingParams(temperature=self.temperature)
@@ -177,17 +183,24 @@ class _Case:
         state = torch.tensor(text[:-1], dtype=torch.int64)
         backend.prefill([state])
         self.drafter.prefill([state])
-        rounds: list[tuple[int, ...]] = []
         try:
-            while sum(map(len, rounds)) < length:
-                rounds.append(loop.run().rows[0].tokens)
-                assert backend.committed == [row.text[:-1]], (
-                    f"After {text} the rounds emitted {rounds}, but the committed state is "
-                    f"{backend.committed[0]}."
-                )
+            new = loop.run().rows[0].tokens
         finally:
             self.drafter.release()
-        return rounds
+        assert backend.committed == [row.text[:-1]], (
+            f"After {text} a round emitted {new}, but the committed state is {backend.committed[0]}."
+        )
+        return new, policy
+
+
+def _learnt(policy: TreePolicy) -> object:
+    """What a policy has learnt; equal only where it is the same, None where it learns nothing."""
+    if not policy.learns:
+        return None
+    try:
+        return pickle.dumps(policy.__getstate__())
+    except Exception:  # anyone's policy may hold what cannot be compared
+        return object()
 
 
 def target_law(

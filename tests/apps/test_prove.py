@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwood import registry
+from draftwood import IncompatibleStrategy, registry
 from draftwood.apps import proofs
 from draftwood.apps.proofs import Toys, pairs, prove_pair
 
@@ -81,6 +81,23 @@ def test_every_registered_pair_is_exact_or_refused_by_name(pair):
     else:
         assert verdict.word == "ok"
         assert 0 <= verdict.error <= 1e-12
+
+
+def test_a_pair_is_proved_on_every_model_or_none():
+    def fits(pair, number):
+        try:
+            return bool(pair.build(Toys(number).shapes, {}))
+        except IncompatibleStrategy:
+            return False
+
+    numbers = (*range(12), 20, 40, 60)
+    assert all(len({fits(pair, number) for number in numbers}) == 1 for pair in PAIRS)
+
+
+def test_several_rounds_are_proved_on_trees_of_every_vocabulary():
+    several = [Toys(number) for number in range(200) if Toys(number).rounds is None]
+    assert {toys.vocab_size for toys in several} == {2, 3, 4}
+    assert len({str(toys.shapes[0]) for toys in several}) > 3
 
 
 def test_most_pairs_are_proved_rather_than_refused():

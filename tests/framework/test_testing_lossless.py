@@ -10,7 +10,15 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import ToyModel, assert_lossless, joint_law, largest_error, target_law, watched
+from draftwood.testing import (
+    ToyModel,
+    assert_lossless,
+    joint_law,
+    largest_error,
+    lossless,
+    target_law,
+    watched,
+)
 from draftwood.testing.pairs import toy_drafter
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
@@ -147,6 +155,24 @@ def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
     short = joint_law(Chain(1), RecursiveRejection(), tokens=4, **case(Chain(1)))
     assert found.expected_tokens == pytest.approx(short.expected_tokens)
     assert found.runs != short.runs
+
+
+@attrs.define
+class Secretive(Learner):
+    """Holds what no pickle takes."""
+
+    secret: object = attrs.field(factory=lambda: lambda: None)
+
+
+def test_pasts_that_taught_the_same_are_visited_once(monkeypatch):
+    # A biased verifier, so that the law tells which chains were drafted.
+    options = {"tokens": 4, **case(Chain(1))}
+    once = joint_law(Learner(), TargetAgain(), **options)
+    secretive = joint_law(Secretive(), TargetAgain(), **options)
+    monkeypatch.setattr(lossless, "_learnt", lambda policy: object())
+    apart = joint_law(Learner(), TargetAgain(), **options)
+    assert once.error(apart.probabilities) < 1e-15
+    assert once.runs < apart.runs == secretive.runs
 
 
 @pytest.mark.parametrize("rounds", [None, 1])
