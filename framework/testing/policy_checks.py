@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from draftwood import registry
-from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.enumerator import enumerate_outcomes
@@ -18,7 +17,7 @@ from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.pairs import fits, toy_drafter
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
 from draftwood.testing.toy import ToyModel
-from draftwood.testing.verifier_checks import VOCAB, Constant, for_models
+from draftwood.testing.verifier_checks import VOCAB, Constant, assert_declared, for_models
 from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)
@@ -40,14 +39,7 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
-    laws = policy.laws
-    assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
-    assert laws, "laws is empty; name the proposal laws that its trees may carry."
-    strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
-    assert not strange, f"laws holds {strange}; give classes of proposals."
-    for name in ("adaptive", "branches", "local", "learns"):
-        assert isinstance(getattr(policy, name), bool), f"{name} is no bool."
-    assert isinstance(policy.source, str), f"source is {policy.source!r}; name a paper or an author."
+    assert_declared(policy, "adaptive", "branches", "local", "learns")
 
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:

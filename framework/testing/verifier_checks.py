@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.errors import InvalidDistribution
 from draftwood.proposals import PerChild, Proposal
-from draftwood.protocols import Verifier
+from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
@@ -56,14 +56,19 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws it serves, and what it promises about them."""
-    laws = verifier.laws
+    assert_declared(verifier, "lossless", "adaptive", "branches", "local", "greedy")
+
+
+def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
+    """Its laws are classes of proposals, `flags` are true or false, and its source is in words."""
+    laws = strategy.laws
     assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
-    assert laws, "laws is empty; name the proposal laws that it can judge."
+    assert laws, "laws is empty; name the proposal laws of the trees that it grows, or can judge."
     strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
     assert not strange, f"laws holds {strange}; give classes of proposals."
-    for name in ("lossless", "adaptive", "branches", "local", "greedy"):
-        assert isinstance(getattr(verifier, name), bool), f"{name} is no bool."
-    assert isinstance(verifier.source, str), f"source is {verifier.source!r}; name a paper or an author."
+    for name in flags:
+        assert isinstance(getattr(strategy, name), bool), f"{name} is no bool."
+    assert isinstance(strategy.source, str), f"source is {strategy.source!r}; name a paper or an author."
 
 
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
