@@ -135,7 +135,9 @@ class _Case:
         expected, runs = 0.0, 0
         # A round's law depends on the text before it and on what the policy has learnt alone, so each of
         # their pairs is enumerated once.
-        unfinished = {((), _learnt(self.policy)): (1.0, self.policy)}
+        unfinished: dict[tuple[tuple[int, ...], object], tuple[float, TreePolicy]] = {
+            ((), _learnt(self.policy)): (1.0, self.policy)
+        }
         while unfinished:
             start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
             (text, _), (chance, policy) = start, unfinished.pop(start)
