@@ -181,6 +181,8 @@ def test_tables_of_results_hold_every_contender_and_data_set(measured):
         rows = [row for row in table.splitlines() if row.startswith("| `")]
         assert len(rows) * len({line["data"] for line in lines}) == len(lines)
         assert table.count("| temperature ") == len({line["temperature"] for line in lines})
+    sampled = [line for line in lines if float(line["temperature"]) > 0 and line["contender"] != "generate"]
+    assert TABLES.TABLES["results_together"]().count("| `") == len({line["contender"] for line in sampled})
     first = next(line for line in lines if line["contender"] != "generate")
     shown = f"{float(first['speed_up']):.2f} ({float(first['speed_up_low']):.2f}-"
     assert f"| `{first['contender']}` | {shown}" in TABLES.TABLES["results_speed"]()

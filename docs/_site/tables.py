@@ -134,6 +134,15 @@ def texts(line: Mapping[str, str]) -> str:
     return f"p {float(line['p_value']):.2f}" if line["p_value"] else "-"
 
 
+def together() -> str:
+    """Above temperature 0, the p-value of every contender's texts over all data sets."""
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["p_together"]]
+    found = {(line["temperature"], line["contender"]): float(line["p_together"]) for line in lines}
+    rows = [f"| {float(heat):g} | `{name}` | {p:.2f} |" for (heat, name), p in found.items()]
+    return "\n".join(["| temperature | contender | p over all data sets |", "|---|---|---|", *rows])
+
+
 def machine() -> str:
     """What the results were measured on."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
@@ -154,4 +163,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "results_speed": lambda: results(figure("speed_up")),
     "results_rounds": lambda: results(figure("tokens_per_round")),
     "results_texts": lambda: results(texts),
+    "results_together": together,
 }

@@ -224,3 +224,29 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
     picture = getattr(plots, plot)("pair", found, plots._styles(found))
     assert all(axis.get_ylim()[1] > 6 for axis in picture.axes)
     assert all(axis.get_ylim()[0] < 1 for axis in picture.axes)
+
+
+def test_texts_of_all_data_sets_are_tested_together():
+    heat = attrs.evolve(RACE, temperature=1.0)
+    races = [attrs.evolve(heat, data=data) for data in ("d", "e")]
+    plan = Plan(strategies=[SPEC], temperatures=[1.0], new_tokens=[4])
+
+    def checks(tokens, names, prompts=3):
+        written = {"generate": [1] * 20, SPEC: tokens}
+        cells = [
+            cell(label, prompt, written[label], race=race)
+            for race in races
+            for label in written
+            for prompt in range(prompts)
+        ]
+        found = rows(plan, names, {str(number): one for number, one in enumerate(cells)})
+        return [row.check for row in found if row.spec.label == SPEC]
+
+    # Of the 2^6 ways to hand out the texts behind six prompts, that one and its mirror lie so far apart.
+    other = checks([2] * 20, ["d", "e"])
+    assert len(other) == 2
+    assert all(check.p_value is None and 0.02 < check.p_together < 0.045 for check in other)
+    assert [check.p_together for check in checks([1] * 20, ["d", "e"])] == [1.0, 1.0]
+    (alone,) = checks([2] * 20, ["d"], prompts=6)
+    assert alone.p_value < 0.045
+    assert alone.p_together is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import comb, prod
 from statistics import median_low
 from typing import Any
@@ -16,6 +16,7 @@ from draftwood.apps.bench.plan import Plan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec
 
 Sums = Mapping[str, NDArray[np.float64]]
+Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one behind it, and of the other
 _BOOTSTRAPS = 4000
 _PERMUTATIONS = 2000
 _HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
@@ -93,11 +94,13 @@ class Check:
         precision: that the texts were compared in.
         p_value: above temperature 0, how likely texts of one distribution are to differ as much as these;
             None where there are too few texts to tell.
+        p_together: the same of the texts of all data sets; None also where there is only one.
     """
 
     agreement: float | None = None
     precision: str | None = None
     p_value: float | None = None
+    p_together: float | None = None
 
 
 @attrs.frozen
@@ -136,7 +139,8 @@ def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
         if cell["kind"] in ("text", "check"):
             race = Race(**{field.name: cell[field.name] for field in attrs.fields(Race)})
             texts.setdefault((cell["kind"], race.key, cell["contender"]), []).append(cell)
-    found = []
+    found: list[Row] = []
+    beside: dict[tuple[Race, str], list[Pair]] = {}  # sampled texts of all data sets
     for race in races(plan, names):
         plain = texts.get(("text", race.key, ORDINARY), [])
         for spec in plan.contenders(race.temperature):
@@ -145,10 +149,24 @@ def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
                 found.append(Row(race, spec, refused=own[0]["refused"]))
             elif own:
                 exact = [texts.get(("check", race.key, label), []) for label in (spec.label, ORDINARY)]
-                compared = (exact[0], exact[1]) if all(exact) else (own, plain)
+                pairs = _pairs(race, *(exact if all(exact) else (own, plain)))
                 precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
-                found.append(_row(race, spec, own, plain, _check(race, *compared, precision)))
-    return found
+                sampled = race.temperature > 0
+                check = Check() if sampled and own is plain else _check(race, pairs, precision)
+                found.append(_row(race, spec, own, plain, check))
+                if sampled and own is not plain:
+                    beside.setdefault((_any_data(race), spec.label), []).extend(pairs)
+    together = {place: two_sample(pairs) for place, pairs in beside.items()} if len(names) > 1 else {}
+    return [
+        attrs.evolve(row, check=attrs.evolve(row.check, p_together=p))
+        if (p := together.get((_any_data(row.race), row.spec.label)))
+        else row
+        for row in found
+    ]
+
+
+def _any_data(race: Race) -> Race:
+    return attrs.evolve(race, data="")
 
 
 def _row(
@@ -249,22 +267,21 @@ def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | 
     return Figure(value, float(low), float(high))
 
 
-def _check(
-    race: Race, own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], precision: str
-) -> Check:
+def _pairs(race: Race, own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> list[Pair]:
+    """What both wrote behind a prompt and turn, for every repetition that both have."""
     ours, theirs = (
         {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c} for texts in (own, plain)
     )
     shared = sorted(ours.keys() & theirs.keys())
-    if not shared:
+    return [((race.data, *place[:2]), ours[place], theirs[place]) for place in shared]
+
+
+def _check(race: Race, pairs: Sequence[Pair], precision: str) -> Check:
+    if not pairs:
         return Check()
     if race.temperature == 0:
-        agreeing = sum(common(ours[place], theirs[place]) for place in shared)
-        return Check(agreeing / sum(len(theirs[place]) for place in shared), precision)
-    if own is plain:
-        return Check()
-    prompts = sorted({place[:2] for place in shared})
-    pairs = [(prompts.index(place[:2]), ours[place], theirs[place]) for place in shared]
+        agreeing = sum(common(ours, theirs) for _, ours, theirs in pairs)
+        return Check(agreeing / sum(len(theirs) for _, _, theirs in pairs), precision)
     return Check(p_value=two_sample(pairs))
 
 
@@ -273,7 +290,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def two_sample(pairs: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> float | None:
+def two_sample(pairs: Sequence[Pair]) -> float | None:
     """A permutation test of whether two contenders' texts come from one distribution.
 
     The statistic is the chi-square distance between the two histograms of tokens over all texts. If the
@@ -291,7 +308,8 @@ def two_sample(pairs: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> flo
     if prod(comb(2 * texts, texts) for texts in behind.values()) < _HAND_OUTS:
         return None
     texts = [tokens for _, ours, theirs in pairs for tokens in (ours, theirs)]
-    prompts = np.array([prompt for prompt, *_ in pairs for _ in range(2)])
+    numbers = {prompt: number for number, prompt in enumerate(behind)}
+    prompts = np.array([numbers[prompt] for prompt, *_ in pairs for _ in range(2)])
     sides = np.tile([1.0, -1.0], len(pairs))
     seen, flat = np.unique(
         np.concatenate([np.asarray(t, dtype=np.int64) for t in texts]), return_inverse=True

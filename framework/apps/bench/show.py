@@ -111,8 +111,17 @@ def _legend(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> No
         words.append(f"Texts at temperature 0 were compared with those of generate() in {precisions.pop()}.")
         if any(row.check.agreement not in (None, 1) for row in rows):
             words.append("Where they differ in half precision, equal choices were rounded apart.")
-    if any(row.check.p_value is not None for row in rows):
+    if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):
         words.append("p: how often texts of one distribution differ as much from generate()'s as these.")
+    together = {
+        (attrs.evolve(row.race, data=""), row.spec.label): (
+            f"{row.spec.label} at {row.race.temperature:g} {row.check.p_together:.2f}"
+        )
+        for row in rows
+        if row.check.p_together is not None
+    }
+    if together:
+        words.append(f"p of all data sets together: {', '.join(together.values())}.")
     slower = [
         row.spec.label
         for row in rows
@@ -168,14 +177,14 @@ def write_csv(file: Path, rows: Sequence[Row], run: Mapping[str, Any]) -> None:
     figures = [name + end for name in (metric.name for metric in METRICS) for end in ("", "_low", "_high")]
     kept = {**run["versions"], **run["hardware"]}
     named = ["contender", "budget", "prompts", "prompt_tokens"]
-    checks = ["peak_memory", "agreement", "precision", "p_value", "refused"]
+    checks = ["peak_memory", "agreement", "precision", "p_value", "p_together", "refused"]
     lines.writerow([*where, *named, *figures, *checks, *kept])
     for row in rows:
         values: list[Any] = []
         for metric in METRICS:
             figure = row.figures.get(metric.name)
             values += [figure.value, figure.low, figure.high] if figure else [None] * 3
-        check = [row.check.agreement, row.check.precision, row.check.p_value]
+        check = list(attrs.astuple(row.check))
         lines.writerow(
             [
                 *attrs.astuple(row.race),
