@@ -14,11 +14,19 @@ from draftwood import Deterministic, Outcome, PerChild, TopThenSample, WithoutRe
 from draftwood.strategies.verifiers.window import heavy
 
 
+def is_dust(p):
+    """Whether a chance is what rounding leaves of nothing: below that of a sum to 1."""
+    return 0 < p < 1e-15
+
+
 class Coins:
-    """Draws from a list of uniforms; `near` is how near one of them came to changing what was drawn."""
+    """Draws from a list of uniforms; `near` is how near one of them came to changing what was drawn.
+
+    `dust` says whether a chance was what rounding leaves of nothing.
+    """
 
     def __init__(self, uniforms):
-        self.uniforms, self.used, self.near = uniforms, 0, 1.0
+        self.uniforms, self.used, self.near, self.dust = uniforms, 0, 1.0, False
 
     def _next(self, *borders):
         u = self.uniforms[self.used]
@@ -27,6 +35,7 @@ class Coins:
         return u
 
     def accept(self, p):
+        self.dust |= is_dust(p)
         return self._next(p) < p
 
     def choose(self, weights):

