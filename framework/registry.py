@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
@@ -52,19 +53,20 @@ def get(kind: str, name: str) -> Any:
     return entry.load()
 
 
-def options(kind: str, name: str) -> dict[str, inspect.Parameter]:
+def options(kind: str, name: str) -> Mapping[str, inspect.Parameter]:
     """What `create` takes for `name`, by option name."""
     return options_of(get(kind, name))
 
 
-def options_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+@cache
+def options_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """What a class or function takes, by option name.
 
     A class without a constructor of its own takes nothing, though a protocol's one seems to take anything.
     """
     anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     found = inspect.signature(make).parameters
-    return {option: p for option, p in found.items() if p.kind not in anything}
+    return MappingProxyType({option: p for option, p in found.items() if p.kind not in anything})
 
 
 def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:

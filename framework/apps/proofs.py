@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -26,7 +26,7 @@ from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
 from draftwood.proposals import ALL_LAWS
 
 if TYPE_CHECKING:
-    from draftwood.testing import ToyModel
+    from draftwood.testing import ToyModel, WeightedTree
 
 TOLERANCE = 1e-12
 TOKENS = 3
@@ -39,60 +39,22 @@ _ROUNDS_EVERY = 20
 _TWO = ((0,), (2,))
 _THREE = ((0,), (2,), (0, 0))
 
-# Trees small enough to enumerate: a registered policy gets those of these options that it has. The
-# models take turns with them, as far as their vocabularies allow.
+# Trees small enough to enumerate, the cheapest first: a registered policy gets those of these options that
+# it has. The models take turns with them, as far as their vocabularies allow.
 _SHAPES: tuple[dict[str, Any], ...] = (
-    {
-        "length": 2,
-        "depth": 2,
-        "branching": 2,
-        "budget": 3,
-        "paths": 1,
-        "width": 1,
-        "shape": _TWO,
-        "budgets": (3,),
-    },
-    {
-        "length": 1,
-        "depth": 1,
-        "branching": 3,
-        "budget": 3,
-        "paths": 3,
-        "width": 3,
-        "shape": _THREE,
-        "budgets": (3,),
-    },
-    {
-        "length": 3,
-        "depth": 2,
-        "branching": 2,
-        "budget": 4,
-        "paths": 1,
-        "width": 2,
-        "shape": _THREE,
-        "budgets": (4,),
-    },
-    {
-        "length": 2,
-        "depth": 3,
-        "branching": 2,
-        "budget": 4,
-        "paths": 2,
-        "width": 1,
-        "shape": _THREE,
-        "budgets": (4,),
-    },
-    {
-        "length": 3,
-        "depth": 2,
-        "branching": 2,
-        "budget": 6,
-        "paths": 2,
-        "width": 3,
-        "shape": _THREE,
-        "budgets": (6,),
-    },
-)
+    {"length": 1, "depth": 1, "branching": 2, "budget": 2, "paths": 2, "width": 2, "shape": _TWO,
+     "budgets": (2,)},
+    {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 1, "width": 1, "shape": _TWO,
+     "budgets": (3,)},
+    {"length": 1, "depth": 1, "branching": 3, "budget": 3, "paths": 3, "width": 3, "shape": _THREE,
+     "budgets": (3,)},
+    {"length": 2, "depth": 3, "branching": 2, "budget": 4, "paths": 2, "width": 1, "shape": _THREE,
+     "budgets": (4,)},
+    {"length": 3, "depth": 2, "branching": 2, "budget": 4, "paths": 1, "width": 2, "shape": _THREE,
+     "budgets": (4,)},
+    {"length": 3, "depth": 2, "branching": 2, "budget": 6, "paths": 2, "width": 3, "shape": _THREE,
+     "budgets": (6,)},
+)  # fmt: skip
 
 # Over several rounds, a policy that learns is visited with every past it may have had, so its tree is
 # the smallest one, and its memory is short enough to act within them.
@@ -114,7 +76,7 @@ class Toys:
 
     @property
     def vocab_size(self) -> int:
-        return (3, 4, 2)[self.number % 3]
+        return (3, 2, 3, 4, 3, 2, 2)[self.number % 7]
 
     def target(self) -> ToyModel:
         from draftwood.testing import ToyModel
@@ -152,11 +114,11 @@ class Toys:
     @property
     def shapes(self) -> tuple[dict[str, Any], ...]:
         """The trees that take no minute on so many tokens, the one whose turn it is first."""
-        small = _SHAPES[: {2: 5, 3: 4, 4: 2}[self.vocab_size]]
+        small = _SHAPES[: {2: 6, 3: 4, 4: 3}[self.vocab_size]]
         if self.rounds:
             turn = self.number % len(small)
         else:
-            turns = {2: (0, 1, 2, 3, 4), 3: (0, 1), 4: (1,)}[self.vocab_size]
+            turns = {2: range(6), 3: (1, 0, 2), 4: (0,)}[self.vocab_size]
             turn = turns[self.number // _ROUNDS_EVERY % len(turns)]
         return (*small[turn:], *small[:turn])
 
@@ -182,6 +144,11 @@ class Pair:
     policy_switches: Mapping[str, bool] = attrs.field(factory=dict)
 
     @property
+    def grower(self) -> tuple[str, str, type[Proposal] | None]:
+        """What grows the trees; pairs with an equal one are proved on the same trees."""
+        return self.policy, self.policy_in_words, self.law
+
+    @property
     def verifier_in_words(self) -> str:
         return _in_words(self.verifier, self.switches)
 
@@ -191,19 +158,19 @@ class Pair:
 
     def build(
         self, shapes: Sequence[Mapping[str, Any]], given: Mapping[str, str]
-    ) -> tuple[TreePolicy, Verifier]:
-        """Both with what they take of the options, of the first shape in which they fit.
+    ) -> tuple[TreePolicy, Verifier, int]:
+        """Both with what they take of the options, and which shape it is: the first in which they fit.
 
         Raises:
             IncompatibleStrategy: they fit in none.
         """
         *others, last = shapes
-        for shape in others:
+        for place, shape in enumerate(others):
             try:
-                return self._build(shape, given)
+                return *self._build(shape, given), place
             except IncompatibleStrategy:
                 continue
-        return self._build(last, given)
+        return *self._build(last, given), len(others)
 
     def _build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
         known = known_options("policies", self.policy)
@@ -216,6 +183,10 @@ class Pair:
         )
         check_strategy_fits(policy, verifier)
         return policy, verifier
+
+
+_Drawn: TypeAlias = dict[Hashable, "Sequence[WeightedTree]"]
+"""The trees of a model: by what grew them, their shape and the temperature."""
 
 
 @attrs.frozen
@@ -310,47 +281,72 @@ def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | No
         yield law
 
 
-def prove_pair(pair: Pair, models: Iterable[Toys], given: Mapping[str, str] | None = None) -> Verdict:
-    """The largest error of a pair over the toy models; the first failure ends it."""
+def prove_pairs(
+    pairs: Sequence[Pair], models: Iterable[Toys], given: Mapping[str, str] | None = None
+) -> list[Verdict]:
+    """The largest error of every pair over the toy models; a pair's first failure ends it.
+
+    Those of one policy, with one law, share the trees that it draws on a model.
+    """
+    verdicts = [Verdict(pair, 0.0, "ok") for pair in pairs]
+    for toys in models:
+        drawn: _Drawn = {}
+        verdicts = [
+            _proved_on(toys, verdict, given or {}, drawn) if verdict.word == "ok" else verdict
+            for verdict in verdicts
+        ]
+    return verdicts
+
+
+def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Drawn) -> Verdict:
+    """The verdict on a pair after one more model."""
     from draftwood.testing import BudgetExceeded
 
-    worst = 0.0
-    for toys in models:
-        try:
-            policy, verifier = pair.build(toys.shapes, given or {})
-            if policy.learns and toys.rounds is None:
-                policy, verifier = pair.build([_LEARNING], given or {})
-            error, why = _prove_on(toys, policy, verifier)
-        except IncompatibleStrategy as refusal:
-            return Verdict(pair, None, "refused", one_line(refusal))
-        except BudgetExceeded as limit:
-            return Verdict(pair, None, "too large", one_line(limit))
-        except AssertionError as fault:
-            return Verdict(pair, None, "fails", str(fault))
-        except Exception as failure:  # a third party's strategy may fail in any way
-            return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
-        worst = max(worst, error)
-        if why:
-            return Verdict(pair, worst, "fails" if worst <= TOLERANCE else "biased", why)
+    pair = so_far.pair
+    try:
+        policy, verifier, shape = pair.build(toys.shapes, given)
+        if policy.learns and toys.rounds is None:
+            policy, verifier, shape = pair.build([_LEARNING], given)
+        error, why = _error_on(toys, policy, verifier, (pair.grower, shape), drawn)
+    except IncompatibleStrategy as refusal:
+        return Verdict(pair, None, "refused", one_line(refusal))
+    except BudgetExceeded as limit:
+        return Verdict(pair, None, "too large", one_line(limit))
+    except AssertionError as fault:
+        return Verdict(pair, None, "fails", str(fault))
+    except Exception as failure:  # a third party's strategy may fail in any way
+        return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
+    assert so_far.error is not None
+    worst = max(so_far.error, error)
+    if why:
+        return Verdict(pair, worst, "fails" if worst <= TOLERANCE else "biased", why)
     return Verdict(pair, worst, "ok")
 
 
-def _prove_on(toys: Toys, policy: TreePolicy, verifier: Verifier) -> tuple[float, str]:
+def _error_on(
+    toys: Toys, policy: TreePolicy, verifier: Verifier, grown: Hashable, drawn: _Drawn
+) -> tuple[float, str]:
     """The largest error, and what is wrong; empty if nothing is."""
-    from draftwood.testing import assert_lossless, joint_law, target_law
+    from draftwood.testing import assert_lossless, drawn_trees, joint_law, target_law
 
-    target = toys.target()
+    target, drafter = toys.target(), toys.drafter(PerChild in policy.laws)
     # A verifier for temperature 0 alone is lossless there.
     temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
     case: dict[str, Any] = {
         "target": target,
-        "drafter": toys.drafter(PerChild in policy.laws),
+        "drafter": drafter,
         "tokens": TOKENS,
         "temperature": temperature,
         "rounds": toys.rounds,
         "budget": BUDGET,
     }
-    found = joint_law(policy, verifier, **case)
+    trees = None
+    if toys.rounds:
+        trees = drawn.get((grown, temperature))
+        if trees is None:
+            trees = drawn_trees(policy, drafter, temperature=temperature, budget=BUDGET)
+            drawn[grown, temperature] = trees
+    found = joint_law(policy, verifier, **case, trees=trees)
     error = found.error(target_law(target, tokens=TOKENS, temperature=temperature))
     if error <= TOLERANCE and not found.fault:
         return error, ""
@@ -361,7 +357,7 @@ def _prove_on(toys: Toys, policy: TreePolicy, verifier: Verifier) -> tuple[float
     return error, f"the joint law is off by {error:.2g} in one run and not in the next; it must not change."
 
 
-def known_options(kind: str, name: str) -> dict[str, Parameter]:
+def known_options(kind: str, name: str) -> Mapping[str, Parameter]:
     """What a strategy takes; nothing where it cannot be loaded, which its verdict will say."""
     try:
         return registry.options(kind, name)

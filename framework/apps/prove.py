@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ from draftwood import registry
 from draftwood.apps import options
 from draftwood.apps.failures import FAILED
 from draftwood.apps.progress import watched
-from draftwood.apps.proofs import TOKENS, Toys, Verdict, known_options, pairs, prove_pair
+from draftwood.apps.proofs import TOKENS, Toys, Verdict, known_options, pairs, prove_pairs
 from draftwood.errors import UnknownStrategy, nearest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prove(
         list[str] | None,
         typer.Option("--option", "-o", help="name=value for the policies and verifiers; repeatable."),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Pairs proved at a time.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Policies proved at a time.")] = 1,
 ) -> None:
     """Prove that verifiers keep the target's law on the trees of policies.
 
@@ -56,16 +57,18 @@ def prove(
     _check_options(given, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers])
     wanted = pairs(policies, verifiers, given)
     console = Console()
-    proof = partial(prove_pair, models=[Toys(number) for number in range(models)], given=given)
+    of_one_policy = [list(some) for _, some in groupby(wanted, key=lambda pair: pair.grower)]
+    proof = partial(prove_pairs, models=[Toys(number) for number in range(models)], given=given)
     with _pool(processes) as apply:
-        verdicts = watched(apply(proof, wanted), "Proving", total=len(wanted), console=console)
+        found = chain.from_iterable(apply(proof, of_one_policy))
+        verdicts = watched(found, "Proving", total=len(wanted), console=console)
     _show(verdicts, models, given.get("law", ""), console)
     if any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
 
 
 @contextmanager
-def _pool(processes: int) -> Iterator[Callable[..., Iterable[Verdict]]]:
+def _pool(processes: int) -> Iterator[Callable[..., Iterable[list[Verdict]]]]:
     """`map`, or the same over processes of one thread each."""
     if processes == 1:
         yield map

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from textwrap import shorten
 from typing import Annotated, Any
 
@@ -83,7 +83,7 @@ def _entry(kind: str, name: str) -> Entry:
     )
 
 
-def _recipe(name: str, assemble: Any, parameters: dict[str, inspect.Parameter]) -> Entry:
+def _recipe(name: str, assemble: Any, parameters: Mapping[str, inspect.Parameter]) -> Entry:
     """A recipe is a function: what it builds with its defaults has the laws, its docstring the rest."""
     try:
         method: Recipe = assemble()
@@ -102,7 +102,7 @@ def _recipe(name: str, assemble: Any, parameters: dict[str, inspect.Parameter]) 
     )
 
 
-def _laws(strategy: Any, parameters: dict[str, inspect.Parameter]) -> tuple[str, ...]:
+def _laws(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Laws may depend on the options: those with the defaults, then those that `law=` can choose."""
     found = dict.fromkeys(_laws_with(strategy))
     if "law" in parameters:

@@ -62,14 +62,14 @@ class Enumerator(Randomness):
 
     def choose(self, p: Tensor) -> int:
         self._count()
-        support = p.nonzero().flatten().tolist()
-        total = float(p.double().sum())
-        if not 0 < total < float("inf") or float(p.min()) < 0:
+        chances = p.tolist()
+        total = sum(chances)
+        if not 0 < total < float("inf") or min(chances) < 0:
             raise InvalidDistribution(
-                f"Cannot draw from the weights {p.tolist()}; they must be >= 0 with a finite sum above 0."
+                f"Cannot draw from the weights {chances}; they must be >= 0 with a finite sum above 0."
             )
-        weights = [float(p[token]) / total for token in support]
-        return int(support[self._branch(weights)])
+        support = [token for token, chance in enumerate(chances) if chance]
+        return support[self._branch([chances[token] / total for token in support])]
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.double().clone()

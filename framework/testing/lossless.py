@@ -15,7 +15,7 @@ from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
-from draftwood.testing.block_efficiency import drawn_trees, one_round, target_rows
+from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round, target_rows
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
 from draftwood.testing.toy import ToyBackend, ToyModel
 from draftwood.testing.watched import Watched, drawn_as_text
@@ -64,6 +64,7 @@ def joint_law(
     temperature: float = 1.0,
     rounds: int | None = None,
     budget: int = 100_000,
+    trees: Sequence[WeightedTree] | None = None,
 ) -> JointLaw:
     """The exact joint law of the first `tokens` emitted tokens.
 
@@ -79,6 +80,8 @@ def joint_law(
             the next root are part of the proof. 1 enumerates one round, and lets the target itself
             write what is missing: cheaper, since equal trees are verified once.
         budget: random outcomes that one enumeration may visit.
+        trees: what `drawn_trees` found for the policy, drafter, prompt and temperature, so that several
+            verifiers can be judged on trees drawn once; for one round. None draws them.
 
     Raises:
         AssertionError: the verifier raises or does not end; the message draws the tree.
@@ -88,7 +91,12 @@ def joint_law(
     if rounds not in (None, 1):
         raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
     case = _Case(policy, watched, target, drafter, temperature, budget)
-    law, expected, runs = (case.one_round if rounds else case.all_rounds)(tuple(prompt), tokens)
+    if rounds:
+        law, expected, runs = case.one_round(tuple(prompt), tokens, trees)
+    elif trees is None:
+        law, expected, runs = case.all_rounds(tuple(prompt), tokens)
+    else:
+        raise InvalidInput("Given trees are those of one round; give rounds=1 with them.")
     return JointLaw(law, expected, runs, watched.fault)
 
 
@@ -102,11 +110,12 @@ class _Case:
     budget: int
 
     def one_round(
-        self, prompt: tuple[int, ...], tokens: int
+        self, prompt: tuple[int, ...], tokens: int, trees: Sequence[WeightedTree] | None = None
     ) -> tuple[dict[tuple[int, ...], float], float, int]:
-        trees = drawn_trees(
-            self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
-        )
+        if trees is None:
+            trees = drawn_trees(
+                self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
+            )
         emitted = one_round(
             trees,
             self.verifier,

@@ -4,7 +4,8 @@ import pytest
 
 from draftwood import IncompatibleStrategy, registry
 from draftwood.apps import proofs
-from draftwood.apps.proofs import Toys, pairs, prove_pair
+from draftwood.apps.proofs import Toys, pairs, prove_pairs
+from draftwood.testing import drawn_trees
 
 PAIRS = pairs(registry.names("policies"), registry.names("verifiers"))
 
@@ -74,13 +75,36 @@ def pair_id(pair):
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
 def test_every_registered_pair_is_exact_or_refused_by_name(pair):
-    verdict = prove_pair(pair, [Toys(2), Toys(12)])
+    (verdict,) = prove_pairs([pair], [Toys(25), Toys(34)])  # both of depth 2
     assert not verdict.failed, verdict.why
     if verdict.word == "refused":
         assert "verifiers that fit:" in verdict.why
     else:
         assert verdict.word == "ok"
         assert 0 <= verdict.error <= 1e-12
+
+
+def test_pairs_of_one_policy_are_proved_together_as_each_alone():
+    mine = [pair for pair in PAIRS if pair.policy == "stochastic-beam"]
+    models = [Toys(25), Toys(34)]
+    together = prove_pairs(mine, models)
+    assert together == [prove_pairs([pair], models)[0] for pair in mine]
+    assert {verdict.word for verdict in together} == {"ok", "refused"}
+
+
+def test_trees_are_drawn_once_for_all_verifiers_they_fit(monkeypatch):
+    drawn = []
+
+    def counted(policy, drafter, **options):
+        drawn.append((policy, options["temperature"]))
+        return drawn_trees(policy, drafter, **options)
+
+    monkeypatch.setattr("draftwood.testing.drawn_trees", counted)
+    # Block fits beams of one path alone, and the greedy verifier has a temperature of its own.
+    verifiers = ["recursive-rejection", "traversal", "block", "greedy"]
+    verdicts = prove_pairs(pairs(["stochastic-beam"], verifiers), [Toys(34)])
+    assert {verdict.word for verdict in verdicts} == {"ok"}
+    assert [(policy.width, temperature) for policy, temperature in drawn] == [(2, 1.0), (1, 1.0), (2, 0.0)]
 
 
 def test_a_pair_is_proved_on_every_model_or_none():

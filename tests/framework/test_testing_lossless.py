@@ -13,6 +13,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.testing import (
     ToyModel,
     assert_lossless,
+    drawn_trees,
     joint_law,
     largest_error,
     lossless,
@@ -185,3 +186,13 @@ def test_the_temperature_is_the_targets_and_the_drafts(rounds):
 def test_other_numbers_of_rounds_are_refused():
     with pytest.raises(InvalidInput, match="rounds is 2; give 1, or None"):
         joint_law(TREE, RecursiveRejection(), rounds=2, **case())
+
+
+def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
+    trees = drawn_trees(TREE, case()["drafter"])
+    given = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees, **case())
+    assert given == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
+    half = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees[:1], **case())
+    assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
+    with pytest.raises(InvalidInput, match="trees are those of one round; give rounds=1"):
+        joint_law(TREE, RecursiveRejection(), trees=trees, **case())
