@@ -44,7 +44,7 @@ prove: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
-	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes long."
+	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes up to an hour on two cores."
 	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \

@@ -144,9 +144,9 @@ class Pair:
     policy_switches: Mapping[str, bool] = attrs.field(factory=dict)
 
     @property
-    def grower(self) -> tuple[str, str, type[Proposal] | None]:
+    def grower(self) -> tuple[str, type[Proposal] | None]:
         """What grows the trees; pairs with an equal one are proved on the same trees."""
-        return self.policy, self.policy_in_words, self.law
+        return self.policy_in_words, self.law
 
     @property
     def verifier_in_words(self) -> str:
