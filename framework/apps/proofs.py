@@ -41,20 +41,18 @@ _THREE = ((0,), (2,), (0, 0))
 
 # Trees small enough to enumerate, the cheapest first: a registered policy gets those of these options that
 # it has. The models take turns with them, as far as their vocabularies allow.
-_SHAPES: tuple[dict[str, Any], ...] = (
-    {"length": 1, "depth": 1, "branching": 2, "budget": 2, "paths": 2, "width": 2, "shape": _TWO,
-     "budgets": (2,)},
-    {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 1, "width": 1, "shape": _TWO,
-     "budgets": (3,)},
-    {"length": 1, "depth": 1, "branching": 3, "budget": 3, "paths": 3, "width": 3, "shape": _THREE,
-     "budgets": (3,)},
-    {"length": 2, "depth": 3, "branching": 2, "budget": 4, "paths": 2, "width": 1, "shape": _THREE,
-     "budgets": (4,)},
-    {"length": 3, "depth": 2, "branching": 2, "budget": 4, "paths": 1, "width": 2, "shape": _THREE,
-     "budgets": (4,)},
-    {"length": 3, "depth": 2, "branching": 2, "budget": 6, "paths": 2, "width": 3, "shape": _THREE,
-     "budgets": (6,)},
-)  # fmt: skip
+_SIZES = ("length", "depth", "branching", "budget", "paths", "width", "shape")
+_SHAPES: tuple[dict[str, Any], ...] = tuple(
+    {**dict(zip(_SIZES, sizes, strict=True)), "budgets": (sizes[_SIZES.index("budget")],)}
+    for sizes in (
+        (1, 1, 2, 2, 2, 2, _TWO),
+        (2, 2, 2, 3, 1, 1, _TWO),
+        (1, 1, 3, 3, 3, 3, _THREE),
+        (2, 3, 2, 4, 2, 1, _THREE),
+        (3, 2, 2, 4, 1, 2, _THREE),
+        (3, 2, 2, 6, 2, 3, _THREE),
+    )
+)
 
 # Over several rounds, a policy that learns is visited with every past it may have had, so its tree is
 # the smallest one, and its memory is short enough to act within them.

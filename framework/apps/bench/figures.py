@@ -155,18 +155,14 @@ def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
                 check = Check() if sampled and own is plain else _check(race, pairs, precision)
                 found.append(_row(race, spec, own, plain, check))
                 if sampled and own is not plain:
-                    beside.setdefault((_any_data(race), spec.label), []).extend(pairs)
+                    beside.setdefault((race.on_all_data, spec.label), []).extend(pairs)
     together = {place: two_sample(pairs) for place, pairs in beside.items()} if len(names) > 1 else {}
     return [
         attrs.evolve(row, check=attrs.evolve(row.check, p_together=p))
-        if (p := together.get((_any_data(row.race), row.spec.label)))
+        if (p := together.get((row.race.on_all_data, row.spec.label)))
         else row
         for row in found
     ]
-
-
-def _any_data(race: Race) -> Race:
-    return attrs.evolve(race, data="")
 
 
 def _row(

@@ -123,7 +123,7 @@ class Beside:
 def beside(table: Paper, rows: Sequence[Row]) -> list[Beside]:
     """The paper's values and what was measured, metric by metric and temperature by temperature."""
     races = list(dict.fromkeys(row.race for row in rows))
-    several = len({attrs.evolve(race, data="", temperature=0.0) for race in races}) > 1
+    several = len({attrs.evolve(race.on_all_data, temperature=0.0) for race in races}) > 1
     labels = {method: parse(spec).label for method, spec in table.methods.items()}
     found = []
     for metric in _HEADINGS:

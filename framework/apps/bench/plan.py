@@ -211,6 +211,11 @@ class Race:
         return f"{self.pair} | {self.data} | T={self.temperature:g} | {cut} | {self.new_tokens}"
 
     @property
+    def on_all_data(self) -> Race:
+        """The same for the race on any other data set."""
+        return attrs.evolve(self, data="")
+
+    @property
     def title(self) -> str:
         """In words, for a table or a plot."""
         cut = f"prompts cut to {self.prompt_length}, " if self.prompt_length else ""

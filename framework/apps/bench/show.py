@@ -114,7 +114,7 @@ def _legend(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> No
     if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):
         words.append("p: how often texts of one distribution differ as much from generate()'s as these.")
     together = {
-        (attrs.evolve(row.race, data=""), row.spec.label): (
+        (row.race.on_all_data, row.spec.label): (
             f"{row.spec.label} at {row.race.temperature:g} {row.check.p_together:.2f}"
         )
         for row in rows
