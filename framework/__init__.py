@@ -14,8 +14,9 @@ _here = Path(__file__).resolve().parent
 if _here.name == "framework":
     __path__.append(str(_here.parent))
 
+from draftwood.constraints import Constraint
 from draftwood.custom_generate import custom_generate
-from draftwood.decoder import Generation, SpeculativeDecoder
+from draftwood.decoder import SpeculativeDecoder
 from draftwood.drawing import Drawn, draw_children
 from draftwood.errors import (
     DraftwoodError,
@@ -28,6 +29,7 @@ from draftwood.errors import (
     UnknownStrategy,
     UnsupportedModel,
 )
+from draftwood.generation import Generation
 from draftwood.proposals import (
     Deterministic,
     PerChild,
@@ -39,7 +41,7 @@ from draftwood.proposals import (
 from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
 from draftwood.recipe import Recipe
-from draftwood.records import Round, RowRecord, Statistics
+from draftwood.records import Keep, Round, RowRecord, Statistics
 from draftwood.registry import create, load
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
@@ -51,6 +53,7 @@ except PackageNotFoundError:  # a source tree that was put on the path without b
     __version__ = "0+unknown"
 
 __all__ = [
+    "Constraint",
     "Deterministic",
     "Drafter",
     "DraftwoodError",
@@ -61,6 +64,7 @@ __all__ = [
     "InvalidDistribution",
     "InvalidInput",
     "InvalidTree",
+    "Keep",
     "OutOfMemory",
     "Outcome",
     "PerChild",

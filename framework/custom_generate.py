@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, cast
 
+import attrs
 import torch
 from torch import Tensor
 
-from draftwood.decoder import Generation, SpeculativeDecoder
-from draftwood.protocols import TreePolicy, Verifier
+from draftwood.constraints import Constraint
+from draftwood.decoder import SpeculativeDecoder, as_drafter
+from draftwood.errors import InvalidInput
+from draftwood.generate_options import Call, hand_on_tokenizer, limits, refuse_unserved
+from draftwood.generation import Generation, Written
+from draftwood.prompts import as_prompts
+from draftwood.protocols import Drafter, TreePolicy, Verifier
+from draftwood.randomness import row_seeds
+from draftwood.records import Keep, Statistics
 from draftwood.sampling import SamplingParams
+from draftwood.stopping import stop_string_criteria
 
 
 def custom_generate(
@@ -19,80 +29,167 @@ def custom_generate(
     drafter: Any,
     policy: TreePolicy,
     verifier: Verifier,
+    draft_sampling: SamplingParams | None = None,
+    constraint: Constraint | Sequence[Constraint] | None = None,
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
-) -> Callable[..., Any]:
+) -> CustomGenerate:
     """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
 
-    Sampling settings, logits processors, stopping criteria and token ids are those that `generate`
-    prepared. Returns what `generate` returns; with `return_dict_in_generate` the output has an
-    additional attribute `statistics`.
+    All other options are those of the call: they give the text that `generate` gives, or one sentence
+    says what is not served. Returns what `generate` returns; with `return_dict_in_generate` the output
+    has an additional attribute `statistics`, and no `past_key_values`.
 
     Args:
         drafter: a `Drafter`, or a model, folder or hub name that drafts.
         policy: grows the trees.
         verifier: accepts a path.
-        streamer: shown the tokens as they are committed. transformers (seen in 5.23) hands neither
-            its own `streamer` nor its `tokenizer` on to a custom loop, so give them here.
-        stop_strings: strings that end the text; they need `tokenizer`.
+        draft_sampling: how the draft's tokens are drawn; default: as the call's.
+        constraint: what may be written: one for all rows, or one a row.
+        streamer: shown the tokens as they are committed, where the call names none.
+        stop_strings: strings that end the text, besides those of the call; they need `tokenizer`.
     """
-    decoders: dict[int, SpeculativeDecoder] = {}
+    return CustomGenerate(
+        as_drafter(drafter), policy, verifier, draft_sampling, constraint, streamer, stop_strings, tokenizer
+    )
 
-    def decode(
+
+@attrs.define(eq=False)
+class CustomGenerate:
+    """A loop for `generate`, with the strategies it was made with; see `custom_generate`."""
+
+    drafter: Drafter
+    policy: TreePolicy
+    verifier: Verifier
+    draft_sampling: SamplingParams | None = None
+    constraint: Constraint | Sequence[Constraint] | None = None
+    streamer: Any = None
+    stop_strings: str | Sequence[str] | None = None
+    tokenizer: Any = None
+    _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
+    _model: Any = attrs.field(default=None, init=False)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of a call. `generate` asks for it, and by it hands on what it would drop."""
+        hand_on_tokenizer()
+        return inspect.signature(self.__call__)
+
+    def __call__(
+        self,
         model: Any,
         input_ids: Tensor,
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
         synced_gpus: bool = False,
-        streamer: Any = streamer,
+        streamer: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        if id(model) not in decoders:
-            decoders[id(model)] = SpeculativeDecoder(model, drafter, policy, verifier)
-        config = generation_config
-        processors = [_without_padding(processor) for processor in logits_processor or ()]
-        # `generate` has put temperature, top-k and their kin among the processors already.
-        sampling = SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors)
-        eos = config.eos_token_id
-        generation = decoders[id(model)].generate(
-            input_ids,
-            model_kwargs.get("attention_mask"),
-            max_new_tokens=config.max_length - input_ids.shape[1],
-            sampling=sampling,
-            eos_token_id=[] if eos is None else eos,
-            pad_token_id=config.pad_token_id,
-            stopping_criteria=_without_the_loops_own(stopping_criteria),
-            streamer=streamer,
-            stop_strings=stop_strings,
-            tokenizer=tokenizer,
-            return_dict_in_generate=True,
+        """Decode as `generate` would; it passes all arguments itself."""
+        call = Call.under_way()
+        streamer = streamer or call.streamer or self.streamer
+        prompt_is_shown = call.streamer is not None
+        try:
+            refuse_unserved(call, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus)
+            if streamer is not None and len(input_ids) > 1:
+                raise InvalidInput(
+                    f"A streamer shows one row and {len(input_ids)} were given; call once a row."
+                )
+            if streamer is not None and not prompt_is_shown:
+                streamer.put(input_ids.cpu())
+            generation = self._generate(
+                model,
+                input_ids,
+                model_kwargs.get("attention_mask"),
+                processors=logits_processor or (),
+                criteria=self._criteria(stopping_criteria or (), tokenizer or self.tokenizer),
+                config=generation_config,
+                streamer=streamer,
+            )
+        finally:
+            if streamer is not None:
+                streamer.end()  # who waits for the text must learn that none follows
+        return _as_output(generation) if generation_config.return_dict_in_generate else generation.sequences
+
+    def _generate(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        mask: Tensor | None,
+        *,
+        processors: Sequence[Any],
+        criteria: Sequence[Any],
+        config: Any,
+        streamer: Any,
+    ) -> Generation:
+        asked, longest, ends = limits(criteria)
+        prompts = as_prompts(input_ids, mask)
+        room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
+        keep = Keep(
+            logits=bool(config.return_dict_in_generate and config.output_logits),
+            scores=bool(config.return_dict_in_generate and config.output_scores),
         )
-        assert isinstance(generation, Generation)
-        if not config.return_dict_in_generate:
-            return generation.sequences
-        from transformers.generation import GenerateDecoderOnlyOutput
+        statistics, written = Statistics(), Written.nothing(len(prompts))
+        seeds = row_seeds(None, len(prompts))
+        pad = getattr(config, "_pad_token_tensor", None)
+        pad = config.pad_token_id if pad is None else int(pad)
+        pad = pad if pad is not None else 0
+        rounds = self._decoder_of(model).stream(
+            prompts,
+            max_new_tokens=max(room, 1),  # `generate` asks its criteria after a first token
+            # It has put temperature, top-k and their kin among the processors already.
+            sampling=SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors),
+            draft_sampling=self.draft_sampling,
+            constraint=self.constraint,
+            seed=seeds,
+            eos_token_id=sorted(ends),
+            pad_token_id=pad,
+            stopping_criteria=asked,
+            keep=keep,
+            statistics=statistics,
+            padded=input_ids,
+        )
+        with closing(rounds):
+            for finished_round in rounds:
+                written.add(finished_round)
+                if streamer is not None:
+                    for token in finished_round.rows[0].tokens:
+                        streamer.put(torch.tensor([token]))
+        if "context" in written.reasons:
+            row = written.reasons.index("context")
+            raise InvalidInput(
+                f"The text of row {row} came to the end of the target's context after "
+                f"{len(written.tokens[row])} new tokens; ask for no more (max_new_tokens)."
+            )
+        return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
 
-        output = GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, generation.sequences))
-        output.statistics = generation.statistics
-        return output
+    def _criteria(self, criteria: Sequence[Any], tokenizer: Any) -> list[Any]:
+        if not self.stop_strings:
+            return list(criteria)
+        if tokenizer is None:
+            raise InvalidInput(f"stop_strings={self.stop_strings!r} needs the tokenizer; pass tokenizer=.")
+        return [*criteria, stop_string_criteria(self.stop_strings, tokenizer)]
 
-    return decode
+    def _decoder_of(self, model: Any) -> SpeculativeDecoder:
+        """The decoder of the last model, or a new one: for another model, or one that was resized."""
+        width = getattr(model.get_output_embeddings(), "out_features", None)
+        decoder = self._decoder
+        if decoder is None or self._model is not model or width not in (None, decoder.target.vocab_size):
+            decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._decoder, self._model = decoder, model
+        return decoder
 
 
-def _without_the_loops_own(criteria: Any) -> list[Any]:
-    """The criteria that the loop does not apply itself (its own ones assume rows of one length)."""
-    ours = {"MaxLengthCriteria", "EosTokenCriteria"}
-    return [c for c in criteria or () if type(c).__name__ not in ours]
+def _as_output(generation: Generation) -> Any:
+    from transformers.generation import GenerateDecoderOnlyOutput
 
-
-def _without_padding(processor: Any) -> Any:
-    """The processor for rows without padding: `generate` tells the repetition penalty each row's."""
-    if type(processor).__name__ != "RepetitionPenaltyLogitsProcessor":
-        return processor
-    if not isinstance(processor.prompt_ignore_length, Tensor):
-        return processor
-    unpadded = copy.copy(processor)
-    unpadded.prompt_ignore_length = None
-    return unpadded
+    output = GenerateDecoderOnlyOutput(
+        sequences=cast(torch.LongTensor, generation.sequences),
+        scores=generation.scores,
+        logits=generation.logits,
+    )
+    output.statistics = generation.statistics
+    return output

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from os import PathLike
 from time import perf_counter
 from typing import Any, cast
 
 import attrs
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from draftwood import registry
+from draftwood.claims import claimed
+from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
+from draftwood.generation import Generation, Written
 from draftwood.loop import RoundLoop, Row
+from draftwood.prefixes import RowText
+from draftwood.processing import check_processors
+from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.proposals import PerChild
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
-from draftwood.randomness import Streams
-from draftwood.records import Round, Statistics, peak_memory
+from draftwood.randomness import Streams, row_seeds
+from draftwood.records import Keep, Round, Statistics, peak_memory
 from draftwood.sampling import SamplingParams
-from draftwood.stopping import StopConditions, stop_string_criteria
+from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
+from draftwood.vocabulary import fitted
 
 
 def as_backend(target: Any) -> StateBackend:
@@ -29,27 +38,10 @@ def as_backend(target: Any) -> StateBackend:
     return registry.load(target) if is_model else target
 
 
-def _as_drafter(drafter: Any) -> Drafter:
+def as_drafter(drafter: Any) -> Drafter:
+    """`drafter` itself, or the drafter that a model object, folder or hub name makes."""
     is_model = isinstance(drafter, (str, PathLike, torch.nn.Module))
     return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model else drafter)
-
-
-@attrs.frozen
-class Generation:
-    """What `generate` wrote.
-
-    Attributes:
-        sequences: int64 `[rows, length]`: prompts left-padded as given, new tokens right-padded.
-        tokens: the new tokens of every row, unpadded.
-        finish_reasons: why each row ended: `"eos"`, `"length"`, `"context"`, `"criteria"`,
-            `"interrupted"`.
-        statistics: the totals and every round.
-    """
-
-    sequences: Tensor
-    tokens: list[list[int]]
-    finish_reasons: list[str]
-    statistics: Statistics
 
 
 @attrs.define(eq=False)
@@ -68,7 +60,7 @@ class SpeculativeDecoder:
     """
 
     target: StateBackend = attrs.field(converter=as_backend)
-    drafter: Drafter = attrs.field(converter=_as_drafter)
+    drafter: Drafter = attrs.field(converter=as_drafter)
     policy: TreePolicy
     verifier: Verifier
 
@@ -79,10 +71,11 @@ class SpeculativeDecoder:
                 f"{type(self.policy).__name__} with the laws {_law_names(self.policy)} cannot use "
                 f"{self.drafter.drafters} drafter(s); the PerChild law and several drafters go together."
             )
-        if self.drafter.vocab_size != self.target.vocab_size:
+        fitted(self.drafter, self.target.vocab_size)
+        if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
-                f"The drafter has {self.drafter.vocab_size} tokens and the target "
-                f"{self.target.vocab_size}; they must share one tokenizer and vocabulary."
+                "Target and drafter are one backend, which holds one state a row; load the model a second "
+                "time for the drafter (the weights are shared)."
             )
 
     def generate(
@@ -93,6 +86,7 @@ class SpeculativeDecoder:
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
+        constraint: Constraint | Sequence[Constraint] | None = None,
         seed: int | Sequence[int] | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
@@ -101,64 +95,72 @@ class SpeculativeDecoder:
         stopping_criteria: Sequence[Any] = (),
         streamer: Any = None,
         trace: bool = False,
+        output_logprobs: bool = False,
+        output_scores: bool = False,
+        output_logits: bool = False,
         return_dict_in_generate: bool = False,
     ) -> Tensor | Generation:
         """Write up to `max_new_tokens` after every prompt.
 
         Args:
-            input_ids: `[rows, length]` int64, left-padded where `attention_mask` is 0; or a list of
-                token lists.
+            input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
+                token lists. A tensor comes back as given in front of what was written.
             max_new_tokens: exact; a prompt that reaches the model's context earlier ends there.
             sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
-            seed: row i draws from `seed + i`, or from `seed[i]`. Default: torch's global generator.
+            constraint: what may be written: one for all rows, or one a row.
+            seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
+                `Generation.seeds` names them. Default: torch's global generator.
             eos_token_id: default: the target's own. An empty list: none.
             stop_strings: needs `tokenizer`; the token that completes the string is kept.
-            stopping_criteria: `transformers.StoppingCriteria`, asked after every token.
-            streamer: a `transformers` streamer; one row only, as there.
+            stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
+            streamer: a `transformers` streamer; one row only, as there. Its `end()` is always called.
             trace: keep every round's tree with its probabilities.
+            output_logprobs: `Generation.logprobs`.
+            output_scores: `Generation.scores`; memory for a vocabulary a token.
+            output_logits: `Generation.logits`, likewise.
 
         Returns:
             The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and
             returns what was written.
         """
-        prompts = _prompts(input_ids, attention_mask)
+        prompts = as_prompts(input_ids, attention_mask)
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
-        statistics = Statistics(draft_cost=_draft_cost(self.drafter, self.target))
-        reasons = ["interrupted"] * len(prompts)
-        tokens: list[list[int]] = [[] for _ in prompts]
-        if streamer is not None:
-            streamer.put(torch.tensor([prompts[0]]))
+        keep = Keep(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
+        statistics, written = Statistics(), Written.nothing(len(prompts))
+        seeds = row_seeds(seed, len(prompts))
         try:
+            if streamer is not None:
+                streamer.put(torch.tensor([prompts[0]]))
             for finished_round in self.stream(
                 prompts,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling,
                 draft_sampling=draft_sampling,
-                seed=seed,
+                constraint=constraint,
+                seed=seeds,
                 eos_token_id=eos_token_id,
+                pad_token_id=pad_token_id,
                 stop_strings=stop_strings,
                 tokenizer=tokenizer,
                 stopping_criteria=stopping_criteria,
                 trace=trace,
+                keep=keep,
                 statistics=statistics,
             ):
-                for record in finished_round.rows:
-                    tokens[record.row].extend(record.tokens)
-                    reasons[record.row] = record.finished or reasons[record.row]
-                    if streamer is not None:
-                        streamer.put(torch.tensor(record.tokens))
+                written.add(finished_round)
+                if streamer is not None:
+                    streamer.put(torch.tensor(finished_round.rows[0].tokens))
         except KeyboardInterrupt:
             pass
-        if streamer is not None:
-            streamer.end()
-        pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id
-        pad = pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
-        sequences = _sequences(prompts, tokens, pad)
-        device = input_ids.device if isinstance(input_ids, Tensor) else sequences.device
-        generation = Generation(sequences.to(device), tokens, reasons, statistics)
+        finally:
+            if streamer is not None:
+                streamer.end()
+        pad = self._pad(pad_token_id)
+        given = torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
+        generation = written.generation(given, statistics, seeds, pad=pad, keep=keep)
         return generation if return_dict_in_generate else generation.sequences
 
     def stream(
@@ -168,18 +170,24 @@ class SpeculativeDecoder:
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
+        constraint: Constraint | Sequence[Constraint] | None = None,
         seed: int | Sequence[int] | None = None,
         eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: Any = None,
         stopping_criteria: Sequence[Any] = (),
         trace: bool = False,
+        keep: Keep | None = None,
         statistics: Statistics | None = None,
+        padded: Int[Tensor, "rows length"] | None = None,
     ) -> Iterator[Round]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
-        The arguments are those of `generate`; `statistics`, when given, is filled on the way. Whatever
-        ends the iteration (the last row, an error, the caller), the rows' state is released.
+        The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
+        `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
+        processors and criteria are then shown as transformers' `generate` shows it. Whatever ends the
+        iteration (the last row, an error, the caller), the rows' state is released.
         """
         sampling = sampling or SamplingParams()
         if self.verifier.greedy and sampling.temperature != 0:
@@ -195,36 +203,64 @@ class SpeculativeDecoder:
             if tokenizer is None:
                 raise InvalidInput(f"stop_strings={stop_strings!r} needs the tokenizer; pass tokenizer=.")
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
-        _check_prompts(prompts, self.target)
+        prompts = as_prompts(prompts)
+        check_prompts(prompts, self.target)
+        keep = keep or Keep()
+        texts = _texts(prompts, padded, self.target) if sampling.reads_prefix else []
+        if not texts and draft_sampling.reads_prefix:
+            texts = _texts(prompts, padded, self.target)
+        check_processors(
+            [*sampling.processors, *draft_sampling.processors], texts, vocab_size=self.target.vocab_size
+        )
+        stops = _stops(prompts, max_new_tokens, eos_token_id, self.target)
+        stops.batches = _criteria(criteria, prompts, padded, stops, pad=self._pad(pad_token_id), keep=keep)
+        drafter = fitted(self.drafter, self.target.vocab_size)
+        constraints = _constraints(constraint, prompts, self.target.vocab_size)
         loop = RoundLoop(
             target=self.target,
-            drafter=self.drafter,
+            drafter=drafter,
             verifier=self.verifier,
             sampling=sampling,
             draft_sampling=draft_sampling,
-            stops=_stops(prompts, max_new_tokens, eos_token_id, criteria, self.target),
+            stops=stops,
             rows=[
                 Row(
                     i,
-                    list(prompt),
+                    prompts[i][-1],
                     copy.deepcopy(self.policy) if self.policy.learns else self.policy,
-                    streams,
+                    Streams.seeded(row_seed),
+                    texts[i] if texts else None,
+                    constraints[i],
                 )
-                for i, (prompt, streams) in enumerate(zip(prompts, _streams(seed, len(prompts)), strict=True))
+                for i, row_seed in enumerate(row_seeds(seed, len(prompts)))
             ],
             trace=trace,
+            keep=keep,
         )
         statistics = statistics if statistics is not None else Statistics()
-        if self.target.lengths:
-            raise InvalidInput(
-                f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let it "
-                "end, or load the model into a second backend."
-            )
+        statistics.draft_cost = _draft_cost(self.drafter, self.target)
+        held = {"target": self.target, "drafter": self.drafter}
+        held |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
+        with claimed(held, len(prompts)):
+            if self.target.lengths:
+                raise InvalidInput(
+                    f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let "
+                    "it end, or load the model into a second backend."
+                )
+            yield from self._rounds(loop, prompts, drafter, statistics)
+
+    def _rounds(
+        self,
+        loop: RoundLoop,
+        prompts: Sequence[Sequence[int]],
+        drafter: Drafter,
+        statistics: Statistics,
+    ) -> Iterator[Round]:
         started = perf_counter()
         try:
             states = [torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in prompts]
             self.target.prefill(states)
-            self.drafter.prefill(states)
+            drafter.prefill(states)
             statistics.prefill_seconds = perf_counter() - started
             while loop.rows:
                 finished_round = loop.run()
@@ -236,7 +272,11 @@ class SpeculativeDecoder:
         finally:
             statistics.peak_memory = peak_memory()
             self.target.release()
-            self.drafter.release()
+            drafter.release()
+
+    def _pad(self, pad_token_id: int | None) -> int:
+        pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id
+        return pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
 
 
 def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
@@ -283,76 +323,66 @@ def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
     return drafter.weight_bytes / target.weight_bytes if target.weight_bytes else 0.0
 
 
-def _prompts(input_ids: Tensor | Sequence[Sequence[int]], mask: Tensor | None) -> list[list[int]]:
-    """Rows as token lists, padding removed."""
-    if isinstance(input_ids, Tensor):
-        if input_ids.dim() == 1:
-            input_ids = input_ids.unsqueeze(0)
-        if mask is None:
-            return cast(list[list[int]], input_ids.tolist())
-        if mask.shape != input_ids.shape:
-            raise InvalidInput(
-                f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(input_ids.shape)}; "
-                "they must agree."
-            )
-        return [ids[keep.bool()].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
-    return [list(row) for row in input_ids]
+def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None, target: StateBackend) -> list[RowText]:
+    """The rows as processors are to see them: alone, or with the padding and places of a batch."""
+    device = getattr(target, "device", None)
+    if padded is None:
+        return [RowText.of(torch.tensor(prompt, device=device)) for prompt in prompts]
+    rows = padded.to(torch.int64)
+    return [RowText.of(row, row=place, rows=len(rows)) for place, row in enumerate(rows)]
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], target: StateBackend) -> None:
-    if not prompts:
-        raise InvalidInput("No prompt was given; give at least one row.")
-    for row, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise InvalidInput(f"The prompt of row {row} is empty; give at least one token.")
-        if target.max_length is not None and len(prompt) >= target.max_length:
-            raise InvalidInput(
-                f"The prompt of row {row} has {len(prompt)} tokens and the target's context holds "
-                f"{target.max_length}; shorten it."
-            )
-        if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
-            bad = next(t for t in prompt if not 0 <= t < target.vocab_size)
-            raise InvalidInput(
-                f"The prompt of row {row} holds token {bad}, outside the vocabulary of "
-                f"{target.vocab_size}; encode it with the target's tokenizer."
-            )
+def _criteria(
+    criteria: Sequence[Any],
+    prompts: Sequence[Sequence[int]],
+    padded: Tensor | None,
+    stops: StopConditions,
+    *,
+    pad: int,
+    keep: Keep,
+) -> list[CriteriaBatch]:
+    """Each row by itself, or all as one batch."""
+    if not criteria:
+        return []
+    if padded is None:
+        return [
+            CriteriaBatch(criteria, [row], torch.tensor([prompt]), pad, keeps_scores=keep.scores)
+            for row, prompt in enumerate(prompts)
+        ]
+    ends = bool(stops.eos_token_ids) or any(hasattr(one, "eos_token_id") for one in criteria)
+    rows = range(len(prompts))
+    return [CriteriaBatch(criteria, rows, padded.to(torch.int64), pad, ends, keeps_scores=keep.scores)]
+
+
+def _constraints(
+    constraint: Constraint | Sequence[Constraint] | None, prompts: Sequence[Sequence[int]], vocab_size: int
+) -> list[ConstrainedRow] | list[None]:
+    if constraint is None:
+        return [None] * len(prompts)
+    each = list(constraint) if isinstance(constraint, Sequence) else [constraint] * len(prompts)
+    if len(each) != len(prompts):
+        raise InvalidInput(f"{len(each)} constraints were given for {len(prompts)} rows; give one a row.")
+    return [
+        ConstrainedRow.started(one, prompt, vocab_size=vocab_size)
+        for one, prompt in zip(each, prompts, strict=True)
+    ]
 
 
 def _stops(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     eos_token_id: int | Sequence[int] | None,
-    criteria: Sequence[Any],
     target: StateBackend,
 ) -> StopConditions:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
+        raise InvalidInput(f"max_new_tokens is {max_new_tokens!r}; give an integer.")
     if max_new_tokens < 1:
         raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1.")
     if eos_token_id is None:
         eos_token_id = target.eos_token_ids
-    wanted = [len(prompt) + max_new_tokens for prompt in prompts]
-    limit = [min(w, target.max_length or w) for w in wanted]
+    room = [max_new_tokens if target.max_length is None else target.max_length - len(p) for p in prompts]
     return StopConditions(
         eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
-        limit=limit,
-        context_limited=[have < want for have, want in zip(limit, wanted, strict=True)],
-        criteria=criteria,
-    )
-
-
-def _streams(seed: int | Sequence[int] | None, rows: int) -> list[Streams]:
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
-    seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
-    if len(seeds) != rows:
-        raise InvalidInput(f"{len(seeds)} seeds were given for {rows} rows; give one a row.")
-    return [Streams.seeded(s) for s in seeds]
-
-
-def _sequences(prompts: list[list[int]], tokens: list[list[int]], pad: int) -> Tensor:
-    before, after = max(map(len, prompts)), max(map(len, tokens))
-    return torch.tensor(
-        [
-            [pad] * (before - len(prompt)) + prompt + new + [pad] * (after - len(new))
-            for prompt, new in zip(prompts, tokens, strict=True)
-        ]
+        limit=[min(max_new_tokens, one) for one in room],
+        context_limited=[one < max_new_tokens for one in room],
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from time import perf_counter
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
+from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidTree
-from draftwood.protocols import Drafter, Request, StateBackend, TreePolicy, Verifier
+from draftwood.prefixes import Path, Prefixes, RowText, paths_of
+from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
-from draftwood.records import Round, RowRecord, TracedTree
+from draftwood.records import Keep, Round, RowRecord, TracedTree
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
 from draftwood.tree import TokenTree
@@ -24,19 +27,40 @@ class Row:
 
     Attributes:
         index: place in the call's input.
-        text: committed tokens; the last one is the root.
+        root: the last committed token.
         policy: this row's own policy.
         streams: this row's own chance.
+        text: as processors are to see it; None where none reads it.
+        constraint: what may be written, or None.
     """
 
     index: int
-    text: list[int]
+    root: int
     policy: TreePolicy
     streams: Streams
+    text: RowText | None = None
+    constraint: ConstrainedRow | None = None
 
     @property
-    def root(self) -> int:
-        return self.text[-1]
+    def looks_back(self) -> bool:
+        """Whether a distribution depends on more than the logits."""
+        return self.text is not None or self.constraint is not None
+
+    def constrained(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Logits `[n, vocab]` of the nodes behind `paths`, without what the constraint forbids."""
+        if self.constraint is None:
+            return logits
+        return logits.masked_fill(~self.constraint.masks(paths).to(logits.device), -torch.inf)
+
+    def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
+        return None if self.text is None else Prefixes(self.text, paths)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.root = tokens[-1]
+        if self.text is not None:
+            self.text.append(tokens)
+        if self.constraint is not None:
+            self.constraint.commit(tokens)
 
 
 @attrs.define(eq=False)
@@ -51,6 +75,7 @@ class RoundLoop:
     stops: StopConditions
     rows: list[Row]
     trace: bool = False
+    keep: Keep = attrs.field(factory=Keep)
 
     def run(self) -> Round:
         """One round over all rows; finished rows leave the loop and release their state."""
@@ -62,9 +87,14 @@ class RoundLoop:
         target_seconds = perf_counter() - scoring
 
         verifying = perf_counter()
-        probs = [
-            self._target_probs(row, t, logits[r])
+        scores = [
+            self._target_scores(row, t, logits[r])
             for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
+        ]
+        # Processors may leave a node without any token, which matters only where the text goes there.
+        probs = [
+            self.sampling.probabilities(one, may_be_empty=row.looks_back)
+            for row, one in zip(self.rows, scores, strict=True)
         ]
         outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
         verify_seconds = perf_counter() - verifying
@@ -72,11 +102,16 @@ class RoundLoop:
         self.target.commit([outcome.path for outcome in outcomes])
         self.drafter.commit(outcomes)
         records = []
-        for row, tree, outcome in zip(self.rows, trees, outcomes, strict=True):
+        for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
             row.policy.observe(outcome)
-            new, reason = self.stops.cut(row.index, row.text, outcome.emitted)
-            row.text.extend(new)
-            records.append(RowRecord(row.index, new, outcome, tree.depth, reason))
+            path = list(outcome.path)
+            kept = self._kept(logits[r, path], scores[r][path], outcome) if self.keep != _NOTHING else {}
+            new, reason = self.stops.take(row.index, outcome.emitted, kept.get("scores"))
+            if reason is None:
+                row.commit(new)
+            kept = {name: values[: len(new)] for name, values in kept.items()}
+            records.append(RowRecord(row.index, new, outcome, tree.depth, reason, **kept))
+        records, cut = self._ended_by_criteria(records)
         self._release([place for place, record in enumerate(records) if record.finished])
         seconds = perf_counter() - started
 
@@ -90,11 +125,12 @@ class RoundLoop:
             draft_seconds=draft_seconds,
             target_seconds=target_seconds,
             verify_seconds=verify_seconds,
+            cut=cut,
         )
 
     def _draft(self) -> tuple[list[TokenTree], int, float]:
         """Grow all rows' trees in lockstep; returns them, the draft calls and the time of the passes."""
-        growing = [_Growing(row.policy.grow(row.root, row.streams.draft), row.text) for row in self.rows]
+        growing = [_Growing(row.policy.grow(row.root, row.streams.draft)) for row in self.rows]
         for one in growing:
             one.advance(None)
         calls, seconds = 0, 0.0
@@ -103,40 +139,59 @@ class RoundLoop:
             logits = self.drafter.distributions([one.request for one in growing])
             seconds += perf_counter() - calling
             calls += 1
-            for one, row_logits in zip(growing, logits, strict=True):
+            for row, one, row_logits in zip(self.rows, growing, logits, strict=True):
                 if one.request is not None:
-                    one.advance(self._draft_probs(one, row_logits[: len(one.request)]))
+                    one.advance(self._draft_probs(row, one, row_logits[: len(one.request)]))
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
         return (
             [
-                one.finished_tree(self.target.vocab_size).truncated(
-                    self.stops.limit[row.index] - len(row.text) - 1
-                )
+                one.finished_tree(self.target.vocab_size).truncated(self.stops.room(row.index) - 1)
                 for one, row in zip(growing, self.rows, strict=True)
             ],
             calls,
             seconds,
         )
 
-    def _draft_probs(self, one: _Growing, logits: Tensor) -> Tensor:
-        contexts = one.contexts() if self.draft_sampling.reads_prefix else None
-        if logits.dim() == 2:
-            return self.draft_sampling.distribution(logits, contexts, may_be_empty=True)
-        drafters = logits.unbind(1)
-        return torch.stack(
-            [self.draft_sampling.distribution(one, contexts, may_be_empty=True) for one in drafters],
-            1,
-        )
+    def _draft_probs(self, row: Row, one: _Growing, logits: Tensor) -> Tensor:
+        paths = one.paths() if row.looks_back else ()
+        prefixes = row.prefixes(paths)
+        drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
+        probs = [
+            self.draft_sampling.distribution(row.constrained(given, paths), prefixes, may_be_empty=True)
+            for given in drafters
+        ]
+        return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
 
-    def _target_probs(self, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
-        contexts = None
-        if self.sampling.reads_prefix:
-            tokens = tree.tokens.tolist()
-            contexts = [
-                torch.tensor(row.text[:-1] + [tokens[v] for v in tree.path(node)])
-                for node in range(tree.size)
-            ]
-        return self.sampling.distribution(logits[: tree.size], contexts)
+    def _target_scores(self, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+        paths: Sequence[Path] = ()
+        if row.looks_back:
+            paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
+        return self.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
+
+    def _kept(self, logits: Tensor, scores: Tensor, outcome: Outcome) -> dict[str, Any]:
+        """What `keep` asks for of the emitted tokens, from the rows `[tokens, vocab]` of the path."""
+        kept: dict[str, Any] = {}
+        if self.keep.logits:
+            kept["logits"] = logits.float().clone()
+        if self.keep.scores:
+            kept["scores"] = scores.clone()
+        if self.keep.logprobs:
+            emitted = torch.tensor(outcome.emitted, device=logits.device).unsqueeze(1)
+            logprobs = logits.float().log_softmax(-1).gather(1, emitted).squeeze(1)
+            kept["logprobs"] = tuple(logprobs.tolist())
+        return kept
+
+    def _ended_by_criteria(self, records: list[RowRecord]) -> tuple[list[RowRecord], dict[int, int]]:
+        """The records without what criteria cut from them, and the rows whose end lies further back."""
+        ends = self.stops.ask()
+        for place, record in enumerate(records):
+            if record.row in ends:
+                before = self.stops.written[record.row] - len(record.tokens)
+                left = max(ends[record.row] - before, 0)
+                if ends[record.row] >= before:
+                    del ends[record.row]
+                records[place] = record.shortened(left, "criteria")
+        return records, ends
 
     def _release(self, places: list[int]) -> None:
         if places:
@@ -145,15 +200,17 @@ class RoundLoop:
             self.rows = [row for place, row in enumerate(self.rows) if place not in places]
 
 
+_NOTHING = Keep()
+
+
 @attrs.define(eq=False)
 class _Growing:
-    """A policy's generator in progress, with the nodes it has asked for so far."""
+    """A policy's generator in progress, with the paths of the nodes it has asked for so far."""
 
     generator: Generator[Request, Tensor, TokenTree]
-    text: Sequence[int]
     request: Request | None = None
     tree: TokenTree | None = None
-    asked: list[tuple[int, int]] = attrs.field(factory=list)  # token and parent of every numbered node
+    asked: list[Path] = attrs.field(factory=list)
 
     def advance(self, probs: Tensor | None) -> None:
         """Answer the request with `probs` (None starts the generator) and take the next one."""
@@ -162,19 +219,12 @@ class _Growing:
         except StopIteration as finished:
             self.request, self.tree = None, finished.value
 
-    def contexts(self) -> list[Tensor]:
-        """The text before each prediction of the current request."""
+    def paths(self) -> list[Path]:
+        """The paths of the nodes of the current request."""
         assert self.request is not None
-        start = len(self.asked)
-        self.asked.extend(zip(self.request.tokens.tolist(), self.request.parents.tolist(), strict=True))
-        return [torch.tensor([*self.text[:-1], *self._path(n)]) for n in range(start, len(self.asked))]
-
-    def _path(self, number: int) -> list[int]:
-        tokens = []
-        while number >= 0:
-            token, number = self.asked[number]
-            tokens.append(token)
-        return tokens[::-1]
+        new = paths_of(self.request.tokens.tolist(), self.request.parents.tolist(), self.asked)
+        self.asked += new
+        return new
 
     def finished_tree(self, vocab_size: int) -> TokenTree:
         if not isinstance(self.tree, TokenTree):

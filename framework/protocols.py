@@ -123,12 +123,14 @@ class Drafter(Protocol):
     Attributes:
         vocab_size: width of its logits.
         drafters: how many distributions it gives a node; above 1 the logits are `[..., drafters, vocab]`.
+        backends: those whose rows it keeps, which nobody else may use meanwhile.
         weight_bytes: bytes of its weights, which a memory-bound pass must read; 0 for a table.
         source: paper and algorithm.
     """
 
     vocab_size: int
     drafters: int = 1
+    backends: Sequence[StateBackend] = ()
     weight_bytes: int = 0
     source: str = ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Protocol
 
 import attrs
@@ -151,3 +152,27 @@ class Streams:
             int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(2)
         )
         return cls(TorchRandomness.seeded(draft), TorchRandomness.seeded(verify))
+
+
+def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
+    """One seed a row: row 0 has `seed` itself, the others are spawned from it, so that calls with
+    consecutive seeds share no row. None takes a seed from torch's global generator.
+
+    Raises:
+        InvalidInput: another number of seeds than of rows, or one that is no integer >= 0.
+    """
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        if len(seed) != rows:
+            raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
+        return [_as_seed(one) for one in seed]
+    seed = _as_seed(seed)
+    spawned = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(max(rows - 1, 0), np.uint64)
+    return [seed, *(int(one) for one in spawned)][:rows]
+
+
+def _as_seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InvalidInput(f"The seed is {seed!r}; give an integer >= 0.")
+    return int(seed)

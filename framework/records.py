@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping
 
 import attrs
 import torch
@@ -54,6 +55,9 @@ class RowRecord:
         depth: depth of the tree.
         finished: why the row ended in this round (`"eos"`, `"length"`, `"context"`, `"criteria"`), or None.
         tree: the tree with its probabilities, when a trace was asked for.
+        logits: the target's float32 `[tokens, vocab]` before each of `tokens`, where they are kept.
+        scores: the same after processors and warpers.
+        logprobs: of `tokens` under `logits`, where they are kept.
     """
 
     row: int
@@ -62,13 +66,38 @@ class RowRecord:
     depth: int
     finished: str | None = None
     tree: TracedTree | None = None
+    logits: Tensor | None = attrs.field(default=None, repr=False, eq=False)
+    scores: Tensor | None = attrs.field(default=None, repr=False, eq=False)
+    logprobs: tuple[float, ...] | None = None
+
+    def shortened(self, count: int, finished: str) -> RowRecord:
+        """The record of a row that ended with the first `count` of these tokens."""
+        return attrs.evolve(
+            self,
+            tokens=self.tokens[:count],
+            finished=finished,
+            logits=None if self.logits is None else self.logits[:count],
+            scores=None if self.scores is None else self.scores[:count],
+            logprobs=None if self.logprobs is None else self.logprobs[:count],
+        )
+
+
+@attrs.frozen
+class Keep:
+    """What every token's record holds besides the token; each costs memory or time."""
+
+    logits: bool = False
+    scores: bool = False
+    logprobs: bool = False
 
 
 @attrs.frozen
 class Round:
     """One round over all rows; times in seconds.
 
-    `draft_seconds` and `target_seconds` are the passes alone; `seconds` is the whole round.
+    `draft_seconds` and `target_seconds` are the passes alone; `seconds` is the whole round. `cut` has the
+    number of new tokens that a row keeps in all, for rows that a criterion ended before this round's tokens:
+    criteria that look at several rows at once are asked when the slowest row has come as far.
     """
 
     rows: tuple[RowRecord, ...]
@@ -77,6 +106,7 @@ class Round:
     draft_seconds: float
     target_seconds: float
     verify_seconds: float
+    cut: Mapping[int, int] = attrs.field(factory=dict)
 
 
 def _ratio(a: float, b: float) -> float:

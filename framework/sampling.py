@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -10,24 +10,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
-
-# Processors of transformers that look at the scores alone. Any other is assumed to read the prefix,
-# and is then shown each node's own path.
-_PREFIX_FREE = frozenset(
-    {
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TopHLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "SuppressTokensLogitsProcessor",
-    }
-)
+from draftwood.prefixes import Prefixes
+from draftwood.processing import process, reads_prefix
 
 
 def _within(low: float, high: float, remedy: str) -> Callable[..., None]:
@@ -85,13 +69,24 @@ class SamplingParams:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether `distribution` needs contexts."""
-        return any(type(p).__name__ not in _PREFIX_FREE for p in self.processors)
+        """Whether `distribution` needs prefixes."""
+        return any(map(reads_prefix, self.processors))
+
+    def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
+        """Logits `[n, vocab]` after processors and warpers; float32, or float64 for float64 logits.
+
+        At temperature 0 there are no warpers, as in `generate`.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        scores = process(self.processors, scores, prefixes)
+        for warper in self._warpers:
+            scores = warper(None, scores)
+        return scores
 
     def distribution(
         self,
         logits: Tensor,
-        contexts: Sequence[Tensor] | None = None,
+        prefixes: Prefixes | None = None,
         *,
         may_be_empty: bool = False,
     ) -> Tensor:
@@ -99,54 +94,34 @@ class SamplingParams:
 
         Args:
             logits: raw scores.
-            contexts: for every row the tokens before the prediction, `[length]`; required when
-                `reads_prefix`.
+            prefixes: what stands before each prediction; required when `reads_prefix`.
             may_be_empty: whether a row of -inf throughout means "no proposal" and gives zeros.
 
         Raises:
             InvalidDistribution: a row holds NaN or +inf, or is -inf throughout without leave.
         """
-        scores = logits if logits.dtype == torch.float64 else logits.float()
+        probs = self.probabilities(self.scores(logits, prefixes), may_be_empty=may_be_empty)
+        if not may_be_empty:
+            return probs
+        # A processor may have put something into a row of -inf.
+        return probs.masked_fill_((logits.amax(-1) == -torch.inf).unsqueeze(-1), 0)
+
+    def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
+        """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.
+
+        At temperature 0 a row of -inf throughout takes token 0, as in `generate`.
+        """
         # NaN and +inf both surface in the maximum, so one value a row tells whether the row is sound.
-        peak = scores.amax(-1)
+        peak, best = scores.max(-1)
         empty = peak == -torch.inf
         unsound = ~peak.isfinite() & ~(empty & may_be_empty)
         if bool(unsound.any()):
             row = int(unsound.nonzero()[0])
             raise InvalidDistribution(
                 f"The logits of node {row} hold {float(peak[row])}; check the model's weights and dtype "
-                "(half precision may overflow)."
+                "(half precision may overflow), and what processors and constraints leave."
             )
-        scores = self._processed(scores, contexts)
         if self.temperature == 0:
-            probs = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1)
-        else:
-            for warper in self._warpers:
-                scores = warper(None, scores)
-            probs = scores.softmax(-1)
+            return torch.zeros_like(scores).scatter_(-1, best.unsqueeze(-1), 1)
+        probs = scores.softmax(-1)
         return probs.masked_fill_(empty.unsqueeze(-1), 0) if may_be_empty else probs
-
-    def _processed(self, scores: Tensor, contexts: Sequence[Tensor] | None) -> Tensor:
-        if not self.processors:
-            return scores
-        if not self.reads_prefix:
-            for processor in self.processors:
-                scores = processor(None, scores)
-            return scores
-        if contexts is None or len(contexts) != len(scores):
-            raise InvalidInput(
-                f"{len(scores)} nodes came with {0 if contexts is None else len(contexts)} contexts; "
-                "a processor that reads the prefix needs one a node."
-            )
-        # A processor takes a batch of equal lengths, and nodes of one depth share a length.
-        by_length: dict[int, list[int]] = {}
-        for row, context in enumerate(contexts):
-            by_length.setdefault(len(context), []).append(row)
-        scores = scores.clone()
-        for rows in by_length.values():
-            ids = torch.stack([contexts[row] for row in rows]).to(scores.device)
-            part = scores[rows]
-            for processor in self.processors:
-                part = processor(ids, part)
-            scores[rows] = part
-        return scores

@@ -178,7 +178,7 @@ class _Case:
         """
         if policy.learns:
             policy = copy.deepcopy(policy)
-        row = Row(0, list(text), policy, Streams(rng, rng))
+        row = Row(0, text[-1], policy, Streams(rng, rng))
         backend = ToyBackend(self.target)
         sampling = SamplingParams(temperature=self.temperature)
         loop = RoundLoop(
@@ -198,7 +198,7 @@ class _Case:
             new = loop.run().rows[0].tokens
         finally:
             self.drafter.release()
-        assert backend.committed == [row.text[:-1]], (
+        assert backend.committed == [[*text, *new][:-1]], (
             f"After {text} a round emitted {new}, but the committed state is {backend.committed[0]}."
         )
         return new, policy

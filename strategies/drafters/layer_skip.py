@@ -62,6 +62,10 @@ class LayerSkip(Drafter):
         return self._drafter.vocab_size
 
     @property
+    def backends(self) -> Sequence[StateBackend]:  # type: ignore[override]
+        return self._drafter.backends
+
+    @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         return self._drafter.weight_bytes
 

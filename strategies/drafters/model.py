@@ -48,6 +48,10 @@ class ModelDrafter(Drafter):
         return self.backend.vocab_size
 
     @property
+    def backends(self) -> Sequence[StateBackend]:  # type: ignore[override]
+        return (self.backend,)
+
+    @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         return self.backend.weight_bytes
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request
+from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 
 
 @attrs.define(eq=False)
@@ -38,6 +38,10 @@ class Several(Drafter):
     @property
     def drafters(self) -> int:  # type: ignore[override]
         return len(self.members)
+
+    @property
+    def backends(self) -> Sequence[StateBackend]:  # type: ignore[override]
+        return [backend for member in self.members for backend in member.backends]
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]

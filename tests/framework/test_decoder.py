@@ -4,6 +4,8 @@ import attrs
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood import (
     Deterministic,
@@ -11,6 +13,7 @@ from draftwood import (
     SamplingParams,
     TreePolicy,
 )
+from draftwood.randomness import row_seeds
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain
@@ -61,10 +64,16 @@ def test_law_d_the_same_seed_and_prompt_give_the_same_text_in_any_batch(policy):
         assert alone[0, len(prompt) :].tolist() == new
     other = one.generate(PROMPTS, max_new_tokens=15, sampling=sampling, seed=1, return_dict_in_generate=True)
     assert other.tokens != batch.tokens
-    again = one.generate(
-        PROMPTS[1:], max_new_tokens=15, sampling=sampling, seed=2, return_dict_in_generate=True
-    )
-    assert again.tokens == other.tokens[1:]  # row i of a call draws from seed + i
+    assert other.seeds[0] == 1
+    for prompt, seed, new in zip(PROMPTS, other.seeds, other.tokens, strict=True):
+        alone = one.generate([prompt], max_new_tokens=15, sampling=sampling, seed=seed)
+        assert alone[0, len(prompt) :].tolist() == new
+
+
+@given(st.integers(0, 2**40), st.integers(1, 40), st.integers(1, 40))
+def test_calls_with_consecutive_seeds_share_no_row(seed, rows, others):
+    assert not set(row_seeds(seed, rows)) & set(row_seeds(seed + 1, others))
+    assert row_seeds(seed, rows) == row_seeds(seed, 40)[:rows]
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -150,14 +159,13 @@ def test_the_stream_commits_what_generate_returns():
     assert seen == one.generate(PROMPTS, max_new_tokens=12, return_dict_in_generate=True).tokens
 
 
-def test_padding_is_as_transformers_users_expect():
+def test_rows_come_back_as_given():
     ids = torch.tensor([[9, 9, 1], [0, 1, 2]]) % 5
     mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
     one = decoder()
     out = one.generate(ids, mask, max_new_tokens=4, pad_token_id=0)
     assert out.shape == (2, 7)
-    assert out[0, :2].tolist() == [0, 0]
-    assert out[0, 2:].tolist() == [1, *sequentially([1], 4)]
+    assert out[0].tolist() == [4, 4, 1, *sequentially([1], 4)]
     assert out[1].tolist() == [0, 1, 2, *sequentially([0, 1, 2], 4)]
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidDistribution, InvalidInput, SamplingParams
+from draftwood.prefixes import Prefixes, RowText
 
 
 @given(
@@ -42,14 +43,15 @@ def test_float64_stays_and_half_precision_is_lifted():
 
 def test_a_processor_that_reads_the_prefix_sees_each_nodes_own_context():
     params = SamplingParams(1.0, processors=[transformers.RepetitionPenaltyLogitsProcessor(2.0)])
-    contexts = [torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([3, 3, 3])]
+    text = RowText.of(torch.tensor([0]))
+    paths = [(1,), (2,), (3, 3)]
     logits = torch.ones(3, 4)
-    got = params.distribution(logits, contexts)
-    for row, context in enumerate(contexts):
-        alone = params.distribution(logits[row : row + 1], [context])
+    got = params.distribution(logits, Prefixes(text, paths))
+    for row, path in enumerate(paths):
+        alone = params.distribution(logits[row : row + 1], Prefixes(text, [path]))
         torch.testing.assert_close(got[row : row + 1], alone)
     assert not torch.allclose(got[0], got[1])
-    with pytest.raises(InvalidInput, match="3 nodes came with 0 contexts"):
+    with pytest.raises(InvalidInput, match="3 nodes came with 0 prefixes"):
         params.distribution(logits)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
 from draftwood.loop import RoundLoop, Row
+from draftwood.prefixes import RowText
 from draftwood.stopping import StopConditions
 from draftwood.testing import ToyBackend, ToyModel, enumerate_outcomes, joint_law, target_law
 
@@ -119,8 +120,8 @@ class Case:
             verifier=self.verifier,
             sampling=sampling,
             draft_sampling=sampling,
-            stops=StopConditions(self.eos, [len(prompt) + self.tokens], [False]),
-            rows=[Row(0, list(prompt), self.policy, Streams(rng, rng))],
+            stops=StopConditions(self.eos, [self.tokens], [False]),
+            rows=[Row(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
         )
         state = torch.tensor(prompt[:-1], dtype=torch.int64)
         backend.prefill([state])

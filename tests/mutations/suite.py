@@ -66,14 +66,14 @@ EXACT = attrs.evolve(
 )
 
 
-def unscaled(self: object, row: object, tree: object, logits: Tensor) -> Tensor:
-    """`RoundLoop._target_probs` without the sampling parameters."""
-    return logits.softmax(-1)
+def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tensor:
+    """`RoundLoop._target_scores` without the sampling parameters."""
+    return logits[: len(tree)]
 
 
 def seen_from_the_root(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
-    """`RoundLoop._target_probs` whose processors see the root's context at every node."""
-    return self.sampling.distribution(logits, [torch.tensor(row.text)] * len(tree))
+    """`RoundLoop._target_scores` whose processors see the root's context at every node."""
+    return self.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 
 
 class RepeatsLess(LogitsProcessor):
@@ -89,13 +89,14 @@ def at_or_above(heights: Tensor, u: float) -> int:
 
 
 def last_token_alone(
-    self: StopConditions, row: int, text: list[int], new: tuple[int, ...]
+    self: StopConditions, row: int, new: tuple[int, ...], scores: object = None
 ) -> tuple[tuple[int, ...], str | None]:
-    """`StopConditions.cut` that looks at the last token of a round alone."""
-    kept = new[: self.limit[row] - len(text)]
+    """`StopConditions.take` that looks at the last token of a round alone."""
+    kept = new[: self.room(row)]
+    self.written[row] += len(kept)
     if kept[-1] in self.eos_token_ids:
         return kept, "eos"
-    return kept, "length" if len(text) + len(kept) >= self.limit[row] else None
+    return kept, "length" if not self.room(row) else None
 
 
 def as_a_chain(self: ToyBackend, tokens: Tensor, parents: Tensor, counts: object = None) -> Tensor:
@@ -128,13 +129,13 @@ MUTATIONS = [
         "the target's temperature is not applied",
         "vllm#10198",
         attrs.evolve(CHAIN, temperature=0.7),
-        patch=(RoundLoop, "_target_probs", unscaled),
+        patch=(RoundLoop, "_target_scores", unscaled),
     ),
     Mutation(
         "processors that read the prefix see the root's at every node",
         "grammars and penalties on trees",
         attrs.evolve(CHAIN, policy=Chain(1), carried=True, processors=(RepeatsLess(),)),
-        patch=(RoundLoop, "_target_probs", seen_from_the_root),
+        patch=(RoundLoop, "_target_scores", seen_from_the_root),
     ),
     Mutation(
         "block verification that accepts token by token",
@@ -272,7 +273,7 @@ MUTATIONS = [
         "an end-of-text inside the accepted path is ignored",
         "only a round's last token looked at",
         attrs.evolve(CHAIN, carried=True, eos=frozenset({2})),
-        patch=(StopConditions, "cut", last_token_alone),
+        patch=(StopConditions, "take", last_token_alone),
     ),
     Mutation(
         "several siblings are looked at together although the tree is adaptive",

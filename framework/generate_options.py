@@ -1,0 +1,176 @@
+"""What a call of transformers' `generate` asks for, and the one sentence for what is not served.
+
+Seen in transformers 5.23. A custom loop gets neither the `streamer` nor the `tokenizer` of the call, nor
+learns which other way of decoding was asked for, so both are read where `generate` keeps them: in its
+frame. A test holds every name that is read here against the installed version.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput
+
+# What `generate` itself prepares for the model, and leaves the text as it is.
+_PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
+_CACHES = frozenset({"past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
+# Caches that leave the text as it is, and are draftwood's own business.
+_EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
+# Options of other ways of decoding, with what each is when it is off.
+_OTHER_WAYS: Mapping[str, Sequence[Any]] = {
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "force_words_ids": (None,),
+    "constraints": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+}
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """What the caller gave `generate`, where a custom loop is not told.
+
+    Attributes:
+        streamer: or None.
+        assistant_model: or None.
+        given: the names of further arguments that are not None.
+    """
+
+    streamer: Any = None
+    assistant_model: Any = None
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def under_way(cls) -> Call:
+        """The call of `generate` that is running; an empty one where none is."""
+        from transformers import GenerationMixin
+
+        code = getattr(GenerationMixin.generate, "__wrapped__", GenerationMixin.generate).__code__
+        frame = _frame(lambda frame: frame.f_code is code)
+        if frame is None:
+            return cls()
+        found = frame.f_locals
+        given = {name for name, value in found["kwargs"].items() if value is not None}
+        return cls(found["streamer"], found["assistant_model"], frozenset(given))
+
+
+def hand_on_tokenizer() -> None:
+    """Put the `tokenizer` of a running `generate` back among the arguments that a custom loop is given.
+
+    `generate` drops it before it looks at the loop's signature, and then cannot build stop strings.
+    """
+    frame = _frame(lambda frame: frame.f_code.co_name == "_extract_generation_mode_kwargs")
+    if frame is not None:
+        found = frame.f_locals
+        tokenizer = found.get("generation_mode_kwargs", {}).get("tokenizer")
+        if tokenizer is not None:
+            found["kwargs"]["tokenizer"] = tokenizer
+
+
+def _frame(wanted: Any) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not wanted(frame):
+        frame = frame.f_back
+    return frame
+
+
+def refuse_unserved(
+    call: Call, config: Any, model_kwargs: Mapping[str, Any], *, ids: Tensor, synced_gpus: bool
+) -> None:
+    """Refuse what would change the text or the output and cannot be served.
+
+    Args:
+        call: as the caller gave it.
+        config: the prepared `GenerationConfig`.
+        model_kwargs: what the model was to be called with.
+        ids: the prompts `[rows, length]`.
+        synced_gpus: whether ranks that have ended must go on with the others.
+
+    Raises:
+        InvalidInput: names the option and what to do without it.
+    """
+    ways = [
+        name
+        for name, off in _OTHER_WAYS.items()
+        if not any(getattr(config, name, None) == one for one in off)
+    ]
+    if "penalty_alpha" in ways and (config.do_sample or not (config.top_k or 0) > 1):
+        ways.remove("penalty_alpha")  # `generate` does not look at it either
+    if call.assistant_model is not None:
+        ways.append("assistant_model")
+    if ways:
+        raise InvalidInput(
+            f"custom_generate= decodes by draft trees, and {' and '.join(ways)} asks for another way; leave "
+            "one of the two out."
+        )
+    if synced_gpus:
+        raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
+    if config.return_dict_in_generate:
+        for name in ("output_attentions", "output_hidden_states"):
+            if getattr(config, name, False):
+                raise InvalidInput(
+                    f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
+                    "take them from one forward over the finished text."
+                )
+    if config.cache_implementation not in (None, *_EXACT_CACHES):
+        raise InvalidInput(
+            f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
+            "keep a cache of their own; leave it out."
+        )
+    _refuse_inputs(call, model_kwargs, ids)
+
+
+def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:
+    for name in sorted(_CACHES & call.given):
+        raise InvalidInput(
+            f"{name} was given, and draft trees keep a cache of their own; give the whole text as input_ids."
+        )
+    # A model may be told of its inputs by a name that is only there for `generate`.
+    served = _PREPARED | _CACHES | {"position_ids"}
+    for name in sorted(name for name, value in model_kwargs.items() if value is not None):
+        if name not in served:
+            raise InvalidInput(f"{name} is not served by draft trees; give the text as input_ids alone.")
+    positions = model_kwargs.get("position_ids") if "position_ids" in call.given else None
+    if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
+        raise InvalidInput(
+            "position_ids is not the count of the tokens before each, which is what draft trees go by; leave "
+            "it out."
+        )
+
+
+def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
+    seen = torch.ones_like(ids) if mask is None else (mask != 0).long()
+    wanted = (seen.cumsum(1) - 1).to(positions.device)
+    if positions.shape not in (wanted.shape, wanted[:1].shape):
+        return False
+    return bool(((positions == wanted) | (seen == 0).to(positions.device)).all())
+
+
+def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:
+    """What `generate` prepared as stopping criteria, by what the loop applies itself.
+
+    Returns:
+        The criteria that must be asked, the length at which every text ends (None without any), and the
+        tokens that end one.
+    """
+    from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+    asked, lengths, ends = [], [], set()
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            lengths.append(criterion.max_length)
+        elif type(criterion) is EosTokenCriteria:
+            ends.update(criterion.eos_token_id.tolist())
+        else:
+            asked.append(criterion)
+    return asked, min(lengths, default=None), frozenset(ends)

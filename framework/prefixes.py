@@ -1,0 +1,104 @@
+"""What stands before a prediction: the text of a batch row, and the path of a node behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import attrs
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+Path = tuple[int, ...]
+"""The tokens of a node's path, without those that are committed; `()` is the root."""
+
+
+@attrs.define(eq=False)
+class RowText:
+    """The text of one batch row in a standing buffer, so that no node copies it.
+
+    Attributes:
+        row: place of the row in the batch that its processors know.
+        rows: size of that batch.
+    """
+
+    _tokens: Int[Tensor, " capacity"]
+    _length: int
+    row: int = 0
+    rows: int = 1
+
+    @classmethod
+    def of(cls, tokens: Tensor, *, row: int = 0, rows: int = 1) -> RowText:
+        """A text that begins with `tokens` `[length]` int64, on their device."""
+        return cls(tokens.clone(), len(tokens), row, rows)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def device(self) -> torch.device:
+        return self._tokens.device
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add committed tokens."""
+        self._write(tokens)
+        self._length += len(tokens)
+
+    def followed_by(self, path: Sequence[int]) -> Int[Tensor, "1 length"]:
+        """The text and `path` behind it, `[1, length]`; a view, which the next call writes over."""
+        self._write(path)
+        return self._tokens[: self._length + len(path)].unsqueeze(0)
+
+    def followed_by_each(self, paths: Sequence[Path]) -> Int[Tensor, "paths length"]:
+        """The text before each of several paths of one length, `[paths, length]`."""
+        text = self._tokens[: self._length].expand(len(paths), -1)
+        behind = torch.tensor(paths, dtype=torch.int64, device=text.device).reshape(len(paths), -1)
+        return torch.cat([text, behind], 1)
+
+    def _write(self, tokens: Sequence[int]) -> None:
+        wanted = self._length + len(tokens)
+        if wanted > len(self._tokens):
+            grown = self._tokens.new_zeros(2 * wanted)
+            grown[: self._length] = self._tokens[: self._length]
+            self._tokens = grown
+        self._tokens[self._length : wanted] = torch.tensor(tokens, dtype=torch.int64)
+
+
+@attrs.frozen(eq=False)
+class Prefixes:
+    """What stands before each of several predictions of one batch row.
+
+    Attributes:
+        text: committed tokens, the root among them.
+        paths: of every node.
+    """
+
+    text: RowText
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def alone(self, node: int) -> Int[Tensor, "1 length"]:
+        """What stands before the prediction at `node`, `[1, length]`; a view, valid until the next call."""
+        return self.text.followed_by(self.paths[node])
+
+    @cached_property
+    def levels(self) -> list[tuple[list[int], Int[Tensor, "nodes length"]]]:
+        """The nodes of every depth with what stands before them, `[nodes, length]`."""
+        by_depth: dict[int, list[int]] = {}
+        for node, path in enumerate(self.paths):
+            by_depth.setdefault(len(path), []).append(node)
+        return [
+            (nodes, self.text.followed_by_each([self.paths[node] for node in nodes]))
+            for nodes in by_depth.values()
+        ]
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int], known: Sequence[Path] = ()) -> list[Path]:
+    """The path of every node; parents count on over `known` ones, and -1 is above the root."""
+    paths = list(known)
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*paths[parent], token) if parent >= 0 else ())
+    return paths[len(known) :]

@@ -1,0 +1,79 @@
+"""Target and draft of one tokenizer whose logits were padded to different widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftwood.errors import IncompatibleModels
+from draftwood.protocols import Drafter, Outcome, Request
+
+PADDING = 1024
+"""Widths that differ by more are taken for two tokenizers; Qwen2.5 has 151,936 and 152,064."""
+
+
+def fitted(drafter: Drafter, vocab_size: int) -> Drafter:
+    """`drafter` with logits of `vocab_size` tokens.
+
+    Raises:
+        IncompatibleModels: the widths differ by more than padding does.
+    """
+    have = drafter.vocab_size
+    if have == vocab_size:
+        return drafter
+    if abs(have - vocab_size) > min(PADDING, max(have, vocab_size) // 50):
+        raise IncompatibleModels(
+            f"The drafter has {have} tokens and the target {vocab_size}, more apart than padding is; they "
+            "must share one tokenizer and vocabulary."
+        )
+    return FittedDrafter(drafter, vocab_size)
+
+
+@attrs.define(eq=False)
+class FittedDrafter(Drafter):
+    """A drafter whose logits are cut to `vocab_size` tokens or padded with -inf.
+
+    Tokens that the drafter does not know reach it as token 0. Whatever it proposes then, a verifier
+    judges it, so nothing is lost but a proposal.
+    """
+
+    drafter: Drafter
+    vocab_size: int
+
+    def __attrs_post_init__(self) -> None:
+        self.drafters, self.weight_bytes = self.drafter.drafters, self.drafter.weight_bytes
+        self.backends, self.source = self.drafter.backends, self.drafter.source
+
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
+        self.drafter.prefill([self._known(row) for row in rows])
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        self.drafter.release(rows)
+
+    def distributions(
+        self, requests: Sequence[Request | None]
+    ) -> Float[Tensor, "rows nodes *drafters vocab"]:
+        known = [None if one is None else Request(self._known(one.tokens), one.parents) for one in requests]
+        logits = self.drafter.distributions(known)[..., : self.vocab_size]
+        missing = self.vocab_size - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        have = self.drafter.vocab_size
+        self.drafter.commit(
+            [
+                attrs.evolve(
+                    one,
+                    tokens=[token if token < have else 0 for token in one.tokens],
+                    extra=one.extra if one.extra < have else 0,
+                )
+                for one in outcomes
+            ]
+        )
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        return torch.where(tokens < self.drafter.vocab_size, tokens, 0)
