@@ -47,6 +47,7 @@ thorough: .venv/.ready-test
 	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes up to an hour on two cores."
 	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
+	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough tests/framework tests/strategies
 

@@ -42,17 +42,21 @@ class ConstrainedRow:
 
     Nodes of the round are numbered as they are met; 0 is the root. A token that is met again behind the
     same node is the same node, so that drafting and scoring share their states and masks.
+    Behind a token of `ends` the text has ended, and the constraint is not asked.
     """
 
     constraint: Constraint
     vocab_size: int
+    ends: frozenset[int]
     _states: list[Any]
     _nodes: dict[tuple[int, int], int] = attrs.field(factory=dict, init=False)
     _masks: dict[int, Tensor] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def started(cls, constraint: Constraint, prompt: Sequence[int], *, vocab_size: int) -> ConstrainedRow:
-        return cls(constraint, vocab_size, [constraint.start(prompt)])
+    def started(
+        cls, constraint: Constraint, prompt: Sequence[int], *, vocab_size: int, ends: frozenset[int]
+    ) -> ConstrainedRow:
+        return cls(constraint, vocab_size, ends, [constraint.start(prompt)])
 
     def node(self, path: Sequence[int]) -> int:
         """The number of the node behind the root by `path`."""
@@ -61,13 +65,14 @@ class ConstrainedRow:
             known = self._nodes.get((node, token))
             if known is None:
                 state = self._states[node]
-                self._states.append(None if state is None else self.constraint.advance(state, token))
+                closed = state is None or token in self.ends
+                self._states.append(None if closed else self.constraint.advance(state, token))
                 known = self._nodes[node, token] = len(self._states) - 1
             node = known
         return node
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Bool[Tensor, "paths vocab"]:
-        """What may follow each node, bool `[paths, vocab]`; all of it behind a forbidden token."""
+        """What may follow each node, bool `[paths, vocab]`; all of it behind a forbidden or last token."""
         nodes = [self.node(path) for path in paths]
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._masks]
         live = [node for node in wanted if self._states[node] is not None]

@@ -215,7 +215,9 @@ class SpeculativeDecoder:
         stops = _stops(prompts, max_new_tokens, eos_token_id, self.target)
         stops.batches = _criteria(criteria, prompts, padded, stops, pad=self._pad(pad_token_id), keep=keep)
         drafter = fitted(self.drafter, self.target.vocab_size)
-        constraints = _constraints(constraint, prompts, self.target.vocab_size)
+        constraints = _constraints(
+            constraint, prompts, vocab_size=self.target.vocab_size, ends=stops.eos_token_ids
+        )
         loop = RoundLoop(
             target=self.target,
             drafter=drafter,
@@ -355,7 +357,11 @@ def _criteria(
 
 
 def _constraints(
-    constraint: Constraint | Sequence[Constraint] | None, prompts: Sequence[Sequence[int]], vocab_size: int
+    constraint: Constraint | Sequence[Constraint] | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    vocab_size: int,
+    ends: frozenset[int],
 ) -> list[ConstrainedRow] | list[None]:
     if constraint is None:
         return [None] * len(prompts)
@@ -363,7 +369,7 @@ def _constraints(
     if len(each) != len(prompts):
         raise InvalidInput(f"{len(each)} constraints were given for {len(prompts)} rows; give one a row.")
     return [
-        ConstrainedRow.started(one, prompt, vocab_size=vocab_size)
+        ConstrainedRow.started(one, prompt, vocab_size=vocab_size, ends=ends)
         for one, prompt in zip(each, prompts, strict=True)
     ]
 

@@ -20,6 +20,7 @@ from draftwood.errors import InvalidInput
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
+_INNER = ("output_attentions", "output_hidden_states")
 _CACHES = frozenset({"past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
 # Caches that leave the text as it is, and are draftwood's own business.
 _EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
@@ -113,11 +114,16 @@ def refuse_unserved(
             f"custom_generate= decodes by draft trees, and {' and '.join(ways)} asks for another way; leave "
             "one of the two out."
         )
+    if config.token_healing:
+        raise InvalidInput(
+            "token_healing=True changes the prompt behind its mask; heal it first, with "
+            "model.heal_tokens(ids, tokenizer)."
+        )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
     if config.return_dict_in_generate:
-        for name in ("output_attentions", "output_hidden_states"):
-            if getattr(config, name, False):
+        for name in _INNER:
+            if getattr(config, name, False) or model_kwargs.get(name):
                 raise InvalidInput(
                     f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
                     "take them from one forward over the finished text."
@@ -136,7 +142,7 @@ def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> 
             f"{name} was given, and draft trees keep a cache of their own; give the whole text as input_ids."
         )
     # A model may be told of its inputs by a name that is only there for `generate`.
-    served = _PREPARED | _CACHES | {"position_ids"}
+    served = _PREPARED | _CACHES | {"position_ids", *_INNER}
     for name in sorted(name for name, value in model_kwargs.items() if value is not None):
         if name not in served:
             raise InvalidInput(f"{name} is not served by draft trees; give the text as input_ids alone.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.constraints import ConstrainedRow
-from draftwood.errors import InvalidTree
+from draftwood.errors import InvalidDistribution, InvalidTree
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
@@ -91,11 +91,7 @@ class RoundLoop:
             self._target_scores(row, t, logits[r])
             for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
         ]
-        # Processors may leave a node without any token, which matters only where the text goes there.
-        probs = [
-            self.sampling.probabilities(one, may_be_empty=row.looks_back)
-            for row, one in zip(self.rows, scores, strict=True)
-        ]
+        probs = [self._target_probs(row, one) for row, one in zip(self.rows, scores, strict=True)]
         outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
         verify_seconds = perf_counter() - verifying
 
@@ -107,6 +103,8 @@ class RoundLoop:
             path = list(outcome.path)
             kept = self._kept(logits[r, path], scores[r][path], outcome) if self.keep != _NOTHING else {}
             new, reason = self.stops.take(row.index, outcome.emitted, kept.get("scores"))
+            if row.looks_back:
+                self._check_open(row, scores[r][path[: len(new)]])
             if reason is None:
                 row.commit(new)
             kept = {name: values[: len(new)] for name, values in kept.items()}
@@ -167,6 +165,22 @@ class RoundLoop:
         if row.looks_back:
             paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
         return self.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
+
+    def _target_probs(self, row: Row, scores: Tensor) -> Tensor:
+        if not row.looks_back:
+            return self.sampling.probabilities(scores)
+        probs = self.sampling.probabilities(scores, may_be_empty=True)
+        # Behind an end of text nothing may be left, and what is drawn there is not kept.
+        probs[:, 0] += probs.sum(-1) == 0
+        return probs
+
+    def _check_open(self, row: Row, scores: Tensor) -> None:
+        """Refuse kept tokens that were drawn where processors and constraint leave none, as sampling does."""
+        if self.sampling.temperature and bool((scores.amax(-1) == -torch.inf).any()):
+            raise InvalidDistribution(
+                f"Processors and constraint leave row {row.index} no token to go on with; loosen one, "
+                "or let them end the text."
+            )
 
     def _kept(self, logits: Tensor, scores: Tensor, outcome: Outcome) -> dict[str, Any]:
         """What `keep` asks for of the emitted tokens, from the rows `[tokens, vocab]` of the path."""

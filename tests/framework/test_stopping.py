@@ -1,0 +1,114 @@
+"""Criteria that look at a whole batch, against the loop of `generate`, whatever the rows' pace."""
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.stopping import CriteriaBatch, StopConditions
+
+PAD, EOS = 99, 7
+
+
+class AtToken(hf.StoppingCriteria):
+    """Ends a row at a token that depends on its place."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] % 5 == torch.arange(len(input_ids)) % 5
+
+
+class Remembers(hf.StoppingCriteria):
+    """Ends a row at the second token that divides by 4, and must see every step once and in order."""
+
+    def __init__(self, rows):
+        self.seen, self.length = [0] * rows, None
+
+    def __call__(self, input_ids, scores, **kwargs):
+        assert self.length in (None, input_ids.shape[1] - 1)
+        self.length = input_ids.shape[1]
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            self.seen[row] += token % 4 == 0
+        return torch.tensor([count >= 2 for count in self.seen])
+
+
+class Longest(hf.StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] >= self.length
+
+
+class BatchLooksAlike(hf.StoppingCriteria):
+    """Looks across rows, padding included."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1].sum().expand(len(input_ids)) % 6 == 0
+
+
+KINDS = {
+    "token": lambda rows: AtToken(),
+    "remembers": Remembers,
+    "longest": lambda rows: Longest(6),
+    "alike": lambda rows: BatchLooksAlike(),
+}
+
+
+def as_generate(prompts, texts, criteria, *, eos, limit):
+    """The steps of transformers' `_sample`, over texts that are already known."""
+    ids = prompts
+    running = torch.ones(len(texts), dtype=torch.long)
+    for step in range(limit):
+        token = torch.tensor([text[step] for text in texts])
+        if eos:
+            token = token * running + PAD * (1 - running)
+        ids = torch.cat([ids, token.unsqueeze(1)], 1)
+        done = torch.zeros(len(texts), dtype=torch.bool)
+        for criterion in criteria:
+            done |= torch.as_tensor(criterion(ids, None))
+        if eos:
+            done |= token == EOS
+        done |= torch.tensor(step + 1 == limit)
+        running = running & ~done
+        if not running.any():
+            break
+    return ids
+
+
+@given(st.data())
+def test_criteria_end_rows_as_in_generate(data):
+    rows = data.draw(st.integers(1, 4))
+    limit = data.draw(st.integers(1, 12))
+    token = st.integers(0, 20)
+    texts = [data.draw(st.lists(token, min_size=limit, max_size=limit)) for _ in range(rows)]
+    prompts = torch.tensor([[3, 1]] * rows)
+    names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=2, unique=True))
+    eos = data.draw(st.booleans())
+    wanted = as_generate(prompts, texts, [KINDS[name](rows) for name in names], eos=eos, limit=limit)
+
+    batch = CriteriaBatch([KINDS[name](rows) for name in names], range(rows), prompts, PAD, eos)
+    stops = StopConditions(frozenset([EOS] if eos else []), [limit] * rows, [False] * rows, batches=[batch])
+    found, running = [[] for _ in range(rows)], set(range(rows))
+    while running:
+        for row in sorted(running):
+            count = data.draw(st.integers(1, 4))
+            new, reason = stops.take(row, texts[row][len(found[row]) :][:count])
+            found[row] += new
+            if reason is not None:
+                running.discard(row)
+        for row, length in stops.ask().items():
+            assert length <= len(found[row])
+            del found[row][length:]
+            running.discard(row)
+    width = max(map(len, found))
+    padded = torch.tensor([row + [PAD] * (width - len(row)) for row in found])
+    assert torch.equal(torch.cat([prompts, padded], 1), wanted)
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_end_of_text_is_found_anywhere_in_a_round(count):
+    stops = StopConditions(frozenset([EOS]), [10], [False])
+    new = [1] * (count - 1) + [EOS, 2]
+    assert stops.take(0, new) == (tuple(new[:count]), "eos")
+    assert stops.room(0) == 10 - count
