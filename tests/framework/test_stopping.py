@@ -12,16 +12,22 @@ PAD, EOS = 99, 7
 
 
 class AtToken(hf.StoppingCriteria):
-    """Ends a row at a token that depends on its place."""
+    """Ends a row at a token that depends on its place, and must then see padding where rows end alone."""
+
+    def __init__(self, rows, eos):
+        self.ended, self.eos = torch.zeros(rows, dtype=torch.bool), eos
 
     def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] % 5 == torch.arange(len(input_ids)) % 5
+        last = input_ids[:, -1]
+        assert not self.eos or (last[self.ended] == PAD).all()
+        self.ended |= last % 5 == torch.arange(len(input_ids)) % 5
+        return self.ended
 
 
 class Remembers(hf.StoppingCriteria):
     """Ends a row at the second token that divides by 4, and must see every step once and in order."""
 
-    def __init__(self, rows):
+    def __init__(self, rows, eos):
         self.seen, self.length = [0] * rows, None
 
     def __call__(self, input_ids, scores, **kwargs):
@@ -48,10 +54,10 @@ class BatchLooksAlike(hf.StoppingCriteria):
 
 
 KINDS = {
-    "token": lambda rows: AtToken(),
+    "token": AtToken,
     "remembers": Remembers,
-    "longest": lambda rows: Longest(6),
-    "alike": lambda rows: BatchLooksAlike(),
+    "longest": lambda rows, eos: Longest(6),
+    "alike": lambda rows, eos: BatchLooksAlike(),
 }
 
 
@@ -85,9 +91,9 @@ def test_criteria_end_rows_as_in_generate(data):
     prompts = torch.tensor([[3, 1]] * rows)
     names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=2, unique=True))
     eos = data.draw(st.booleans())
-    wanted = as_generate(prompts, texts, [KINDS[name](rows) for name in names], eos=eos, limit=limit)
+    wanted = as_generate(prompts, texts, [KINDS[name](rows, eos) for name in names], eos=eos, limit=limit)
 
-    batch = CriteriaBatch([KINDS[name](rows) for name in names], range(rows), prompts, PAD, eos)
+    batch = CriteriaBatch([KINDS[name](rows, eos) for name in names], range(rows), prompts, PAD, eos)
     stops = StopConditions(frozenset([EOS] if eos else []), [limit] * rows, [False] * rows, batches=[batch])
     found, running = [[] for _ in range(rows)], set(range(rows))
     while running:

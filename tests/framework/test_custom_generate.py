@@ -1,0 +1,117 @@
+"""`model.generate(custom_generate=...)`: what the random calls do not meet."""
+
+import threading
+
+import pytest
+import torch
+import transformers as hf
+
+from draftwood import InvalidInput, custom_generate
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dyspec import DySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.backends.attention_models import VOCAB, tiny
+from tests.generate_fuzz.models import draft, model, tokenizer
+from tests.generate_fuzz.processors import Collects
+
+IDS = torch.tensor([[7, 9, 11]])
+
+
+def loop(**options):
+    return custom_generate(
+        drafter=ModelDrafter(draft()), policy=DySpec(6), verifier=RecursiveRejection(), **options
+    )
+
+
+def test_a_thread_that_waits_for_a_streamer_gets_the_text_and_its_end():
+    streamer = hf.TextIteratorStreamer(tokenizer(), timeout=60)
+    options = {"max_new_tokens": 9, "do_sample": False}
+    thread = threading.Thread(
+        target=model("llama").generate,
+        args=(IDS,),
+        kwargs=options | {"streamer": streamer, "custom_generate": loop()},
+    )
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == tokenizer().decode(model("llama").generate(IDS, **options)[0])
+
+
+class Breaks(hf.StoppingCriteria):
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, input_ids, scores, **kwargs):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no luck")])
+def test_what_breaks_a_call_comes_out_and_ends_the_stream(error):
+    streamer = Collects()
+    with pytest.raises(type(error)):
+        model("llama").generate(
+            IDS,
+            streamer=streamer,
+            stopping_criteria=[Breaks(error)],
+            max_new_tokens=9,
+            custom_generate=(speculative := loop()),
+        )
+    assert streamer.ends == 1
+    wanted = model("llama").generate(IDS, max_new_tokens=5)
+    assert torch.equal(model("llama").generate(IDS, max_new_tokens=5, custom_generate=speculative), wanted)
+
+
+def test_stop_strings_and_tokenizer_may_also_be_given_when_the_loop_is_made():
+    options = {"max_new_tokens": 30, "do_sample": False}
+    whole = model("llama").generate(IDS, **options)[0, 3:]
+    stop = next(word for word in tokenizer().convert_ids_to_tokens(whole)[4:] if word.isalpha())
+    wanted = model("llama").generate(IDS, **options, stop_strings=stop, tokenizer=tokenizer())
+    assert wanted.shape[1] < 33
+    given = model("llama").generate(
+        IDS, **options, stop_strings=stop, tokenizer=tokenizer(), custom_generate=loop()
+    )
+    made = model("llama").generate(
+        IDS, **options, custom_generate=loop(stop_strings=stop, tokenizer=tokenizer())
+    )
+    assert torch.equal(given, wanted)
+    assert torch.equal(made, wanted)
+    with pytest.raises(InvalidInput, match="needs the tokenizer"):
+        model("llama").generate(IDS, **options, custom_generate=loop(stop_strings=stop))
+
+
+def test_a_model_that_was_resized_and_another_model_are_served():
+    target = tiny(hf.LlamaConfig)
+    speculative = custom_generate(
+        drafter=PromptLookup(vocab_size=VOCAB), policy=Chain(2, "top-k"), verifier=RecursiveRejection()
+    )
+    options = {"max_new_tokens": 8, "do_sample": False}
+    for width in (VOCAB, VOCAB + 1, VOCAB):
+        target.resize_token_embeddings(width)
+        wanted = target.generate(IDS, **options)
+        assert torch.equal(target.generate(IDS, **options, custom_generate=speculative), wanted)
+    other = model("mistral")
+    assert torch.equal(
+        other.generate(IDS, **options, custom_generate=speculative), other.generate(IDS, **options)
+    )
+
+
+def test_the_end_of_the_context_is_no_text_that_ends_silently():
+    target = tiny(hf.GPT2Config, n_layer=1, n_head=4, n_embd=32, max_position_embeddings=40)
+    with pytest.raises(IndexError):
+        target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[])
+    with pytest.raises(InvalidInput, match="end of the target's context after 37 new tokens"):
+        target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[], custom_generate=loop())
+
+
+def test_the_global_seed_repeats_a_sampled_text():
+    def sampled(seed):
+        torch.manual_seed(seed)
+        return model("llama").generate(
+            IDS.repeat(3, 1), max_new_tokens=12, do_sample=True, custom_generate=loop()
+        )
+
+    assert torch.equal(sampled(1), sampled(1))
+    assert not torch.equal(sampled(1), sampled(2))
+    assert len({tuple(row) for row in sampled(1).tolist()}) == 3
