@@ -1,13 +1,15 @@
-"""`python -m benchmarks`: recipes, growth, kernels, packed trees, and verifiers."""
+"""`python -m benchmarks`: recipes, growth, kernels, packed trees, prefixes, and verifiers."""
 
 import typer
 
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
 from benchmarks.growth import growth
+from benchmarks.half_precision import half_precision
 from benchmarks.kernels import kernels
 from benchmarks.optimum import optimum
 from benchmarks.packed import packed
+from benchmarks.prefix_cost import prefix_cost
 from benchmarks.recipes import recipes
 from benchmarks.speed import speed
 from benchmarks.verifiers import verifiers
@@ -17,9 +19,11 @@ app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
 app.command("growth")(plainly(growth))
+app.command("half-precision")(plainly(half_precision))
 app.command("kernels")(plainly(kernels))
 app.command("optimum")(plainly(optimum))
 app.command("packed")(plainly(packed))
+app.command("prefix-cost")(plainly(prefix_cost))
 app.command("recipes")(plainly(recipes))
 app.command("speed")(plainly(speed))
 app.command("verifiers")(plainly(verifiers))

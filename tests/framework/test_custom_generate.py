@@ -14,7 +14,7 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import VOCAB, tiny
 from tests.generate_fuzz.models import draft, model, tokenizer
-from tests.generate_fuzz.processors import Collects
+from tests.generate_fuzz.processors import Collects, EndsRowsAtTheirToken
 
 IDS = torch.tensor([[7, 9, 11]])
 
@@ -103,6 +103,26 @@ def test_the_end_of_the_context_is_no_text_that_ends_silently():
         target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[])
     with pytest.raises(InvalidInput, match="end of the target's context after 37 new tokens"):
         target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[], custom_generate=loop())
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_rows_that_criteria_end_are_padded_only_where_there_is_an_end_of_text(eos):
+    """Without one `generate` goes on with all rows until all have been ended."""
+    target = model("llama")
+    prompts = torch.tensor([[7, 9, 11], [8, 20, 9], [30, 31, 32]])
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 5 if eos else None}
+    kept = target.generation_config.eos_token_id
+    target.generation_config.eos_token_id = options["eos_token_id"]
+    try:
+        plain = target.generate(prompts, **options, stopping_criteria=[EndsRowsAtTheirToken()])
+        found = target.generate(
+            prompts, **options, stopping_criteria=[EndsRowsAtTheirToken()], custom_generate=loop()
+        )
+    finally:
+        target.generation_config.eos_token_id = kept
+    assert plain.shape[1] > 4
+    assert torch.equal(found, plain)
+    assert bool((plain[:, 3:] == target.generation_config.pad_token_id).any()) == eos
 
 
 def test_the_global_seed_repeats_a_sampled_text():
