@@ -163,7 +163,7 @@ def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     """
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    if isinstance(seed, Sequence) and not isinstance(seed, str):
+    if isinstance(seed, Sequence):
         if len(seed) != rows:
             raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
         return [_as_seed(one) for one in seed]

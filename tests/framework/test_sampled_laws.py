@@ -72,6 +72,21 @@ def test_filters_and_processors_of_the_target_decide_whatever_the_draft_has(stra
     assert error(found, sequential_law(TARGET, probs_of(wanted), tokens=2)) < 1e-12
 
 
+def test_the_draft_has_filters_of_its_own():
+    out = decoder(Chain(3), RecursiveRejection()).generate(
+        [PROMPT],
+        max_new_tokens=12,
+        sampling=SamplingParams(1.0),
+        draft_sampling=SamplingParams(1.0, top_k=1),
+        seed=1,
+        trace=True,
+        return_dict_in_generate=True,
+    )
+    trees = [record.tree for one in out.statistics.rounds for record in one.rows]
+    assert {chance for tree in trees for chance in tree.draft_probs} == {1.0}
+    assert len({chance for tree in trees for chance in tree.target_probs}) > 5
+
+
 @attrs.frozen
 class Rises(Constraint):
     """A token must not be smaller than the last new one; 3 may always come."""
