@@ -22,7 +22,7 @@ from benchmarks.remembered import remembered_windows
 from benchmarks.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
-from draftwood.decoder import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens

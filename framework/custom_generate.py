@@ -21,7 +21,6 @@ from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import row_seeds
 from draftwood.records import Keep, Statistics
 from draftwood.sampling import SamplingParams
-from draftwood.stopping import stop_string_criteria
 
 
 def custom_generate(
@@ -105,7 +104,8 @@ class CustomGenerate:
                 input_ids,
                 model_kwargs.get("attention_mask"),
                 processors=logits_processor or (),
-                criteria=self._criteria(stopping_criteria or (), tokenizer or self.tokenizer),
+                criteria=stopping_criteria or (),
+                tokenizer=tokenizer or self.tokenizer,
                 config=generation_config,
                 streamer=streamer,
             )
@@ -122,6 +122,7 @@ class CustomGenerate:
         *,
         processors: Sequence[Any],
         criteria: Sequence[Any],
+        tokenizer: Any,
         config: Any,
         streamer: Any,
     ) -> Generation:
@@ -148,6 +149,8 @@ class CustomGenerate:
             eos_token_id=sorted(ends),
             pad_token_id=pad,
             stopping_criteria=asked,
+            stop_strings=self.stop_strings,
+            tokenizer=tokenizer,
             keep=keep,
             statistics=statistics,
             padded=input_ids,
@@ -165,13 +168,6 @@ class CustomGenerate:
                 f"{len(written.tokens[row])} new tokens; ask for no more (max_new_tokens)."
             )
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
-
-    def _criteria(self, criteria: Sequence[Any], tokenizer: Any) -> list[Any]:
-        if not self.stop_strings:
-            return list(criteria)
-        if tokenizer is None:
-            raise InvalidInput(f"stop_strings={self.stop_strings!r} needs the tokenizer; pass tokenizer=.")
-        return [*criteria, stop_string_criteria(self.stop_strings, tokenizer)]
 
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
         """The decoder of the last model, or a new one: for another model, or one that was resized."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftwood import registry
 from draftwood.claims import claimed
+from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
 from draftwood.generation import Generation, Written
@@ -23,7 +24,6 @@ from draftwood.loop import RoundLoop, Row
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts, left_padded
-from draftwood.proposals import PerChild
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams, row_seeds
 from draftwood.records import Keep, Round, Statistics, peak_memory
@@ -66,11 +66,7 @@ class SpeculativeDecoder:
 
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
-        if (PerChild in self.policy.laws) != (self.drafter.drafters > 1):
-            raise IncompatibleStrategy(
-                f"{type(self.policy).__name__} with the laws {_law_names(self.policy)} cannot use "
-                f"{self.drafter.drafters} drafter(s); the PerChild law and several drafters go together."
-            )
+        check_drafters_fit(self.policy, self.drafter)
         fitted(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
@@ -206,9 +202,7 @@ class SpeculativeDecoder:
         prompts = as_prompts(prompts)
         check_prompts(prompts, self.target)
         keep = keep or Keep()
-        texts = _texts(prompts, padded, self.target) if sampling.reads_prefix else []
-        if not texts and draft_sampling.reads_prefix:
-            texts = _texts(prompts, padded, self.target)
+        texts = _texts(prompts, padded) if sampling.reads_prefix or draft_sampling.reads_prefix else []
         check_processors(
             [*sampling.processors, *draft_sampling.processors], texts, vocab_size=self.target.vocab_size
         )
@@ -281,55 +275,14 @@ class SpeculativeDecoder:
         return pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
 
 
-def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
-    """Raise `IncompatibleStrategy` unless `verifier` judges the trees of `policy`.
-
-    The message names the registered lossless verifiers that do, built with their default options.
-    """
-    problem = _misfit(policy, verifier)
-    if problem is None:
-        return
-    fitting = []
-    for name in registry.names("verifiers"):
-        try:
-            other = registry.create("verifiers", name)
-        except Exception:  # a third party's module may fail in any way, or need options
-            continue
-        if other.lossless and _misfit(policy, other) is None:
-            fitting.append(name)
-    raise IncompatibleStrategy(
-        f"{type(verifier).__name__} {problem} of {type(policy).__name__}; "
-        f"verifiers that fit: {', '.join(fitting) or 'none'}."
-    )
-
-
-def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
-    """What keeps `verifier` from judging the trees of `policy`, or None."""
-    strange = policy.laws - verifier.laws
-    if strange:
-        return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
-    if policy.adaptive and not verifier.adaptive:
-        return "cannot verify adaptive trees"
-    if policy.branches and not verifier.branches:
-        return "judges chains alone, not the branching trees"
-    if verifier.local and not policy.local:
-        return "needs trees whose branches grow apart, not those"
-    return None
-
-
-def _law_names(policy: TreePolicy) -> str:
-    return ", ".join(sorted(law.__name__ for law in policy.laws))
-
-
 def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
     return drafter.weight_bytes / target.weight_bytes if target.weight_bytes else 0.0
 
 
-def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None, target: StateBackend) -> list[RowText]:
+def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None) -> list[RowText]:
     """The rows as processors are to see them: alone, or with the padding and places of a batch."""
-    device = getattr(target, "device", None)
     if padded is None:
-        return [RowText.of(torch.tensor(prompt, device=device)) for prompt in prompts]
+        return [RowText.of(torch.tensor(prompt)) for prompt in prompts]
     rows = padded.to(torch.int64)
     return [RowText.of(row, row=place, rows=len(rows)) for place, row in enumerate(rows)]
 

@@ -30,15 +30,16 @@ class RowText:
 
     @classmethod
     def of(cls, tokens: Tensor, *, row: int = 0, rows: int = 1) -> RowText:
-        """A text that begins with `tokens` `[length]` int64, on their device."""
+        """A text that begins with `tokens` `[length]` int64."""
         return cls(tokens.clone(), len(tokens), row, rows)
 
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def device(self) -> torch.device:
-        return self._tokens.device
+    def to(self, device: torch.device) -> RowText:
+        """This text, from now on on `device`."""
+        self._tokens = self._tokens.to(device)
+        return self
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""

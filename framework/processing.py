@@ -91,6 +91,8 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
                 f"{len(scores)} nodes came with {found} prefixes; a processor that reads the prefix needs "
                 "one a node."
             )
+    if prefixes is not None:
+        prefixes.text.to(scores.device)
     scores = scores.clone()  # a processor may write into what it is given
     for processor in processors:
         if not reads_prefix(processor):
@@ -154,7 +156,7 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
     except Exception:  # anyone's object may refuse to be copied
         tried = processor
     before = _state(tried)
-    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)).to(text.device)
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
 
     def scores_behind(path: Path) -> Tensor:
         return _as_in_generate(tried, logits, Prefixes(text, [path]), 0).clone()

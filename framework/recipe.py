@@ -6,7 +6,8 @@ from typing import Any
 
 import attrs
 
-from draftwood.decoder import SpeculativeDecoder, check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
+from draftwood.decoder import SpeculativeDecoder
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.sampling import SamplingParams
 

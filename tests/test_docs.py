@@ -35,3 +35,12 @@ def test_the_examples_of_trees_run(tmp_path):
         exec(compile(code, "trees.md", "exec"), known)
     assert isinstance(known["policy"], CostAware)
     assert known["ids"].shape[1] > len(known["inputs"][0])
+
+
+def test_the_examples_of_generate_run():
+    text = (DOCS / "generate.md").read_text(encoding="utf-8")
+    known: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(compile(code, "generate.md", "exec"), known)

@@ -26,8 +26,9 @@ from draftwood import tuned as read_tuned
 from draftwood.apps import models, options, trace
 from draftwood.apps.failures import INTERRUPTED, say
 from draftwood.apps.text import IncrementalText, Streamer, decode
-from draftwood.decoder import Generation, check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.generation import Generation
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ from draftwood import (
 )
 from draftwood.apps import options
 from draftwood.apps.failures import one_line
-from draftwood.decoder import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
 from draftwood.proposals import ALL_LAWS
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from draftwood import registry
-from draftwood.decoder import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleStrategy
 from draftwood.proposals import ALL_LAWS, PerChild
 from draftwood.protocols import Drafter, TreePolicy, Verifier

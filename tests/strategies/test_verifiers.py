@@ -22,7 +22,7 @@ from draftwood import (
     draw_children,
     registry,
 )
-from draftwood.decoder import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor

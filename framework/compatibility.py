@@ -1,0 +1,57 @@
+"""Which policies, verifiers and drafters go together."""
+
+from __future__ import annotations
+
+from draftwood import registry
+from draftwood.errors import IncompatibleStrategy
+from draftwood.proposals import PerChild
+from draftwood.protocols import Drafter, TreePolicy, Verifier
+
+
+def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
+    """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are."""
+    if (PerChild in policy.laws) != (drafter.drafters > 1):
+        raise IncompatibleStrategy(
+            f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
+            f"{drafter.drafters} drafter(s); the PerChild law and several drafters go together."
+        )
+
+
+def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
+    """Raise `IncompatibleStrategy` unless `verifier` judges the trees of `policy`.
+
+    The message names the registered lossless verifiers that do, built with their default options.
+    """
+    problem = _misfit(policy, verifier)
+    if problem is None:
+        return
+    fitting = []
+    for name in registry.names("verifiers"):
+        try:
+            other = registry.create("verifiers", name)
+        except Exception:  # a third party's module may fail in any way, or need options
+            continue
+        if other.lossless and _misfit(policy, other) is None:
+            fitting.append(name)
+    raise IncompatibleStrategy(
+        f"{type(verifier).__name__} {problem} of {type(policy).__name__}; "
+        f"verifiers that fit: {', '.join(fitting) or 'none'}."
+    )
+
+
+def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
+    """What keeps `verifier` from judging the trees of `policy`, or None."""
+    strange = policy.laws - verifier.laws
+    if strange:
+        return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
+    if policy.adaptive and not verifier.adaptive:
+        return "cannot verify adaptive trees"
+    if policy.branches and not verifier.branches:
+        return "judges chains alone, not the branching trees"
+    if verifier.local and not policy.local:
+        return "needs trees whose branches grow apart, not those"
+    return None
+
+
+def _law_names(policy: TreePolicy) -> str:
+    return ", ".join(sorted(law.__name__ for law in policy.laws))
