@@ -114,10 +114,24 @@ def verdict(number: int) -> tuple[Call, Verdict]:
 
 def run(number: int) -> tuple[int, str, str, str]:
     """The call, what came of it and why, in plain words, so that a process can hand it on."""
+    return _told(number, verdict(number))
+
+
+def run_directly(number: int) -> tuple[int, str, str, str] | None:
+    """The same by `SpeculativeDecoder.generate`, for calls that it takes."""
+    found = directly(number)
+    return None if found is None else _told(number, found)
+
+
+def _told(number: int, found: tuple[Call, Verdict]) -> tuple[int, str, str, str]:
+    one, said = found
+    return number, said.kind, said.detail, str(one)
+
+
+def quiet() -> None:
+    """One thread, and no warnings of transformers, which random options call for."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    one, said = verdict(number)
-    return number, said.kind, said.detail, str(one)
 
 
 def directly(number: int) -> tuple[Call, Verdict] | None:
