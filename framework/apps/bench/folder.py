@@ -16,6 +16,7 @@ import attrs
 
 from draftwood.apps import trace
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.models import find_device
 from draftwood.errors import InvalidInput
 
 FORMAT, VERSION = "draftwood-bench", 2
@@ -50,12 +51,17 @@ class Folder:
 
 def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """What `run.json` says of a run with this configuration, here and now."""
+    place = find_device(configuration["device"] or None)
     return {
         "format": FORMAT,
         "version": VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "hardware": {"device": device_name(), "machine": platform.machine(), "system": platform.system()},
+        "hardware": {
+            "device": device_name(place),
+            "machine": platform.machine(),
+            "system": platform.system(),
+        },
         "configuration": dict(configuration),
     }
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
 from draftwood import registry
 from draftwood.apps import models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.datasets import DataSet, Prompt, read
 from draftwood.apps.prompts import interleaved
+from draftwood.devices import default_device
 from draftwood.errors import InvalidInput, nearest
 from draftwood.fields import at_least
 
@@ -128,7 +128,7 @@ class Plan:
 
     def resolved(self) -> Plan:
         """The plan with the precision that `"auto"` means on a CPU."""
-        on_cpu = self.device == "cpu" or not (self.device or torch.accelerator.is_available())
+        on_cpu = self.device == "cpu" or (not self.device and default_device().type == "cpu")
         return attrs.evolve(self, dtype="float32") if self.dtype == "auto" and on_cpu else self
 
     def contenders(self, temperature: float) -> list[Spec]:

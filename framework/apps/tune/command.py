@@ -122,7 +122,7 @@ def tune(
             "draft": costs.draft and attrs.asdict(costs.draft),
         },
         "settings": {"data": list(sets), "prompts": len(tokens), "new_tokens": new_tokens, "seed": seed},
-        "machine": device_name(),
+        "machine": device_name(models.find_device(device)),
         "versions": versions(),
     }
     trace.write_json(to, content)
