@@ -21,6 +21,7 @@ from draftwood.backends.recurrent.rebuild import recurrent_layers, unclamped
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.devices import default_device
 from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -154,8 +155,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
 
 def _device(device: torch.device | str | None) -> torch.device | str:
     if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or "cpu"
+        return default_device()
     if device == "auto":
         if not is_accelerate_available():
             raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
