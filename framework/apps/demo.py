@@ -39,7 +39,7 @@ def demo(
     ] = 350e6,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
 ) -> None:
-    """Show equality with generate() and the speed of draft trees on this machine.
+    """Compare draft trees with generate(): the texts and the speed.
 
     A small Llama first writes a text through draft trees. Then every strategy's text is compared with
     that of generate(), in float32. Then the target is widened to a size where passes cost what they

@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device | None = None) -> str:
-    """The accelerator, or the processor with the number of threads that torch uses; None: the default device."""
+    """The accelerator, or the processor with the number of threads that torch uses; None: what there is."""
     device = device or default_device()
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
