@@ -63,7 +63,12 @@ REMEDIES: Mapping[str, str] = {
     "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
 }
 """By the check's name, or by what stands before its law: where to look first."""
-FOLLOWS: Mapping[str, str] = {"lossless": "proposal-law", "rounds": "lossless", "adaptive": "lossless"}
+FOLLOWS: Mapping[str, str] = {
+    "lossless": "proposal-law",
+    "corners": "lossless",
+    "rounds": "lossless",
+    "adaptive": "lossless",
+}
 """Checks that what fails another one makes fail too."""
 _LAW_S = (
     "Law S in the docstring of StateBackend says what every call must leave; places of nodes count on over "

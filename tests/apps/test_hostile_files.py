@@ -23,7 +23,7 @@ JUNK = st.one_of(
     st.sampled_from(
         [None, True, -1, 0, 1, 2, 2**53, 2**64, 1e308, -0.5, [], {}, [[]], [None], {"a": 1}, [0.5] * 20]
     ),
-    st.sampled_from(["", "x", "\ud800", "\0", "9" * 300, "mine:Evil", "../x", "a\nb"]),
+    st.sampled_from(["", "x", "\ud800", "\0", "9" * 99, "mine:Evil", "../x", "a\nb"]),
     st.integers(2, 60).map(lambda levels: json.loads("[" * levels + "]" * levels)),
     st.recursive(
         st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=5

@@ -204,9 +204,9 @@ def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """
     known = {name: value for name, value in content.items() if name != "code"}
     fields = [field.name for field in attrs.fields(Plan)]
-    if odd := next((name for name in known if name not in fields), None):
+    if odd := [name for name in known if name not in fields]:
         raise InvalidInput(
-            f"The run's configuration has a key {odd[:40]!r}, which bench does not; choose another."
+            f"The run's configuration has a key {odd[0][:40]!r}, which bench does not; choose another folder."
         )
     return Plan(**{**known, "data": ()}), list(content["data"])
 
