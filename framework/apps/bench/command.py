@@ -164,4 +164,4 @@ def check_plots() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise InvalidInput("--plots needs matplotlib; install it with pip install 'draftwood[bench]'.")
+        raise InvalidInput("--plots needs matplotlib; install it, or draftwood with the extra bench.")
