@@ -112,7 +112,9 @@ def check(
     from rich.console import Console
 
     if importlib.util.find_spec("hypothesis") is None:
-        raise InvalidInput("The checks need the package hypothesis; install draftwood[test].")
+        raise InvalidInput(
+            "The checks need the package hypothesis; install it, or draftwood with the extra test."
+        )
     from draftwood.testing.checks import checks_for
 
     strategy = build(target, options.parse(option or []))

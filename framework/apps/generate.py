@@ -149,11 +149,15 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
             raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
         texts = [_text(given, where)]
     else:
-        # In a locale of another encoding Python keeps the bytes that it cannot read as half characters.
-        texts = [_text(text.encode("utf-8", "surrogateescape"), "--prompt") for text in texts]
+        texts = [_given(text, "--prompt") for text in texts]
     if not all(text.strip() for text in texts):
         raise InvalidInput("The prompt is empty; give at least one word.")
     return texts
+
+
+def _given(word: str, option: str) -> str:
+    """A word of the command line; in a locale of another encoding Python keeps bytes as half characters."""
+    return _text(word.encode("utf-8", "surrogateescape"), option)
 
 
 def _text(given: bytes, where: str) -> str:
@@ -314,7 +318,7 @@ def generate(
         sampling=sampling,
         draft_sampling=draft_sampling,
         seed=seed,
-        stop_strings=stop or None,
+        stop_strings=[_given(one, "--stop") for one in stop or ()] or None,
         tokenizer=loaded.tokenizer,
         streamer=Streamer(IncrementalText(loaded.tokenizer), _show) if streamed else None,
         trace=trace_file is not None,
