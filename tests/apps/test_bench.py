@@ -290,6 +290,22 @@ def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tm
         assert "Another process writes" in refused(*tiny(folder, *words))
 
 
+def test_lossy_strategies_are_marked(draftwood, tmp_path):
+    first = draftwood(*tiny(tmp_path, "--prompts", 1, "--strategy", "chain+typical:length=2"))
+    assert first.exit_code == 0, first.output
+    again = draftwood("bench", "--to", tmp_path, "--report")
+    for shown in (first.stdout, again.stdout):
+        marked = {line.split(" (lossy)")[0].strip() for line in shown.splitlines() if " (lossy)" in line}
+        assert marked == {"chain+typical:length=2"}
+        assert "Lossy: its texts are not distributed as the target's own." in " ".join(shown.split())
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert {row["contender"]: row["lossless"] for row in results} == {
+        "generate": True,
+        "leviathan:length=2": True,
+        "chain+typical:length=2": False,
+    }
+
+
 def test_a_run_that_failed_before_its_first_cell_does_not_block_the_next(draftwood, refused, tmp_path):
     assert "exceeds the target's context" in refused(*tiny(tmp_path, "--prompts", 1, new=4000))
     assert draftwood(*tiny(tmp_path, "--prompts", 1)).exit_code == 0
