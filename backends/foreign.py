@@ -23,7 +23,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, or `InvalidInput`."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{file} could not be read ({reason(error)}); download the model again."
         ) from error

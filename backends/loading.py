@@ -21,6 +21,8 @@ from draftwood.backends.recurrent.rebuild import recurrent_layers, unclamped
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.backends.weight_files import check_inside
+from draftwood.devices import default_device
 from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -98,6 +100,7 @@ def load_model(
     a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if a_path and not Path(name).is_dir():
         raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
+    check_inside(Path(name))
     for layout in (mamba_in_llama, mamba_ssm):
         if layout.is_in(Path(name)):
             wanted, place = _dtype(dtype), _device(device)
@@ -154,8 +157,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
 
 def _device(device: torch.device | str | None) -> torch.device | str:
     if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or "cpu"
+        return default_device()
     if device == "auto":
         if not is_accelerate_available():
             raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")

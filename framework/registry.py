@@ -9,7 +9,9 @@ verifier or drafter that is not registered goes by `package.module:Class`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -20,6 +22,8 @@ from draftwood.imports import imported, is_derived
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
+# The classes that may be imported by name; None: all of them.
+_importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
 _OWN: Mapping[str, type] = {"drafters": Drafter, "policies": TreePolicy, "verifiers": Verifier}
 
 
@@ -33,6 +37,20 @@ def names(kind: str) -> list[str]:
     return sorted(_entries(kind))
 
 
+@contextmanager
+def registered_only(*, but: Collection[str] = ()) -> Iterator[None]:
+    """Import no `package.module:Class` in this block: the names come out of a file, which may run no code.
+
+    Args:
+        but: classes that the caller named too.
+    """
+    before = _importable.set(but)
+    try:
+        yield
+    finally:
+        _importable.reset(before)
+
+
 def get(kind: str, name: str) -> Any:
     """The class or function registered as `name`, or the policy, verifier or drafter `package.module:Class`.
 
@@ -42,6 +60,11 @@ def get(kind: str, name: str) -> Any:
     """
     singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
     if ":" in name and kind in _OWN:
+        allowed = _importable.get()
+        if allowed is not None and name not in allowed:
+            raise InvalidInput(
+                f"The class {name!r} is named by a file, which may run no code; name it yourself."
+            )
         found = imported(name, [_OWN[kind]])
         if not is_derived(found, [_OWN[kind]]):
             raise InvalidInput(f"{name!r} is no {singular}; name a class derived from {_OWN[kind].__name__}.")

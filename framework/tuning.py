@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from draftwood import registry
 from draftwood.decoder import SpeculativeDecoder, as_backend
 from draftwood.errors import DraftwoodError, IncompatibleModels, InvalidInput
+from draftwood.json_text import parse_json
 from draftwood.protocols import Drafter, StateBackend
 from draftwood.recipe import Recipe
 from draftwood.sampling import SamplingParams
@@ -29,14 +29,14 @@ def _is(*kinds: type) -> Any:
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if type(value) not in kinds:
             wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise InvalidInput(f"{field.name} is {value!r}, not {wanted}; {_AGAIN}.")
+            raise InvalidInput(f"{field.name} is {value!r:.80}, not {wanted}; {_AGAIN}.")
 
     return check
 
 
 def _is_dtype(_: object, __: object, value: Any) -> None:
     if value not in DTYPES:
-        raise InvalidInput(f"dtype is {value!r}; known are: {', '.join(DTYPES)}.")
+        raise InvalidInput(f"dtype is {value!r:.80}; known are: {', '.join(DTYPES)}.")
 
 
 @attrs.frozen
@@ -77,7 +77,8 @@ class Tuned:
         dtype: precision of the models, `"float32"` or `"bfloat16"`; `"auto"`: as they are stored.
         recipe: name of the registered recipe; None: ordinary decoding is faster than all that was tried.
         options: of the recipe.
-        drafter: a registered name, or `package.module:Class`; `"model"`: `draft` drafts.
+        drafter: a registered name, or `package.module:Class`, which is never imported for the file's sake;
+            `"model"`: `draft` drafts.
         drafter_options: of that drafter.
         gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
     """
@@ -102,7 +103,7 @@ class Tuned:
     @property
     def sampling(self) -> SamplingParams:
         """What `generate` takes as `sampling`."""
-        return SamplingParams(temperature=self.temperature)
+        return SamplingParams(temperature=float(self.temperature))
 
     @property
     def draft_sampling(self) -> SamplingParams | None:
@@ -110,14 +111,18 @@ class Tuned:
         return self.method().draft_sampling(self.sampling)
 
     def method(self) -> Recipe:
-        """The recipe with its options; of ordinary decoding, one whose trees are a root alone."""
+        """The recipe with its options; of ordinary decoding, one whose trees are a root alone.
+
+        Raises:
+            InvalidInput: a name or option that cannot be used; classes that are not registered are such.
+        """
         if self.recipe is None:
             policy = registry.create("policies", "cost-aware", {"budgets": (0,)})
             return Recipe(policy, registry.create("verifiers", "recursive-rejection"))
         options = dict(self.options)
         if "temperature" in registry.options("recipes", self.recipe):
             options["temperature"] = self.temperature
-        return cast(Recipe, registry.create("recipes", self.recipe, options))
+        return cast(Recipe, _built("recipes", self.recipe, options))
 
     def decoder(self, target: Any, drafter: Any = None) -> SpeculativeDecoder:
         """A decoder of the method for the tuned pair, taken as `SpeculativeDecoder` takes them.
@@ -129,7 +134,8 @@ class Tuned:
 
         Raises:
             IncompatibleModels: another pair than the file's.
-            InvalidInput: the file's draft is a model and none was given.
+            InvalidInput: the file's draft is a model, or its drafter a class that is not registered, and none
+                was given.
         """
         target = as_backend(self._loaded(target))
         self.check(target)
@@ -139,11 +145,16 @@ class Tuned:
             raise InvalidInput(
                 f"{self.file!r} drafts with the model {self.draft.name!r}; give it as drafter."
             )
+        elif drafter is None and ":" in self.drafter:
+            raise InvalidInput(
+                f"{self.file!r} drafts with the class {self.drafter!r}, and a file may run no code; import "
+                "it and give it as drafter."
+            )
         elif drafter is None:
             known = {"vocab_size": target.vocab_size, "target": target}
             wanted = known.keys() & registry.options("drafters", self.drafter).keys()
             given = {name: known[name] for name in wanted} | self.drafter_options
-            drafter = registry.create("drafters", self.drafter, given)
+            drafter = _built("drafters", self.drafter, given)
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
         decoder = self.method().decoder(target, drafter)
@@ -163,6 +174,20 @@ class Tuned:
         return registry.load(model, dtype=None if self.dtype == "auto" else getattr(torch, self.dtype))
 
 
+def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:
+    """The registered `name` with options that stand in a file."""
+    with registry.registered_only():
+        try:
+            return registry.create(kind, name, options)
+        except DraftwoodError:
+            raise
+        except Exception as error:  # options of the wrong kind fail in many ways
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InvalidInput(
+                f"{name!r} cannot be built from its options ({said:.80}); {_AGAIN}."
+            ) from error
+
+
 def tuned(path: str | PathLike[str]) -> Tuned:
     """What `draftwood tune` wrote to the file `path`.
 
@@ -171,16 +196,16 @@ def tuned(path: str | PathLike[str]) -> Tuned:
     """
     file = fspath(path)
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = parse_json(Path(file).read_bytes())
     except OSError as error:
         raise InvalidInput(f"{file!r} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise InvalidInput(f"{file!r} is not JSON: {error}; give a file of draftwood tune.") from error
+        raise InvalidInput(f"{file!r} is not JSON of draftwood tune ({error}); {_AGAIN}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InvalidInput(f"{file!r} was not written by draftwood tune; give a file that was.")
-    if content.get("version") != VERSION:
+    if (version := content.get("version")) != VERSION:
         raise InvalidInput(
-            f"{file!r} has version {content.get('version')!r} and this draftwood reads {VERSION}; {_AGAIN}."
+            f"{file!r} has version {version!r:.40} and this draftwood reads {VERSION}; {_AGAIN}."
         )
     try:
         return _from(file, content)
@@ -195,12 +220,12 @@ def _from(file: str, content: Mapping[str, Any]) -> Tuned:
     given = {name: content[name] for name in names}
     target, draft = _model("target", given["target"]), given["draft"] and _model("draft", given["draft"])
     found = Tuned(**(given | {"target": target, "draft": draft or None}), file=file)
-    found.method()  # raises for a recipe or option that is not there
+    found.draft_sampling  # noqa: B018 (raises for a recipe, option or temperature that cannot be)
     return found
 
 
 def _model(role: str, given: Any) -> TunedModel:
     known = [field.name for field in attrs.fields(TunedModel)]
     if not isinstance(given, dict) or sorted(given) != sorted(known):
-        raise InvalidInput(f"{role} is {given!r}, not an object with {', '.join(known)}; {_AGAIN}.")
+        raise InvalidInput(f"{role} is {given!r:.80}, not an object with {', '.join(known)}; {_AGAIN}.")
     return TunedModel(**given)

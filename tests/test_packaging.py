@@ -146,6 +146,12 @@ def test_the_lock_pins_what_is_declared() -> None:
     assert names <= locked, f"constraints.txt lacks {sorted(names - locked)}"
 
 
+def test_every_extra_is_explained_where_installing_is() -> None:
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| \S.+ \| \S.+ \|$", page, re.MULTILINE)
+    assert sorted(rows) == sorted(CONFIG["project"]["optional-dependencies"])
+
+
 def test_the_hooks_run_the_locked_versions() -> None:
     pins = set((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")

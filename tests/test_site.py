@@ -127,9 +127,8 @@ def test_every_table_that_a_page_asks_for_is_made():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The results that are on the site, and the same worked out anew from their cells."""
+    from draftwood_cli import app
     from typer.testing import CliRunner
-
-    from draftwood.apps.main import app
 
     folder = tmp_path_factory.mktemp("results") / "zoo"
     folder.mkdir()

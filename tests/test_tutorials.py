@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from draftwood_cli import app
 from typer.testing import CliRunner
 
 from draftwood import registry
-from draftwood.apps.main import app
 
 DOCS = Path(__file__).parents[1] / "docs"
 TRANSCRIPT = "tutorials/policy.md"  # run as a reader would, by the installed command

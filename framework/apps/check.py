@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
@@ -59,6 +63,13 @@ REMEDIES: Mapping[str, str] = {
     "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
 }
 """By the check's name, or by what stands before its law: where to look first."""
+FOLLOWS: Mapping[str, str] = {
+    "lossless": "proposal-law",
+    "corners": "lossless",
+    "rounds": "lossless",
+    "adaptive": "lossless",
+}
+"""Checks that what fails another one makes fail too."""
 _LAW_S = (
     "Law S in the docstring of StateBackend says what every call must leave; places of nodes count on over "
     "calls until the next commit."
@@ -85,8 +96,9 @@ def check(
         typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
     ] = None,
 ) -> None:
-    """Check a policy, verifier, drafter or backend of your own, and explain what is wrong.
+    """Check a policy, verifier, drafter or backend of your own.
 
+    Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
     Policies and verifiers are proved: every random outcome on small random models is visited. The module
     is found as Python finds it, and in the current folder. The exit code is 1 when a check fails.
 
@@ -100,7 +112,9 @@ def check(
     from rich.console import Console
 
     if importlib.util.find_spec("hypothesis") is None:
-        raise InvalidInput("The checks need the package hypothesis; install draftwood[test].")
+        raise InvalidInput(
+            "The checks need the package hypothesis; install it, or draftwood with the extra test."
+        )
     from draftwood.testing.checks import checks_for
 
     strategy = build(target, options.parse(option or []))
@@ -109,13 +123,20 @@ def check(
     console = Console(highlight=False)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
     console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.", markup=False)
-    failed = [
-        failure
-        for name, one in checks.items()
-        if (failure := _run(name, one, expected.get(name), console)) is not None
-    ]
+    with _hypothesis_silent():
+        failed = [
+            failure
+            for name, one in checks.items()
+            if (failure := _run(name, one, expected.get(name), console)) is not None
+        ]
+    by_cause: dict[Hashable, list[Failure]] = {}
     for failure in failed:
-        console.print(f"\n{failure}", markup=False, soft_wrap=True)
+        by_cause.setdefault(failure.cause(failed), []).append(failure)
+    for first, *others in by_cause.values():
+        console.print(f"\n{first.what}", markup=False, soft_wrap=True)
+        if others:
+            names = ", ".join(other.check for other in others)
+            console.print(f"Most likely for the same cause: {names}.", markup=False, soft_wrap=True)
     if failed:
         console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
         raise typer.Exit(FAILED)
@@ -197,7 +218,36 @@ def _expected(given: Sequence[str], checks: Mapping[str, Check]) -> dict[str, st
     return expected
 
 
-def _run(name: str, one: Check, reason: str | None, console: Any) -> str | None:
+@attrs.frozen
+class Failure:
+    """A check that failed.
+
+    Attributes:
+        check: its name.
+        what: the demand, what was found, and where to look first.
+        raised: an error of the strategy's own code, in words; empty where there was none.
+    """
+
+    check: str
+    what: str
+    raised: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The name without the law that the check is about."""
+        return self.check if self.check in REMEDIES else self.check.partition("-")[0]
+
+    def cause(self, failed: Sequence[Failure]) -> Hashable:
+        """What is equal for failures that one mistake explains."""
+        if self.raised:
+            return self.raised
+        stem, stems = self.stem, {other.stem for other in failed if not other.raised}
+        while FOLLOWS.get(stem) in stems:
+            stem = FOLLOWS[stem]
+        return stem
+
+
+def _run(name: str, one: Check, reason: str | None, console: Any) -> Failure | None:
     """Run a check and print its line; what is wrong, or None."""
     from draftwood.testing import BudgetExceeded
 
@@ -208,13 +258,44 @@ def _run(name: str, one: Check, reason: str | None, console: Any) -> str | None:
             console.print(f"  expected  {name}: {reason}", markup=False)
             return None
         console.print(f"  FAILS     {name}", style="bold red", markup=False)
-        too_large = isinstance(error.__cause__, BudgetExceeded)
-        return f"{name}: {one.demand}\n{error}\n{_TOO_LARGE if too_large else _remedy(one)}"
+        found = str(error).removeprefix(f"{type(one.strategy).__name__} fails the check {name!r}: ")
+        if isinstance(error.__cause__, BudgetExceeded):
+            return Failure(name, f"{name}: {one.demand}\n{found}\n{_TOO_LARGE}")
+        raised = _raised(error, type(one.strategy))
+        remedy = f"Mend this first: {raised}." if raised else _remedy(one)
+        return Failure(name, f"{name}: {one.demand}\n{found}\n{remedy}", raised)
     if reason is None:
         console.print(f"  ok        {name}", markup=False)
         return None
     console.print(f"  FAILS     {name}", style="bold red", markup=False)
-    return f"{name}: it was expected to fail ({reason}) and passes; take the expectation away."
+    return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; take the expectation away.")
+
+
+def _raised(error: BaseException, kind: type) -> str:
+    """The error that code in the module of `kind` raised below `error`, with its place; else nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, (AssertionError, ExceptionGroup)):
+        return ""
+    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    if not places:
+        return ""
+    return f"{type(error).__name__} in {Path(places[-1].filename).name}, line {places[-1].lineno}"
+
+
+@contextmanager
+def _hypothesis_silent() -> Iterator[None]:
+    """Keep how to repeat a search in pytest from the terminal."""
+    from hypothesis import Verbosity, settings
+
+    before = settings.get_current_profile_name()
+    settings.register_profile("draftwood-check", settings.get_profile(before), verbosity=Verbosity.quiet)
+    settings.load_profile("draftwood-check")
+    try:
+        yield
+    finally:
+        settings.load_profile(before)
 
 
 def _remedy(one: Check) -> str:

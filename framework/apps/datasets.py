@@ -135,6 +135,8 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise InvalidInput(
                 f"{str(file)!r}, line {line}: not JSON ({error.msg} at column {error.colno})."
             ) from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or levels
+            raise InvalidInput(f"{str(file)!r}, line {line}: no JSON that a prompt could be.") from error
         if not isinstance(row, dict):
             raise InvalidInput(
                 f"{str(file)!r}, line {line}: {type(row).__name__} instead of an object with fields."

@@ -37,8 +37,9 @@ def demo(
     parameters: Annotated[
         float, typer.Option(help="Size that the target is widened to for the race.")
     ] = 350e6,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
 ) -> None:
-    """Show equality with generate() and the speed of draft trees on this machine.
+    """Compare draft trees with generate(): the texts and the speed.
 
     A small Llama first writes a text through draft trees. Then every strategy's text is compared with
     that of generate(), in float32. Then the target is widened to a size where passes cost what they
@@ -47,26 +48,26 @@ def demo(
     \b
     Examples:
       draftwood demo
-      draftwood demo --prompts 3 --tokens 32
+      draftwood demo --prompts 3 --tokens 32 --device cpu
     """
     if tokens is not None and tokens < 1:
         raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
+    place = models.find_device(device)
     models.quiet()
     from rich.console import Console
 
     from draftwood import zoo
-    from draftwood.apps.machine import best_device, device_name, versions
+    from draftwood.apps.machine import device_name, versions
 
     console = Console(highlight=False)
     installed = versions()
     console.print(
         f"draftwood {installed['draftwood']}, torch {installed['torch']}, "
-        f"transformers {installed['transformers']}; {device_name()}"
+        f"transformers {installed['transformers']}; {device_name(place)}"
     )
-    device = best_device()
     target: Any = zoo.load(models.TARGET)
     draft: Any = zoo.load(models.DRAFT)
-    target, draft = target.to(device), draft.to(device)
+    target, draft = target.to(place), draft.to(place)
     tokenizer = zoo.tokenizer()
     encoded = [tokenizer(text)["input_ids"] for text in interleaved(prompts)]
     _stream(console, target, draft, tokenizer, encoded[0], tokens or 64)

@@ -18,12 +18,6 @@ _DEBUG = "DRAFTWOOD_DEBUG"
 Arguments = ParamSpec("Arguments")
 
 
-def debug(on: bool) -> None:
-    """Whether errors are shown with their traceback; the environment's wish counts too."""
-    if on:
-        os.environ[_DEBUG] = "1"
-
-
 def plainly(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Wrap a command so that every error is one sentence on stderr and a non-zero exit code."""
 
@@ -47,8 +41,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         # Python flushes stdout once more when it ends; that must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say("The reader of the output closed it; stopped.")
-        return FAILED
+        return FAILED  # without a word: `| head` has what it wanted
     if isinstance(error, KeyboardInterrupt):
         say("Stopped.")
         return INTERRUPTED

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,6 +102,11 @@ def follow(
     if other := next((name for name, value in given.items() if value), None):
         raise InvalidInput(f"--tuned {known.file} brings its own strategy, so --{other} does not go with it.")
     own = known.draft.name if known.draft else known.drafter
+    if ":" in own and drafter is None and not known.draft:
+        raise InvalidInput(
+            f"{known.file!r} drafts with the class {own!r}, and a file may run no code; give --drafter {own} "
+            "to run it."
+        )
     for role, wanted, name in (("target", known.target.name, target), ("drafter", own, drafter)):
         if name is not None and Path(name).name != Path(wanted).name:
             raise IncompatibleModels(
@@ -129,23 +136,36 @@ def check_pair(known: Tuned, loaded: models.Loaded) -> None:
         )
 
 
-def _prompt(text: str | None, file: Path | None) -> str:
-    """The prompt from the option, the file, or what is piped in."""
-    if text is not None and file is not None:
+def _prompts(texts: list[str], file: Path | None) -> list[str]:
+    """The prompts from the options, the file, or what is piped in."""
+    if texts and file is not None:
         raise InvalidInput("Both --prompt and --prompt-file were given; give one of them.")
-    if text is None and file is None and sys.stdin.isatty():
+    if not texts and file is None and sys.stdin.isatty():
         raise InvalidInput("There is no prompt; give --prompt, --prompt-file or pipe text in.")
-    if text is None:
+    if not texts:
         where = repr(str(file)) if file else "Standard input"
         try:
-            text = (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
+            given = file.read_bytes() if file else sys.stdin.buffer.read()
         except OSError as error:
             raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
-    if not text.strip():
+        texts = [_text(given, where)]
+    else:
+        texts = [_given(text, "--prompt") for text in texts]
+    if not all(text.strip() for text in texts):
         raise InvalidInput("The prompt is empty; give at least one word.")
-    return text
+    return texts
+
+
+def _given(word: str, option: str) -> str:
+    """A word of the command line; in a locale of another encoding Python keeps bytes as half characters."""
+    return _text(word.encode("utf-8", "surrogateescape"), option)
+
+
+def _text(given: bytes, where: str) -> str:
+    try:
+        return given.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
 
 
 def summary(statistics: Statistics) -> str:
@@ -158,7 +178,9 @@ def summary(statistics: Statistics) -> str:
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="The text to continue; repeatable, for rows of one call.")
+    ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A UTF-8 file with the text; default: standard input.")
     ] = None,
@@ -177,10 +199,10 @@ def generate(
         str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A method of the literature; see `draftwood strategies`.")
+        str | None, typer.Option(help="A method of the literature; see draftwood strategies.")
     ] = None,
     tuned: Annotated[
-        Path | None, typer.Option(help="What `draftwood tune` wrote: models, strategy and temperature.")
+        Path | None, typer.Option(help="What draftwood tune wrote: models, strategy and temperature.")
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="How trees grow; default: layered-dyspec.", show_default=False)
@@ -218,25 +240,27 @@ def generate(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt instead.")] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Write every round's tree and outcome here as JSON.")
     ] = None,
 ) -> None:
-    """Continue a text, drafted as trees by a small model and verified by the target.
+    """Continue texts through draft trees.
 
-    The text goes to standard output, the summary line to standard error. Ctrl-C ends the text and
-    keeps what was written.
+    A small model or a look-up drafts, the target verifies. The text goes to standard output as it is
+    written, the summary line to standard error; of several prompts, text after text when all are written.
+    Ctrl-C ends the texts and keeps what was written.
 
     \b
     Examples:
       draftwood generate --prompt "Once upon a time" --max-new-tokens 64
       draftwood generate --prompt-file notes.txt --policy chain -o length=4
-      draftwood generate --recipe rsd-s -o width=4 --temperature 0.6 --prompt "Dear Sir,"
+      draftwood generate --recipe rsd-s -o width=4 --temperature 0.6 --prompt "Hi"
       echo "def add(a, b):" | draftwood generate --drafter prompt-lookup --json
       draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
-      draftwood generate --target big/ --drafter small/ --temperature 0.8 -o budget=32 --prompt "Hi"
+      draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
+      draftwood generate --prompt "Dear Sir," --prompt "Dear Madam," --trace t.json
     """
     known = read_tuned(tuned) if tuned else None
     if temperature is None:
@@ -265,7 +289,7 @@ def generate(
         raise InvalidInput("A stop string is empty; give at least one character.")
     if trace_file is not None:
         trace.check_writable(trace_file)
-    text = _prompt(prompt, prompt_file)
+    texts = _prompts(prompt or [], prompt_file)
 
     models.quiet()
     target = target or models.TARGET
@@ -281,31 +305,39 @@ def generate(
         check_pair(known, loaded)
     drafts: Drafter
     if strategy.drafter:
-        drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded)
+        with registry.registered_only(but=[drafter] if drafter else []) if known else nullcontext():
+            drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded)
     else:
         drafts = create("drafters", "model", {"backend": loaded.draft})
     decoder = SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
-    tokens = loaded.tokenizer(text)["input_ids"]
+    rows: list[list[int]] = loaded.tokenizer(texts)["input_ids"]
 
+    streamed = len(rows) == 1 and not as_json
     generation = decoder.generate(
-        [tokens],
+        rows,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         draft_sampling=draft_sampling,
         seed=seed,
-        stop_strings=stop or None,
+        stop_strings=[_given(one, "--stop") for one in stop or ()] or None,
         tokenizer=loaded.tokenizer,
-        streamer=None if as_json else Streamer(IncrementalText(loaded.tokenizer), _show),
+        streamer=Streamer(IncrementalText(loaded.tokenizer), _show) if streamed else None,
         trace=trace_file is not None,
         return_dict_in_generate=True,
     )
     assert isinstance(generation, Generation)
-    reason = generation.finish_reasons[0]
+    lossless = strategy.verifier.lossless
     if as_json:
-        typer.echo(json.dumps(_as_json(generation, loaded.tokenizer, len(tokens)), allow_nan=False))
-    else:
+        for one in _as_json(generation, loaded.tokenizer, rows, lossless=lossless):
+            typer.echo(json.dumps(one, allow_nan=False))
+    elif streamed:
         typer.echo()
-    say(summary(generation.statistics) + (" (interrupted)" if reason == "interrupted" else ""))
+    else:
+        for number, written in enumerate(generation.tokens, start=1):
+            typer.echo(f"--- prompt {number}\n{decode(loaded.tokenizer, written)}")
+    interrupted = "interrupted" in generation.finish_reasons
+    said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
+    say(said if lossless else f"{said}; lossy: not distributed as the target's own text")
     if trace_file is not None:
         settings = {
             "target": target,
@@ -319,11 +351,12 @@ def generate(
             "min_p": min_p,
             "draft_temperature": draft_temperature,
             "seed": seed,
+            "lossless": lossless,
         }
-        prompts = [{"text": text, "tokens": tokens}]
+        prompts = [{"text": text, "tokens": row} for text, row in zip(texts, rows, strict=True)]
         content = trace.document(generation, tokenizer=loaded.tokenizer, prompts=prompts, settings=settings)
         trace.write_json(trace_file, content)
-    if reason == "interrupted":
+    if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -332,11 +365,16 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _as_json(generation: Generation, tokenizer: Any, prompt_tokens: int) -> dict[str, Any]:
-    return {
-        "text": decode(tokenizer, generation.tokens[0]),
-        "tokens": generation.tokens[0],
-        "finish_reason": generation.finish_reasons[0],
-        "prompt_tokens": prompt_tokens,
-        "statistics": generation.statistics.summary(),
-    }
+def _as_json(
+    generation: Generation, tokenizer: Any, prompts: Sequence[Sequence[int]], *, lossless: bool
+) -> Iterator[dict[str, Any]]:
+    """An object for every prompt; the statistics are those of the call."""
+    for prompt, tokens, reason in zip(prompts, generation.tokens, generation.finish_reasons, strict=True):
+        yield {
+            "text": decode(tokenizer, tokens),
+            "tokens": tokens,
+            "finish_reason": reason,
+            "prompt_tokens": len(prompt),
+            "lossless": lossless,
+            "statistics": generation.statistics.summary(),
+        }

@@ -41,17 +41,18 @@ def index(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")
     ] = False,
 ) -> None:
-    """Index text for the retrieval drafter, which proposes what followed the last words in it.
+    """Index text for the retrieval drafter.
 
-    Documents are kept apart. In a .txt file a line <|endoftext|> stands between them; a line of a
-    .jsonl file is one, with its text in the field text, prompt, question or turns; a .npy file
-    holds one a row, or one row with the tokenizer's end of text behind each of them.
+    It proposes what followed the last words in the text. Documents are kept apart. In a .txt file a line
+    <|endoftext|> stands between them; a line of a .jsonl file is one, with its text in the field text,
+    prompt, question or turns; a .npy file holds one a row, or one row with the tokenizer's end of text
+    behind each of them.
 
     \b
     Examples:
       draftwood index notes.txt letters.jsonl -o my-index
       draftwood index tokens.npy -o my-index --tokenizer big/
-      draftwood generate --drafter retrieval -o index=my-index --prompt "Dear Sir,"
+      draftwood generate --drafter retrieval -o index=my-index --prompt "Hi"
     """
     from rich.console import Console
 
@@ -114,7 +115,7 @@ def _lines(file: Path) -> Iterator[str]:
         where = f"Line {number} of {str(file)!r}"
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{where} is not JSON; give one object a line.") from error
         fields = entry if isinstance(entry, dict) else {}
         text = next((fields[field] for field in _TEXT_FIELDS if field in fields), None)

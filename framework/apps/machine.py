@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from draftwood import registry
+from draftwood.devices import default_device
 from draftwood.pass_time import pass_seconds
 
 
@@ -20,10 +21,13 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-def device_name() -> str:
-    """The accelerator, or the processor with the number of threads that torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def device_name(device: torch.device | None = None) -> str:
+    """The accelerator, or the processor with the number of threads that torch uses; None: what there is."""
+    device = device or default_device()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -31,11 +35,6 @@ def device_name() -> str:
         name = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), name)
     threads = torch.get_num_threads()
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def best_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 @attrs.frozen

@@ -16,6 +16,7 @@ import torch
 from draftwood import Drafter, StateBackend, create, registry, zoo
 from draftwood.apps.failures import one_line
 from draftwood.apps.options import assign, parse, split
+from draftwood.devices import default_device
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
@@ -88,7 +89,7 @@ def load(
         InvalidInput: a name or device that does not exist, or a corrupt folder.
         UnsupportedModel: a model that cannot be served, or loaded safely.
     """
-    loader = Loader(dtype, _device(device), trust_remote_code)
+    loader = Loader(dtype, find_device(device), trust_remote_code)
     own = loader.tokenizer(target)
     shared = loader.tokenizer(tokenizer) if tokenizer else own
     if shared is None and tokenizer is None:
@@ -213,10 +214,14 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
         raise InvalidInput(f"The tokenizer in {folder!r} cannot be read: {one_line(error)}.") from error
 
 
-def _device(name: str | None) -> torch.device:
+def find_device(name: str | None) -> torch.device:
+    """The device `name`; None: the accelerator where there is one, else the CPU.
+
+    Raises:
+        InvalidInput: there is no such device here.
+    """
     if name is None:
-        accelerator = torch.accelerator.current_accelerator()
-        return accelerator or torch.device("cpu")
+        return default_device()
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

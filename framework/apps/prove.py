@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,10 +14,10 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import options
-from draftwood.apps.failures import FAILED
+from draftwood.apps.failures import FAILED, say
 from draftwood.apps.progress import watched
 from draftwood.apps.proofs import TOKENS, Toys, Verdict, known_options, pairs, prove_pairs
-from draftwood.errors import UnknownStrategy, nearest
+from draftwood.errors import InvalidInput, UnknownStrategy, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def prove(
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Policies proved at a time.")] = 1,
 ) -> None:
-    """Prove that verifiers keep the target's law on the trees of policies.
+    """Prove that verifiers keep the target's law on policies' trees.
 
     On small random models every random outcome is visited, so the joint law of the emitted tokens is
     known to rounding: its largest error must be at most 1e-12. What other packages register is proved
@@ -57,6 +57,8 @@ def prove(
     _check_options(given, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers])
     wanted = pairs(policies, verifiers, given)
     console = Console()
+    if verifier:
+        _say_lossy(verifier, {pair.verifier for pair in wanted})
     of_one_policy = [list(some) for _, some in groupby(wanted, key=lambda pair: pair.grower)]
     proof = partial(prove_pairs, models=[Toys(number) for number in range(models)], given=given)
     with _pool(processes) as apply:
@@ -65,6 +67,18 @@ def prove(
     _show(verdicts, models, given.get("law", ""), console)
     if any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
+
+
+def _say_lossy(asked: Sequence[str], proved: Collection[str]) -> None:
+    """Name the verifiers that were asked for and are none to prove; one alone is an error."""
+    left = [name for name in asked if name not in proved]
+    if left == list(asked):
+        raise InvalidInput(
+            f"{', '.join(map(repr, left))} declares that it is lossy, so there is nothing to prove; name a "
+            "lossless verifier."
+        )
+    for name in left:
+        say(f"{name!r} declares that it is lossy, so it is left out.")
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""`draftwood strategies`: everything that is registered, one row each."""
+"""`draftwood strategies`: everything that is registered, one line each, or one strategy in full."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
 from textwrap import shorten
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from draftwood import (
     registry,
 )
 from draftwood.apps.failures import one_line
+from draftwood.errors import UnknownStrategy, nearest
 
 _LAWS: tuple[type[Proposal], ...] = (
     Deterministic,
@@ -37,6 +39,7 @@ class Entry:
     """One registered strategy.
 
     Attributes:
+        summary: the first line of its docstring.
         laws: names of the proposal laws it proposes or verifies; with its defaults first.
         lossless: whether a verifier keeps the target's law; None where the question does not arise.
         trees: which trees a verifier judges with its defaults: "any", "not adaptive", "chains".
@@ -48,6 +51,7 @@ class Entry:
 
     kind: str
     name: str
+    summary: str = ""
     laws: tuple[str, ...] = ()
     lossless: bool | None = None
     trees: str = ""
@@ -75,6 +79,7 @@ def _entry(kind: str, name: str) -> Entry:
     return Entry(
         kind,
         name,
+        summary=_summary(strategy),
         laws=_laws(strategy, parameters),
         lossless=lossless if isinstance(lossless, bool) else None,
         trees=_trees(kind, name) if kind == "verifiers" else "",
@@ -92,6 +97,7 @@ def _recipe(name: str, assemble: Any, parameters: Mapping[str, inspect.Parameter
     return Entry(
         "recipes",
         name,
+        summary=_summary(assemble),
         laws=tuple(_laws_with(method.policy)),
         lossless=method.verifier.lossless,
         parts=(type(method.policy).__name__, type(method.verifier).__name__, method.drafter),
@@ -134,6 +140,10 @@ def _source(strategy: Any) -> str:
     return source if isinstance(source, str) else ""
 
 
+def _summary(strategy: Any) -> str:
+    return (inspect.getdoc(strategy) or "").partition("\n")[0].replace("`", "")
+
+
 def _said(strategy: Any, what: str) -> str:
     """The line of a docstring that begins with `what`, without it; empty where there is none."""
     lines = (inspect.getdoc(strategy) or "").splitlines()
@@ -148,59 +158,67 @@ def _default(parameter: inspect.Parameter) -> str | None:
 
 
 def strategies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Show all that has this name in full.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List every drafter, policy, verifier and recipe that is installed.
+    """List what is installed, or show one strategy in full.
+
+    Drafters, policies, verifiers and recipes. One marked "lossy" does not keep the target's law.
 
     \b
     Examples:
       draftwood strategies
+      draftwood strategies dyspec
       draftwood strategies --json
     """
     found = entries()
+    if name is not None:
+        known = sorted({entry.name for entry in found})
+        found = [entry for entry in found if entry.name == name]
+        if not found:
+            raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if as_json:
         typer.echo(json.dumps([attrs.asdict(entry) for entry in found], indent=1))
+    elif name is None:
+        _list(found)
     else:
-        _show(found)
+        typer.echo("\n\n".join(map(_in_full, found)))
 
 
-def _show(found: list[Entry]) -> None:
-    """One table a kind; a column that nothing in it fills is left out."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
+def _list(found: Sequence[Entry]) -> None:
+    """One line a strategy, as wide as the terminal."""
+    width = get_terminal_size().columns
     for kind in registry.KINDS:
-        rows = [entry for entry in found if entry.kind == kind]
-        columns = {heading: [str(cell(entry)) for entry in rows] for heading, cell in _CELLS.items()}
-        columns = {heading: cells for heading, cells in columns.items() if any(cells)}
-        table = Table(title=kind, title_justify="left", title_style="bold", show_lines=True)
-        for heading in columns:
-            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "laws"))
-        for entry, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
-            table.add_row(*map(Text, cells), style="red" if entry.problem else None)
-        if rows:
-            console.print(table)
+        own = [entry for entry in found if entry.kind == kind]
+        names = max((len(entry.name) for entry in own), default=0)
+        typer.echo(f"{kind}:")
+        for entry in own:
+            said = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
+            said = f"(lossy) {said}" if entry.lossless is False else said
+            said = shorten(said, max(width - names - 4, 20), placeholder=" ...")
+            typer.echo(f"  {entry.name:<{names}}  {said}")
+        typer.echo()
+    typer.echo("draftwood strategies NAME shows one in full.")
 
 
-def _options(entry: Entry) -> list[str]:
-    """Indented below the name: a column of their own would leave the source too little room."""
-    return [
-        f"  {option}" if default is None else f"  {option}={shorten(default, _WIDEST, placeholder=' ...')}"
+def _in_full(entry: Entry) -> str:
+    """All that is known of a strategy, a line each; what does not apply is left out."""
+    singular = {"policies": "policy"}.get(entry.kind, entry.kind.removesuffix("s"))
+    lines = {
+        "cannot be loaded": entry.problem or "",
+        "source": entry.source,
+        "made of": ", ".join(entry.parts),
+        "settings": entry.settings,
+        "laws": "all" if set(entry.laws) == {law.__name__ for law in _LAWS} else ", ".join(entry.laws),
+        "trees": entry.trees,
+        "lossless": {None: "", True: "yes", False: "no"}[entry.lossless],
+    }
+    said = [f"{entry.name}, a {singular}", *([entry.summary] if entry.summary else [])]
+    said += [f"  {label}: {words}" for label, words in lines.items() if words]
+    said += [
+        f"  -o {option}" + (": must be given" if default is None else f"={default}")
         for option, default in entry.options.items()
     ]
-
-
-_WIDEST = 24  # of a default in the table; JSON has it whole
-_CELLS: dict[str, Callable[[Entry], str]] = {
-    "name": lambda entry: "\n".join((entry.name, *_options(entry))),
-    "laws": lambda entry: "\n".join(
-        ["all"] if set(entry.laws) == {law.__name__ for law in _LAWS} else entry.laws
-    ),
-    "trees": lambda entry: entry.trees,
-    "policy, verifier, drafter": lambda entry: "\n".join(entry.parts),
-    "lossless": lambda entry: {None: "", True: "yes", False: "no"}[entry.lossless],
-    "source": lambda entry: f"cannot be loaded: {entry.problem}" if entry.problem else entry.source,
-    "settings": lambda entry: entry.settings,
-}
+    return "\n".join(said)

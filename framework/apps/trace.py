@@ -121,7 +121,8 @@ def write_text(file: Path, text: str) -> None:
     """Write `text` to `file` whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=file.resolve().parent, prefix=f".{file.name}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
+        # In a locale of another encoding, a file's name from the command line holds bytes as half characters.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as out:
             out.write(text)
         # mkstemp keeps its file to the owner; what is written is as readable as any file the user makes.
         umask = os.umask(0)

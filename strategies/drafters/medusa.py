@@ -86,7 +86,7 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
         said = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         sizes = [int(said[name]) for name in ("heads", "hidden_size", "vocab_size")]
         stored = load_file(folder / WEIGHTS)
-    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, SafetensorError) as error:
         raise InvalidInput(
             f"The heads in {str(folder)!r} cannot be read ({type(error).__name__}: {_one_line(error)}); "
             "train or copy them again."

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from draftwood.errors import InvalidInput
+from draftwood.json_text import parse_json
 
 _HEADER, _TOKENS, _SUFFIXES = "index.json", "tokens.npy", "suffixes.npy"
 _FORMAT, _VERSION = "draftwood-suffixes", 1
@@ -231,13 +232,13 @@ def _sorted(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 def _header(folder: Path) -> Mapping[str, Any]:
     """What `index.json` says, every field of the right type."""
     try:
-        header = json.loads((folder / _HEADER).read_bytes())
+        header = parse_json((folder / _HEADER).read_bytes())
     except OSError as error:
         raise InvalidInput(
             f"There is no index in {str(folder)!r}; build one with `draftwood index`."
         ) from error
     except ValueError as error:
-        raise _corrupt(folder, f"{_HEADER} is not JSON") from error
+        raise _corrupt(folder, f"{_HEADER}: {error}") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise _corrupt(folder, f"{_HEADER} does not describe one")
     if header.get("version") != _VERSION:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from draftwood_cli import app
 from typer.testing import CliRunner, Result
 
 from draftwood import zoo
-from draftwood.apps.main import app
 
-COMMAND = [sys.executable, "-c", "from draftwood.apps.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
 
 
 @pytest.fixture
@@ -57,13 +57,15 @@ def start() -> Callable[..., subprocess.Popen[str]]:
     def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
             text=True,
             # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-            **options,
+            **{
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "stdin": subprocess.DEVNULL,
+                **options,
+            },
         )
 
     return run

@@ -33,9 +33,8 @@ def problems(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, problems):
     """A folder with a whole run: two temperatures, two budgets, all output; and what it printed."""
+    from draftwood_cli import app
     from typer.testing import CliRunner
-
-    from draftwood.apps.main import app
 
     folder = tmp_path_factory.mktemp("run") / "results"
     strategies = ["--strategy", "generate-assisted", "--strategy", "leviathan", "--strategy", "dyspec"]
@@ -267,7 +266,7 @@ def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tm
         ("versions", {"torch": "0.1"}, 'torch was "0.1"'),
         ("format", "something", "not of this version"),
         ("version", 99, "not of this version"),
-        ("configuration", [], "not of this version"),
+        ("configuration", [], "is damaged (configuration is [])"),
     ]:
         change(folder / "run.json", **{part: value})
         assert words_ in refused(*tiny(folder, *words))
@@ -289,6 +288,34 @@ def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tm
     with (folder / "cells.jsonl").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "Another process writes" in refused(*tiny(folder, *words))
+
+
+def test_lossy_strategies_are_marked(draftwood, tmp_path):
+    first = draftwood(*tiny(tmp_path, "--prompts", 1, "--strategy", "chain+typical:length=2"))
+    assert first.exit_code == 0, first.output
+    again = draftwood("bench", "--to", tmp_path, "--report")
+    for shown in (first.stdout, again.stdout):
+        marked = {line.split(" (lossy)")[0].strip() for line in shown.splitlines() if " (lossy)" in line}
+        assert marked == {"chain+typical:length=2"}
+        assert "Lossy: its texts are not distributed as the target's own." in " ".join(shown.split())
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert {row["contender"]: row["lossless"] for row in results} == {
+        "generate": True,
+        "leviathan:length=2": True,
+        "chain+typical:length=2": False,
+    }
+
+
+def test_a_run_that_failed_before_its_first_cell_does_not_block_the_next(draftwood, refused, tmp_path):
+    assert "exceeds the target's context" in refused(*tiny(tmp_path, "--prompts", 1, new=4000))
+    assert draftwood(*tiny(tmp_path, "--prompts", 1)).exit_code == 0
+    assert json.loads((tmp_path / "run.json").read_text())["configuration"]["new_tokens"] == [6]
+
+
+def test_a_run_file_of_somebody_else_is_left_alone(refused, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    assert "not of this version" in refused(*tiny(tmp_path))
+    assert (tmp_path / "run.json").read_text() == "{}"
 
 
 def test_a_folder_of_other_files_is_left_alone(refused, tmp_path):

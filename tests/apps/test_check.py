@@ -1,5 +1,7 @@
 """`draftwood check`: what is right passes, what is wrong is explained, and what is no strategy is refused."""
 
+import signal
+
 import attrs
 import pytest
 
@@ -79,6 +81,48 @@ star = Star(2)
 '''
 
 
+WRONG = """
+import time
+
+import attrs
+
+from draftwood import TreeBuilder, TreePolicy, Verifier, WithoutReplacement, draw_children
+
+
+@attrs.frozen
+class Drops(TreePolicy):
+    laws = frozenset({WithoutReplacement})
+
+    def grow(self, root, rng):
+        tree = TreeBuilder(root)
+        (drawn,) = draw_children(WithoutReplacement, (yield tree.request([0])), count=2, rng=rng)
+        if drawn.tokens and drawn.tokens[0] != 1:
+            tree.add_children(0, drawn.tokens, drawn.proposal)
+        return tree.finish()
+
+
+class Raises(Verifier):
+    laws = frozenset({WithoutReplacement})
+    lossless = True
+
+    def verify(self, tree, target_probs, rng):
+        # line 27 of this module
+        raise RuntimeError("boom")
+
+
+@attrs.frozen
+class DropsAndForgets(Drops):
+    branches = False
+
+
+@attrs.frozen
+class Slow(Drops):
+    def grow(self, root, rng):
+        time.sleep(0.2)
+        return (yield from super().grow(root, rng))
+"""
+
+
 @pytest.fixture
 def mine(own_module):
     return own_module(MINE)
@@ -116,6 +160,39 @@ def test_a_mistake_is_explained_and_the_exit_code_is_1(draftwood, mine):
         "checks failed.",
     ):
         assert part in result.stdout, part
+
+
+def test_each_cause_is_told_once_and_the_first_one_first(draftwood, mine):
+    (mine / "wrong.py").write_text(WRONG)
+    drops = draftwood("check", "wrong:Drops", "--models", 5).stdout
+    told = drops.partition("\n\n")[2]
+    assert told.startswith("proposal-law: Law P: ")
+    assert told.count("Usual causes") == 1
+    assert "\nMost likely for the same cause: lossless.\n" in told
+    assert "fails the check" not in drops
+    raises = draftwood("check", "wrong:Raises", "--models", 2).stdout
+    told = raises.partition("\n\n")[2]
+    assert told.count("boom") == 1
+    assert "\nMend this first: RuntimeError in wrong.py, line 27.\n" in told
+    assert "rounds" in told.partition("Most likely for the same cause: ")[2]
+    assert "7 of 8 checks failed." in raises
+
+
+def test_two_causes_are_both_told(draftwood, mine):
+    (mine / "wrong.py").write_text(WRONG)
+    told = draftwood("check", "wrong:DropsAndForgets", "--models", 5).stdout.partition("\n\n")[2]
+    assert "proposal-law: Law P: " in told
+    assert "\nchain: " in told
+
+
+def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
+    (mine / "wrong.py").write_text(WRONG)
+    process = start("check", "wrong:Slow", cwd=mine)
+    assert process.stdout.readline().startswith("Slow()")
+    assert "declaration" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.stdout.read(), process.stderr.read()
+    assert (process.wait(timeout=60), rest, errors) == (130, "", "Stopped.\n")
 
 
 def test_a_backends_mistake_is_explained_by_law_s(draftwood, mine):

@@ -157,7 +157,13 @@ def test_lossy_verifiers_have_no_row_and_misfits_are_refused(draftwood, acme):
     )
     assert result.exit_code == 0, result.output
     assert "acme-lossy" not in result.stdout
+    assert result.stderr == "'acme-lossy' declares that it is lossy, so it is left out.\n"
     assert "1 refused, 1 ok." in result.stdout
+
+
+def test_a_lossy_verifier_alone_is_nothing_to_prove(refused):
+    sentence = refused("prove", "--policy", "dyspec", "--verifier", "typical", "--models", 1)
+    assert "'typical' declares that it is lossy, so there is nothing to prove" in sentence
 
 
 def test_several_processes_find_what_one_finds(draftwood):

@@ -35,13 +35,38 @@ def of_kind(kind: str) -> dict[str, Entry]:
     return {entry.name: entry for entry in entries() if entry.kind == kind}
 
 
-def test_every_registered_strategy_has_a_row(draftwood):
+def test_every_registered_strategy_has_one_line_of_80_columns(draftwood, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = draftwood("strategies")
     assert result.exit_code == 0
-    for kind in registry.KINDS:
-        for name in registry.names(kind):
-            assert f" {name} " in result.stdout
+    lines = result.stdout.splitlines()
+    names = [name for kind in registry.KINDS for name in registry.names(kind)]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == names
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if "(lossy)" in line] == ["typical"]
     assert "cannot be loaded" not in result.stdout
+
+
+def test_one_strategy_is_shown_in_full(draftwood, refused):
+    shown = draftwood("strategies", "rsd-s").stdout
+    for line in (
+        "rsd-s, a recipe",
+        "  made of: StochasticBeam, RecursiveRejection, model",
+        "  laws: WithoutReplacement",
+        "  lossless: yes",
+        "  -o width=6",
+    ):
+        assert f"{line}\n" in shown
+    assert "..." not in shown
+    both = draftwood("strategies", "dyspec").stdout
+    assert "dyspec, a policy\n" in both
+    assert "dyspec, a recipe\n" in both
+    assert "  -o index: must be given\n" in draftwood("strategies", "retrieval").stdout
+    assert [row["kind"] for row in json.loads(draftwood("strategies", "block", "--json").stdout)] == [
+        "verifiers",
+        "recipes",
+    ]
+    assert "did you mean 'dyspec'?" in refused("strategies", "dispec")
 
 
 def test_json_holds_laws_losslessness_options_and_source(draftwood):

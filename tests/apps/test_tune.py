@@ -40,9 +40,8 @@ class Timed:
 @pytest.fixture(scope="module")
 def tuned_at(tmp_path_factory):
     """The file and output of a run in which a draft call costs so many target passes."""
+    from draftwood_cli import app
     from typer.testing import CliRunner
-
-    from draftwood.apps.main import app
 
     def run(draft: float, *arguments: object) -> tuple[Path, str]:
         file = tmp_path_factory.mktemp("tuned") / "tuned.json"
@@ -275,13 +274,58 @@ def test_files_that_do_not_fit(refused, edited, changes, parts):
         assert part in sentence
 
 
+WITNESS = """
+from pathlib import Path
+
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+
+Path(__file__).with_name("ran").touch()
+
+
+class Mine(PromptLookup):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"drafter": "mine:Mine", "drafter_options": {}},
+        {"drafter": "several", "drafter_options": {"members": "prompt-lookup,mine:Mine"}},
+    ],
+    ids=["drafter", "member"],
+)
+def test_a_file_runs_no_code(draftwood, refused, edited, own_module, drafter):
+    folder = own_module(WITNESS)
+    file = edited(draft=None, recipe="dyspec", options={"budget": 4}, **drafter)
+    arguments = ("generate", "--tuned", file, "--prompt", "Hi", "--max-new-tokens", 4)
+    assert "'mine:Mine'" in refused(*arguments)
+    known = library.tuned(file)
+    with pytest.raises(InvalidInput, match="mine:Mine"):
+        known.decoder(zoo.path("llama-7m"))
+    assert not (folder / "ran").exists()
+    if drafter["drafter"] == "several":
+        assert "'mine:Mine'" in refused(*arguments, "--drafter", "several")
+        assert not (folder / "ran").exists()
+    else:
+        assert draftwood(*arguments, "--drafter", "mine:Mine").exit_code == 0
+        assert (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("recipe", ["mine:Mine", "mine:recipe"])
+def test_a_recipe_is_a_registered_one(refused, edited, own_module, recipe):
+    folder = own_module(WITNESS)
+    assert recipe in refused("generate", "--tuned", edited(recipe=recipe), "--prompt", "Hi")
+    assert not (folder / "ran").exists()
+
+
 def test_files_that_are_none(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         library.tuned(tmp_path / "none.json")
     bad = tmp_path / "bad.json"
     for content, said in (
-        (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
+        (b"{", "line 1 is not JSON"),
+        (b"\xff", "not UTF-8"),
         (b"[]", "not written by draftwood tune"),
     ):
         bad.write_bytes(content)

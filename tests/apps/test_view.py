@@ -246,12 +246,12 @@ def test_a_trace_that_cannot_be_is_refused(refused, document, tmp_path, spoil, s
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"format":\n "draftwood-trace",\n "version" 2}', "Line 3 of"),
-        (b"", "Line 1 of"),
+        (b'{"format":\n "draftwood-trace",\n "version" 2}', "(line 3 is not JSON"),
+        (b"", "(line 1 is not JSON"),
         (b"[" * 100_000, "is no JSON that a trace could be"),
         (b'{"format": NaN}', "is no JSON that a trace could be"),
         (b"[1, 2]", "is no trace"),
-        (pickle.dumps({"format": "draftwood-trace"}), "is not UTF-8 text"),
+        (pickle.dumps({"format": "draftwood-trace"}), "(not UTF-8 text)"),
     ],
 )
 def test_what_is_no_trace_is_refused(refused, tmp_path, content, says):

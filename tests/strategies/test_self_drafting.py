@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftwood_cli import app
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -23,7 +24,6 @@ from draftwood import (
     UnsupportedModel,
     zoo,
 )
-from draftwood.apps.main import app
 from draftwood.backends.loading import load
 from draftwood.strategies.drafters.layer_skip import LayerSkip, choose_layers
 from draftwood.strategies.drafters.medusa import Heads, MedusaHeads, load_heads, save_heads

@@ -68,21 +68,23 @@ def bench(
         bool, typer.Option("--report", help="Measure nothing; show what is in the folder.")
     ] = False,
 ) -> None:
-    """Measure strategies on models, prompts, temperatures, budgets and lengths, side by side.
+    """Measure strategies side by side on models and prompts.
 
-    Every text is on disk as soon as it is written, so a run that was broken off goes on where it stopped.
-    Ordinary generate() always runs along, taking turns with the others, and their texts are compared with
-    its. The folder holds results.json, results.csv, and with --plots the plots.
+    Temperatures, budgets and lengths are swept. Every text is on disk as soon as it is written, so a run that
+    was broken off goes on where it stopped. Ordinary generate() always runs along, taking turns with the
+    others, and their texts are compared with its. The folder holds results.json, results.csv, and with
+    --plots the plots.
 
     \b
     Examples:
       draftwood bench
-      draftwood bench --strategy dyspec --strategy leviathan --budget 8 --budget 32 --plots
-      draftwood bench --data gsm8k_test.jsonl --data notes.txt --temperature 0 --temperature 0.6 --to mine
+      draftwood bench --strategy dyspec --strategy leviathan --budget 8 --plots
+      draftwood bench --data gsm8k_test.jsonl --data notes.txt --to mine
+      draftwood bench --temperature 0 --temperature 0.6 --budget 8 --budget 32
       draftwood bench --strategy my_policy:Comb:length=4 --strategy chain
       draftwood bench --file run.toml --prompts 20
       draftwood bench --to mine --report --plots
-      draftwood bench --paper dyspec-table1 --data notes.txt --prompts 20 --to table1
+      draftwood bench --paper dyspec-table1 --data notes.txt --to table1
     """
     given: dict[str, Any] = {
         "pairs": pair,
@@ -162,4 +164,4 @@ def check_plots() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise InvalidInput("--plots needs matplotlib; install it with pip install 'draftwood[bench]'.")
+        raise InvalidInput("--plots needs matplotlib; install it, or draftwood with the extra bench.")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.apps.bench.plan import Plan, Race, races
-from draftwood.apps.bench.specs import ORDINARY, Spec
+from draftwood.apps.bench.specs import ORDINARY, Spec, measured
 
 Sums = Mapping[str, NDArray[np.float64]]
 Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one behind it, and of the other
@@ -113,6 +113,7 @@ class Row:
         prompts: how many are measured.
         prompt_tokens: mean length of the prompts.
         refused: why transformers does not run it; there are no figures then.
+        lossless: whether its texts are distributed as the target's own.
     """
 
     race: Race
@@ -123,6 +124,7 @@ class Row:
     prompts: int = 0
     prompt_tokens: float = 0.0
     refused: str | None = None
+    lossless: bool = True
 
     def value(self, name: str) -> float | None:
         """The value of a metric, where it is known."""
@@ -143,11 +145,11 @@ def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
     beside: dict[tuple[Race, str], list[Pair]] = {}  # sampled texts of all data sets
     for race in races(plan, names):
         plain = texts.get(("text", race.key, ORDINARY), [])
-        for spec in plan.contenders(race.temperature):
-            own = texts.get(("text", race.key, spec.label), [])
-            if own and "refused" in own[0]:
-                found.append(Row(race, spec, refused=own[0]["refused"]))
-            elif own:
+        for label in [label for kind, key, label in texts if (kind, key) == ("text", race.key)]:
+            spec, own = measured(label, plan.strategies, plan.budgets), texts["text", race.key, label]
+            if refused := next((cell["refused"] for cell in own if "refused" in cell), None):
+                found.append(Row(race, spec, refused=refused))
+            else:
                 exact = [texts.get(("check", race.key, label), []) for label in (spec.label, ORDINARY)]
                 pairs = _pairs(race, *(exact if all(exact) else (own, plain)))
                 precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
@@ -185,6 +187,7 @@ def _row(
         peak_memory=max(cell["peak_memory"] for cell in own),
         prompts=len({cell["prompt"] for cell in own}),
         prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in own])),
+        lossless=all(cell.get("lossless", True) for cell in own),
     )
 
 

@@ -15,8 +15,11 @@ from typing import Any
 import attrs
 
 from draftwood.apps import trace
+from draftwood.apps.bench.stored import check_cell, check_run
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.models import find_device
 from draftwood.errors import InvalidInput
+from draftwood.json_text import parse_json
 
 FORMAT, VERSION = "draftwood-bench", 2
 RUN, CELLS = "run.json", "cells.jsonl"
@@ -50,12 +53,17 @@ class Folder:
 
 def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """What `run.json` says of a run with this configuration, here and now."""
+    place = find_device(configuration["device"] or None)
     return {
         "format": FORMAT,
         "version": VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "hardware": {"device": device_name(), "machine": platform.machine(), "system": platform.system()},
+        "hardware": {
+            "device": device_name(place),
+            "machine": platform.machine(),
+            "system": platform.system(),
+        },
         "configuration": dict(configuration),
     }
 
@@ -73,19 +81,22 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
         raise InvalidInput(f"The folder {str(path)!r} cannot be made: {error.strerror or error}.") from error
     if not os.access(path, os.W_OK):
         raise InvalidInput(f"The folder {str(path)!r} cannot be written to; choose another with --to.")
+    begun = (path / CELLS).exists() and b"\n" in (path / CELLS).read_bytes()
     if not (path / RUN).exists():
         if any(not _is_empty_start(one) for one in path.iterdir()):
             raise InvalidInput(
                 f"The folder {str(path)!r} holds no run of bench but other files; choose another."
             )
-    else:
+    elif begun:
         _check_same(path, stored(path), run)
+    else:
+        stored(path)  # one that failed before its first cell gives way; anyone else's file does not
     with (path / CELLS).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidInput(f"Another process writes to {str(path)!r}; wait for it.") from None
-        if not (path / RUN).exists():
+        if not begun:
             trace.write_json(path / RUN, run)
         _drop_unfinished(path / CELLS)
         yield Folder(path, stored(path), finished(path))
@@ -104,15 +115,17 @@ def stored(path: Path) -> dict[str, Any]:
     """
     file = path / RUN
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_bytes())
+        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            raise InvalidInput(f"{str(file)!r} is not of this version of bench; choose another folder.")
+        check_run(found)
     except OSError as error:
         raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error
+    except InvalidInput:
+        raise
     except ValueError as error:
-        raise InvalidInput(f"{str(file)!r} is damaged; choose another folder.") from error
-    kind = found.get("format"), found.get("version")
-    if kind != (FORMAT, VERSION) or not all(isinstance(found.get(part), dict) for part in _SAME):
-        raise InvalidInput(f"{str(file)!r} is not of this version of bench; choose another folder.")
-    return found  # type: ignore[no-any-return]
+        raise InvalidInput(f"{str(file)!r} is damaged ({error}); choose another folder.") from error
+    return found
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -157,10 +170,11 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
     *lines, _ = file.read_bytes().split(b"\n")  # what is behind the last newline is not finished
     for number, line in enumerate(lines, start=1):
         try:
-            cell = json.loads(line)
-            found[cell["key"]] = cell
-        except (ValueError, KeyError, TypeError) as error:
+            cell = parse_json(line)
+            check_cell(cell)
+        except ValueError as error:
             raise InvalidInput(
-                f"{str(file)!r}, line {number}: not a cell; delete the line to measure it again."
+                f"{str(file)!r}, line {number}: not a cell ({error}); delete the line to measure it again."
             ) from error
+        found[cell["key"]] = cell
     return found

@@ -13,14 +13,13 @@ from draftwood import SamplingParams, StateBackend, registry, zoo
 from draftwood.apps import datasets, models
 from draftwood.apps.bench.cells import Cell, cells
 from draftwood.apps.bench.folder import Folder
-from draftwood.apps.bench.plan import Plan, Race
+from draftwood.apps.bench.plan import BINS, Plan, Race
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.text import decode
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.pass_time import PassTime, pass_seconds
 
-BINS = 20  # of probabilities, in the figures of acceptance against draft probability
 _WARM = 4  # tokens that a contender writes before it is timed
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # of timed passes
 
@@ -71,7 +70,13 @@ class Measurer:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
                 raise
             return {**place, "refused": str(error)}
-        return {**place, **attrs.asdict(text), "right": self._right(cell, loaded, text.tokens)}
+        right = self._right(cell, loaded, text.tokens)
+        return {
+            **place,
+            **attrs.asdict(text),
+            "right": right,
+            "lossless": self._lossless(cell.spec, cell.race),
+        }
 
     def _models(self, pair: str, dtype: str) -> models.Loaded:
         """The models of a pair; all prompts and contenders are tried against them before any is measured."""
@@ -133,6 +138,9 @@ class Measurer:
         first = self.folder.cells.get(attrs.evolve(cell, prompt=0, repetition=0, turn=0).key, {})
         refused: str | None = first.get("refused")
         return refused
+
+    def _lossless(self, spec: Spec, race: Race) -> bool:
+        return spec.is_transformers or spec.strategy(race.temperature).verifier.lossless
 
     def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
         found = self.sets[cell.race.data]

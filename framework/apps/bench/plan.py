@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
 from draftwood import registry
 from draftwood.apps import models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.datasets import DataSet, Prompt, read
 from draftwood.apps.prompts import interleaved
+from draftwood.devices import default_device
 from draftwood.errors import InvalidInput, nearest
 from draftwood.fields import at_least
 
 BUILT_IN = "built-in"
+BINS = 20  # of probabilities, in the figures of acceptance against draft probability
 
 
 def _several(*kinds: type, low: float | None = None) -> Any:
@@ -123,12 +124,16 @@ class Plan:
         for pair in self.pairs:
             if len([name for name in pair.split(",") if name.strip()]) != 2:
                 raise InvalidInput(f"The pair {pair!r} is not TARGET,DRAFT; give both with a comma between.")
-        for temperature in self.temperatures:
-            contenders(self.strategies, self.budgets, temperature)
 
     def resolved(self) -> Plan:
-        """The plan with the precision that `"auto"` means on a CPU."""
-        on_cpu = self.device == "cpu" or not (self.device or torch.accelerator.is_available())
+        """The plan with the precision that `"auto"` means on a CPU, every contender found and checked.
+
+        Raises:
+            DraftwoodError: a contender that does not exist, or does not fit a temperature.
+        """
+        for temperature in self.temperatures:
+            contenders(self.strategies, self.budgets, temperature)
+        on_cpu = self.device == "cpu" or (not self.device and default_device().type == "cpu")
         return attrs.evolve(self, dtype="float32") if self.dtype == "auto" and on_cpu else self
 
     def contenders(self, temperature: float) -> list[Spec]:
@@ -190,8 +195,19 @@ def from_file(file: Path) -> dict[str, Any]:
 
 
 def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
-    """The plan that `document` wrote, without its files, and the names of its data sets."""
+    """The plan that `document` wrote, without its files, and the names of its data sets.
+
+    No contender is looked up: a file may name code, which nothing that is only shown may run.
+
+    Raises:
+        InvalidInput: fields that no plan has, or of another kind.
+    """
     known = {name: value for name, value in content.items() if name != "code"}
+    fields = [field.name for field in attrs.fields(Plan)]
+    if odd := [name for name in known if name not in fields]:
+        raise InvalidInput(
+            f"The run's configuration has a key {odd[0][:40]!r}, which bench does not; choose another folder."
+        )
     return Plan(**{**known, "data": ()}), list(content["data"])
 
 

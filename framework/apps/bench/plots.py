@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from draftwood.apps.bench.figures import Row
-from draftwood.apps.bench.measure import BINS
+from draftwood.apps.bench.plan import BINS
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.pass_time import PassTime
 

@@ -96,7 +96,8 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> 
         table.add_column(heading, justify="right", no_wrap=console.width >= 60)
     for row in rows:
         if not row.refused:
-            table.add_row(row.spec.label, *(cell(row) for _, cell in columns))
+            label = row.spec.label if row.lossless else f"{row.spec.label} (lossy)"
+            table.add_row(label, *(cell(row) for _, cell in columns))
     console.print(table)
 
 
@@ -127,6 +128,8 @@ def _legend(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> No
         for row in rows
         if (figure := row.figures.get("speed_up")) and figure.high is not None and figure.high < 1
     ]
+    if any(not row.lossless for row in rows):
+        words.append("Lossy: its texts are not distributed as the target's own.")
     if slower:
         names = ", ".join(dict.fromkeys(slower))
         words.append(f"Slower here than ordinary decoding: {names}.")
@@ -159,6 +162,7 @@ def document(
                 "prompts": row.prompts,
                 "prompt_tokens": row.prompt_tokens,
                 "refused": row.refused,
+                "lossless": row.lossless,
                 "peak_memory": row.peak_memory,
                 "check": attrs.asdict(row.check),
                 "figures": {name: attrs.asdict(figure) for name, figure in row.figures.items()},
@@ -177,7 +181,7 @@ def write_csv(file: Path, rows: Sequence[Row], run: Mapping[str, Any]) -> None:
     figures = [name + end for name in (metric.name for metric in METRICS) for end in ("", "_low", "_high")]
     kept = {**run["versions"], **run["hardware"]}
     named = ["contender", "budget", "prompts", "prompt_tokens"]
-    checks = ["peak_memory", "agreement", "precision", "p_value", "p_together", "refused"]
+    checks = ["peak_memory", "agreement", "precision", "p_value", "p_together", "refused", "lossless"]
     lines.writerow([*where, *named, *figures, *checks, *kept])
     for row in rows:
         values: list[Any] = []
@@ -190,7 +194,7 @@ def write_csv(file: Path, rows: Sequence[Row], run: Mapping[str, Any]) -> None:
                 *attrs.astuple(row.race),
                 *(row.spec.label, row.spec.budget, row.prompts, row.prompt_tokens),
                 *values,
-                *(row.peak_memory, *check, row.refused),
+                *(row.peak_memory, *check, row.refused, row.lossless),
                 *kept.values(),
             ]
         )

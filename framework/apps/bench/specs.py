@@ -96,6 +96,22 @@ def parse(word: str) -> Spec:
     return Spec(name, tuple(given))
 
 
+def measured(label: str, words: Sequence[str], budgets: Sequence[int]) -> Spec:
+    """The contender that a run over `words` and `budgets` wrote down as `label`; nothing is looked up."""
+    swept = {
+        f"{Spec(*_split(word)).label}:{size}={budget}": budget
+        for word in words
+        for size in ("budget", "length")
+        for budget in budgets
+    }
+    return Spec(*_split(label), swept.get(label))
+
+
+def _split(word: str) -> tuple[str, tuple[str, ...]]:
+    name, given = options.split(word)
+    return name, tuple(given)
+
+
 def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:
     """Ordinary `generate` and then every strategy, once for each budget where it has one, each checked.
 

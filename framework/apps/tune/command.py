@@ -65,18 +65,18 @@ def tune(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
     ] = False,
 ) -> None:
-    """Find the strategy and budget that pay for a pair of models here, and write them down.
+    """Find the strategy and budget that pay for a pair of models.
 
     Measures what passes of both models cost and what each candidate's trees bring on your prompts,
     expects a gain from both, and races the best candidates against ordinary generate(). Where that is
-    faster, it says so. `draftwood generate --tuned FILE` and `draftwood.tuned` take what is written.
+    faster, it says so. draftwood generate --tuned FILE and draftwood.tuned take what is written.
 
     \b
     Examples:
       draftwood tune
-      draftwood tune --target big/ --drafter small/ --data notes.txt --temperature 0.6
-      draftwood tune --drafter prompt-lookup --strategy dyspec --budget 8 --budget 16
-      draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec --to mine.json
+      draftwood tune --target big/ --drafter small/ --temperature 0.6
+      draftwood tune --drafter prompt-lookup --strategy dyspec --budget 8
+      draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
     """
     trace.check_writable(to)
     if new_tokens < 1:
@@ -122,7 +122,7 @@ def tune(
             "draft": costs.draft and attrs.asdict(costs.draft),
         },
         "settings": {"data": list(sets), "prompts": len(tokens), "new_tokens": new_tokens, "seed": seed},
-        "machine": device_name(),
+        "machine": device_name(models.find_device(device)),
         "versions": versions(),
     }
     trace.write_json(to, content)
@@ -218,4 +218,6 @@ def _show(estimates: Sequence[Estimate], best: Finish, content: dict[str, Any], 
         typer.echo(f"Take {best.label}: {raced}.")
     if best.equal is False:
         say(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
-    say(f"{to}: draftwood generate --tuned {to} takes it.")
+    drafter = content["drafter"]
+    beside = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
+    say(f"{to}: draftwood generate --tuned {to}{beside} takes it.")

@@ -16,16 +16,16 @@ from draftwood.errors import InvalidInput
 def view(
     trace_file: Annotated[
         Path,
-        typer.Argument(metavar="TRACE", help="What `draftwood generate --trace` wrote.", show_default=False),
+        typer.Argument(metavar="TRACE", help="What draftwood generate --trace wrote.", show_default=False),
     ],
     to: Annotated[
         Path | None, typer.Option("--to", help="The page; default: the trace's name with .html.")
     ] = None,
 ) -> None:
-    """Make one HTML page of a trace: the text, coloured by how it came, and the tree of every round.
+    """Make one HTML page of a trace, with every round's tree.
 
-    The page holds everything it needs and loads nothing; open it in any browser. Its keys: left and
-    right step through the rounds, ? lists the others.
+    The text is coloured by how it came. The page holds everything it needs and loads nothing; open it in
+    any browser. Its keys: left and right step through the rounds, ? lists the others.
 
     \b
     Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import attrs
 
 from draftwood.apps.trace import FORMAT, VERSION
 from draftwood.errors import InvalidInput
+from draftwood.json_text import parse_json
 
 _AGAIN = "make the trace again with `draftwood generate --trace`"
 _KINDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
@@ -62,21 +62,11 @@ def read(file: Path) -> dict[str, Any]:
 def _load(file: Path) -> Any:
     where = repr(str(file))
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        return parse_json(file.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{where} is not UTF-8 text; give the JSON file that --trace wrote.") from error
-    try:
-        return json.loads(text, parse_constant=_no_number)
-    except json.JSONDecodeError as error:
-        raise InvalidInput(f"Line {error.lineno} of {where} is not JSON ({error.msg}); {_AGAIN}.") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{where} is no JSON that a trace could be; {_AGAIN}.") from error
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(word)
+    except ValueError as error:
+        raise InvalidInput(f"{where} is no JSON that a trace could be ({error}); {_AGAIN}.") from error
 
 
 @attrs.frozen

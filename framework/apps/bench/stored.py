@@ -1,0 +1,95 @@
+"""What a results folder may hold: every field that is read is there, and of its kind."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from draftwood.apps.bench.plan import BINS, Race
+from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.bench.writers import Text
+from draftwood.pass_time import PassTime
+
+_LARGEST = 2**53
+_HALVES = re.compile("[\ud800-\udfff]")
+_PLACE = get_type_hints(Race) | {"prompt": int, "turn": int}
+_FIT = get_type_hints(PassTime)
+_WRITTEN = _PLACE | {"contender": str, "repetition": int, "prompt_tokens": int}
+_TEXT = _WRITTEN | get_type_hints(Text) | {"right": bool | None}
+_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "text": _TEXT,
+    "check": _TEXT,
+    "answer": _PLACE | {"tokens": list[int]},
+    "pair": _PLACE | {"drawn": list[float], "accepted": list[float], "target": list[list[float]]},
+    "passes": {"target": dict, "draft": dict},
+}
+
+
+def check_run(found: Any) -> None:
+    """Raise `ValueError` where `run.json` lacks what is shown of a run; the plan judges its configuration."""
+    _check(found, {"versions": dict[str, str], "hardware": dict[str, str], "configuration": dict})
+    for part, names in (("versions", ("draftwood", "torch", "transformers")), ("hardware", ("device",))):
+        _check(found[part], dict.fromkeys(names, str))
+    _check(found["configuration"], {"data": dict[str, str]})
+
+
+def check_cell(cell: Any) -> None:
+    """Raise `ValueError` where a line of `cells.jsonl` is none that a run writes."""
+    _check(cell, {"key": str, "kind": str})
+    if cell["kind"] not in _FIELDS:
+        raise ValueError(f"kind is {cell['kind']!r:.40}")
+    if "refused" in cell and cell.get("contender") != ORDINARY:
+        _check(cell, _WRITTEN | {"refused": str})
+        return
+    _check(cell, _FIELDS[cell["kind"]])
+    if cell["kind"] in ("text", "check"):
+        _check_text(cell)
+    elif cell["kind"] == "pair":
+        sizes = {len(row) for row in (cell["drawn"], cell["accepted"], cell["target"], *cell["target"])}
+        if sizes != {BINS}:
+            raise ValueError(f"the agreement is not in {BINS} bins")
+    elif cell["kind"] == "passes":
+        if cell["key"].count(" | ") != 1:
+            raise ValueError("the key names no pair")
+        for name in ("target", "draft"):
+            _check(cell[name], {"seconds": dict[str, list[float]], "fit": dict})
+            _check(cell[name]["fit"], _FIT)
+            times = cell[name]["seconds"]
+            if not times or not all(size.isdecimal() and taken for size, taken in times.items()):
+                raise ValueError("seconds of passes are missing")
+
+
+def _check_text(cell: Mapping[str, Any]) -> None:
+    if not cell["tokens"] or max(cell["tokens"]) >= 2**31:
+        raise ValueError("tokens are none")
+    if (cell["draft_calls"] is None) != (cell["draft_cost"] is None):
+        raise ValueError("draft_calls and draft_cost do not go together")
+    if not isinstance(cell.get("lossless", True), bool):
+        raise ValueError("lossless is neither true nor false")
+
+
+def _check(found: Any, fields: Mapping[str, Any]) -> None:
+    if not isinstance(found, dict):
+        raise ValueError("an object is missing")
+    for name, kind in fields.items():
+        if name not in found:
+            raise ValueError(f"{name} is missing")
+        if not _fits(found[name], kind):
+            raise ValueError(f"{name} is {found[name]!r:.40}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether `value` is of an annotation; every number that we write is at least 0."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is list:
+        return type(value) is list and all(_fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return type(value) is dict and all(_fits(n, str) and _fits(v, inner[1]) for n, v in value.items())
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind in (int, float):
+        return type(value) in {int, kind} and 0 <= value < _LARGEST
+    # Half a character stands in JSON, and in no file of text.
+    return type(value) is kind and (kind is not str or not _HALVES.search(value))
