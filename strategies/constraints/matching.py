@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from draftwood.constraints import Constraint
+from draftwood import Constraint
 from draftwood.errors import InvalidInput
 
 

@@ -8,8 +8,7 @@ import attrs
 import regex
 import torch
 
-from draftwood import zoo
-from draftwood.constraints import Constraint
+from draftwood import Constraint, zoo
 
 
 @cache
