@@ -30,19 +30,17 @@ def with_forced_spans(
     *,
     laws: Collection[type[Proposal]],
     like: Tensor,
-    ends: Collection[int],
 ) -> TokenTree:
     """`tree` with its leaves followed by the tokens that the constraint forces.
 
     Law P holds: whether a node is added, and which, depends on the tokens before it alone, and a token that
-    nothing else can follow is a draw by every law.
+    nothing else can follow is a draw by every law. A token that ends the text is not added.
 
     Args:
         tree: as the policy grew it.
         constraint: of the tree's row.
         laws: those of the policy; one of them is the law of the new nodes.
         like: a draft distribution `[..., vocab]`, for dtype and device.
-        ends: tokens that end the text; none is added, for nothing follows it.
 
     Returns:
         A tree whose first `tree.size` nodes are those of `tree`, or `tree` itself.
@@ -55,7 +53,7 @@ def with_forced_spans(
         forced = zip(growing, _forced(constraint, [path for _, path in growing]), strict=True)
         growing = []
         for (leaf, path), token in forced:
-            if token is not None and token not in ends:
+            if token is not None and token not in constraint.ends:
                 proposals[leaf] = _only(token, laws, like)
                 growing.append((len(tokens), (*path, token)))
                 tokens.append(token)

@@ -153,9 +153,7 @@ class RoundLoop:
         row.grown = tree.size
         if row.constraint is None or one.answer is None:
             return tree
-        return with_forced_spans(
-            tree, row.constraint, laws=row.policy.laws, like=one.answer, ends=self.stops.eos_token_ids
-        ).truncated(room)
+        return with_forced_spans(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)
 
     def _draft_probs(self, row: Row, one: _Growing, logits: Tensor) -> Tensor:
         paths = one.paths() if row.looks_back else ()

@@ -53,7 +53,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
         sampling = SamplingParams(temperature=TEMPERATURE)
         backend, drafter = ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT))
         row = Row(0, 0, policy, Streams(rng, rng))
-        row.constraint = ConstrainedRow.started(constraint, [0], vocab_size=3)
+        row.constraint = ConstrainedRow.started(constraint, [0], vocab_size=3, ends=eos)
         loop = RoundLoop(
             target=backend,
             drafter=drafter,
@@ -110,8 +110,8 @@ def test_the_law_is_that_of_masked_sampling(policy, verifier, spans, monkeypatch
         assert max(abs(found.get(t, 0) - wanted.get(t, 0)) for t in {*found, *wanted}) < 1e-9
 
 
-def row_of(constraint):
-    return ConstrainedRow.started(constraint, [0], vocab_size=3)
+def row_of(constraint, ends=()):
+    return ConstrainedRow.started(constraint, [0], vocab_size=3, ends=frozenset(ends))
 
 
 def bare(*tokens, parents=None):
@@ -121,7 +121,7 @@ def bare(*tokens, parents=None):
 
 def longer(tree, ends=(), laws=(WithoutReplacement,)):
     like = torch.zeros(3, dtype=torch.float64)
-    return with_forced_spans(tree, row_of(SPANS), laws=laws, like=like, ends=ends)
+    return with_forced_spans(tree, row_of(SPANS, ends), laws=laws, like=like)
 
 
 def test_every_leaf_goes_on_as_far_as_it_must():
@@ -138,7 +138,7 @@ def test_every_leaf_goes_on_as_far_as_it_must():
 def test_a_span_is_bounded_and_never_adds_an_end():
     for_ever = Table({0: {1: 0}})
     like = torch.zeros(3)
-    found = with_forced_spans(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like, ends=())
+    found = with_forced_spans(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
     assert found.size == 1 + forced_module._LONGEST
     assert longer(bare(0, 1), ends={0}).tokens.tolist() == [0, 1, 2]
     assert longer(bare(0, 1), ends={2}).tokens.tolist() == [0, 1]
