@@ -23,7 +23,7 @@ from draftwood import (
     registry,
 )
 from draftwood import tuned as read_tuned
-from draftwood.apps import models, options, trace
+from draftwood.apps import models, options, structured, trace
 from draftwood.apps.failures import INTERRUPTED, say
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.decoder import Generation, check_strategy_fits
@@ -210,6 +210,12 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End the text behind this string; repeatable.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema: the text is JSON that fits it.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The text matches all of this regular expression.")
+    ] = None,
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
@@ -262,6 +268,7 @@ def generate(
     )
     if stop and not all(stop):
         raise InvalidInput("A stop string is empty; give at least one character.")
+    structured.check(json_schema, regex)
     if trace_file is not None:
         trace.check_writable(trace_file)
     text = _prompt(prompt, prompt_file)
@@ -290,6 +297,9 @@ def generate(
         [tokens],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
+        constraint=structured.constraint(
+            json_schema, regex, loaded.tokenizer, tuple(loaded.target.eos_token_ids)
+        ),
         draft_sampling=draft_sampling,
         seed=seed,
         stop_strings=stop or None,
