@@ -4,6 +4,7 @@ import typer
 
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
+from benchmarks.constraints import constraints
 from benchmarks.growth import growth
 from benchmarks.half_precision import half_precision
 from benchmarks.kernels import kernels
@@ -18,6 +19,7 @@ from draftwood.apps.failures import plainly
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
+app.command("constraints")(plainly(constraints))
 app.command("growth")(plainly(growth))
 app.command("half-precision")(plainly(half_precision))
 app.command("kernels")(plainly(kernels))

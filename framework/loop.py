@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
+from draftwood.forced import as_drafted, with_forced_spans
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
@@ -32,6 +33,7 @@ class Row:
         streams: this row's own chance.
         text: as processors are to see it; None where none reads it.
         constraint: what may be written, or None.
+        grown: nodes of the round's tree that the policy grew.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Row:
     streams: Streams
     text: RowText | None = None
     constraint: ConstrainedRow | None = None
+    grown: int = 0
 
     @property
     def looks_back(self) -> bool:
@@ -99,7 +102,7 @@ class RoundLoop:
         self.drafter.commit(outcomes)
         records = []
         for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
-            row.policy.observe(outcome)
+            row.policy.observe(as_drafted(outcome, row.grown) if row.grown < tree.size else outcome)
             path = list(outcome.path)
             kept = self._kept(logits[r, path], scores[r][path], outcome) if self.keep != _NOTHING else {}
             new, reason = self.stops.take(row.index, outcome.emitted, kept.get("scores"))
@@ -140,15 +143,17 @@ class RoundLoop:
             for row, one, row_logits in zip(self.rows, growing, logits, strict=True):
                 if one.request is not None:
                     one.advance(self._draft_probs(row, one, row_logits[: len(one.request)]))
+        trees = [self._finished(row, one) for row, one in zip(self.rows, growing, strict=True)]
+        return trees, calls, seconds
+
+    def _finished(self, row: Row, one: _Growing) -> TokenTree:
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
-        return (
-            [
-                one.finished_tree(self.target.vocab_size).truncated(self.stops.room(row.index) - 1)
-                for one, row in zip(growing, self.rows, strict=True)
-            ],
-            calls,
-            seconds,
-        )
+        room = self.stops.room(row.index) - 1
+        tree = one.finished_tree(self.target.vocab_size).truncated(room)
+        row.grown = tree.size
+        if row.constraint is None or one.answer is None:
+            return tree
+        return with_forced_spans(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)
 
     def _draft_probs(self, row: Row, one: _Growing, logits: Tensor) -> Tensor:
         paths = one.paths() if row.looks_back else ()
@@ -225,9 +230,11 @@ class _Growing:
     request: Request | None = None
     tree: TokenTree | None = None
     asked: list[Path] = attrs.field(factory=list)
+    answer: Tensor | None = None  # the last one
 
     def advance(self, probs: Tensor | None) -> None:
         """Answer the request with `probs` (None starts the generator) and take the next one."""
+        self.answer = probs
         try:
             self.request = next(self.generator) if probs is None else self.generator.send(probs)
         except StopIteration as finished:

@@ -26,11 +26,13 @@ class Prompt:
         text: what the model continues.
         answer: the number that a right answer ends with, where the data set has it.
         later: what stands behind the model's answers in a conversation, one text for each later turn.
+        question: number and category of a question of Spec-Bench.
     """
 
     text: str
     answer: str | None = None
     later: tuple[str, ...] = ()
+    question: tuple[int | str, str] | None = None
 
 
 @attrs.frozen
@@ -173,7 +175,13 @@ def _chat(row: dict[str, Any]) -> Prompt:
         raise _Field(f'"turns" is {shown}; give a list of texts')
     named = {f"turns[{i}]": turn for i, turn in enumerate(turns)}
     first, *later = (f"User: {_text(named, name)}\nAssistant:" for name in named)
-    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later))
+    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later), _question(row))
+
+
+def _question(row: dict[str, Any]) -> tuple[int | str, str] | None:
+    number, category = row.get("question_id"), row.get("category")
+    known = isinstance(number, (int, str)) and isinstance(category, str)
+    return (number, category) if known else None
 
 
 def _reference(row: dict[str, Any]) -> str | None:

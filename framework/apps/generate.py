@@ -25,7 +25,7 @@ from draftwood import (
     registry,
 )
 from draftwood import tuned as read_tuned
-from draftwood.apps import models, options, trace
+from draftwood.apps import models, options, structured, trace
 from draftwood.apps.failures import INTERRUPTED, say
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.compatibility import check_strategy_fits
@@ -233,6 +233,12 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End the text behind this string; repeatable.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema: the text is JSON that fits it.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The text matches all of this regular expression.")
+    ] = None,
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
@@ -287,6 +293,7 @@ def generate(
     )
     if stop and not all(stop):
         raise InvalidInput("A stop string is empty; give at least one character.")
+    structured.check(json_schema, regex)
     if trace_file is not None:
         trace.check_writable(trace_file)
     texts = _prompts(prompt or [], prompt_file)
@@ -317,6 +324,9 @@ def generate(
         rows,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
+        constraint=structured.constraint(
+            json_schema, regex, loaded.tokenizer, tuple(loaded.target.eos_token_ids)
+        ),
         draft_sampling=draft_sampling,
         seed=seed,
         stop_strings=[_given(one, "--stop") for one in stop or ()] or None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.apps import models, trace
-from draftwood.apps.bench import figures, papers, show
+from draftwood.apps.bench import figures, papers, show, spec_bench
 from draftwood.apps.bench.folder import describe, finished, opened, stored
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import Plan, data_sets, from_document, from_file
@@ -16,7 +16,7 @@ from draftwood.apps.failures import say
 from draftwood.apps.progress import watched
 from draftwood.errors import InvalidInput
 
-JSON, CSV, PLOTS = "results.json", "results.csv", "plots"
+JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
 
 def bench(
@@ -64,6 +64,9 @@ def bench(
         typer.Option(help="A paper's table, such as dyspec-table1: its setting, and its numbers beside."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Draw the plots too; needs matplotlib.")] = False,
+    answers: Annotated[
+        bool, typer.Option("--spec-bench", help="Write the answers as Spec-Bench's own files too.")
+    ] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Measure nothing; show what is in the folder.")
     ] = False,
@@ -116,8 +119,12 @@ def bench(
         given = {**(from_file(file) if file else {}), **given}
         setting = papers.paper(str(given["paper"])).fields() if given.get("paper") else {}
         plan = Plan(**{**setting, **given}).resolved()
+        if answers:
+            spec_bench.check(data_sets(plan))
         names = _measure(plan, to)
     _write(to, plan, names, plots)
+    if answers:
+        say(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
 
 
 def _measure(plan: Plan, to: Path) -> list[str]:

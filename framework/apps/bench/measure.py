@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from time import time
 from typing import Any
 
 import attrs
@@ -76,6 +77,7 @@ class Measurer:
             **attrs.asdict(text),
             "right": right,
             "lossless": self._lossless(cell.spec, cell.race),
+            **self._question(cell, loaded, text.tokens),
         }
 
     def _models(self, pair: str, dtype: str) -> models.Loaded:
@@ -148,6 +150,16 @@ class Measurer:
         if answer is None or cell.turn:
             return None
         return datasets.right(decode(loaded.tokenizer, said(loaded.tokenizer, tokens)), answer, found.stops)
+
+    def _question(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> dict[str, Any]:
+        """What an answer in Spec-Bench's format says besides, where the prompt is a question of it."""
+        found = self.sets[cell.race.data]
+        question = found.prompts[cell.prompt].question
+        if question is None:
+            return {}
+        number, category = question
+        answer = decode(loaded.tokenizer, said(loaded.tokenizer, tokens, found.stops))
+        return {"question": {"id": number, "category": category, "answer": answer, "answered": time()}}
 
     def _baseline(self, cell: Cell) -> list[int]:
         """What ordinary `generate` wrote behind the prompt."""

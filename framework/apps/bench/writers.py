@@ -38,6 +38,7 @@ class Text:
         verify_seconds: in verification.
         prefill_seconds: in the prompt's passes, of target and draft.
         peak_memory: bytes, of the accelerator where there is one, else of the process.
+        accept_lengths: tokens that each round gave.
     """
 
     tokens: list[int]
@@ -54,6 +55,7 @@ class Text:
     target_seconds: float | None = None
     verify_seconds: float | None = None
     prefill_seconds: float | None = None
+    accept_lengths: list[int] | None = None
 
 
 class Writer(Protocol):
@@ -111,7 +113,9 @@ class Transformers(Writer):
         finally:
             hook.remove()
         text = Text(new, seconds, passes[0], 1, len(passes), peak_memory())
-        return text if self.options else attrs.evolve(text, draft_calls=0, draft_cost=0.0)
+        if self.options:
+            return text
+        return attrs.evolve(text, draft_calls=0, draft_cost=0.0, accept_lengths=[1] * len(new))
 
 
 @attrs.frozen(eq=False)
@@ -154,6 +158,7 @@ class Speculative(Writer):
             target_seconds=sum(one.target_seconds for one in s.rounds),
             verify_seconds=sum(one.verify_seconds for one in s.rounds),
             prefill_seconds=s.prefill_seconds,
+            accept_lengths=[len(record.tokens) for one in s.rounds for record in one.rows],
         )
 
 

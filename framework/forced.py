@@ -1,0 +1,104 @@
+"""Spans that a constraint forces: in the tree without a pass of the draft, which knows them no better."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.constraints import ConstrainedRow
+from draftwood.prefixes import Path, paths_of
+from draftwood.proposals import (
+    Deterministic,
+    PerChild,
+    Proposal,
+    TopThenSample,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.protocols import Outcome
+from draftwood.tree import TokenTree
+
+_LONGEST = 16  # nodes behind a leaf; a bound on all together would tie one branch to another
+
+
+def with_forced_spans(
+    tree: TokenTree,
+    constraint: ConstrainedRow,
+    *,
+    laws: Collection[type[Proposal]],
+    like: Tensor,
+) -> TokenTree:
+    """`tree` with its leaves followed by the tokens that the constraint forces.
+
+    Law P holds: whether a node is added, and which, depends on the tokens before it alone, and a token that
+    nothing else can follow is a draw by every law. A token that ends the text is not added.
+
+    Args:
+        tree: as the policy grew it.
+        constraint: of the tree's row.
+        laws: those of the policy; one of them is the law of the new nodes.
+        like: a draft distribution `[..., vocab]`, for dtype and device.
+
+    Returns:
+        A tree whose first `tree.size` nodes are those of `tree`, or `tree` itself.
+    """
+    tokens, parents = tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist()
+    paths = paths_of(tokens, parents)
+    proposals = dict(tree.proposals)
+    growing = [(leaf, paths[leaf]) for leaf in tree.leaves]
+    for _ in range(_LONGEST):
+        forced = zip(growing, _forced(constraint, [path for _, path in growing]), strict=True)
+        growing = []
+        for (leaf, path), token in forced:
+            if token is not None and token not in constraint.ends:
+                proposals[leaf] = _only(token, laws, like)
+                growing.append((len(tokens), (*path, token)))
+                tokens.append(token)
+                parents.append(leaf)
+        if not growing:
+            break
+    if len(tokens) == tree.size:
+        return tree
+    device = tree.tokens.device
+    return TokenTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), proposals)
+
+
+def as_drafted(outcome: Outcome, size: int) -> Outcome:
+    """What the round would have given without the nodes from `size` on, which the policy did not draw."""
+    kept = sum(node < size for node in outcome.path)
+    if kept == len(outcome.path):
+        return attrs.evolve(outcome, drafted=size - 1)
+    return attrs.evolve(
+        outcome,
+        path=outcome.path[:kept],
+        tokens=outcome.tokens[:kept],
+        extra=outcome.tokens[kept],
+        bonus=True,
+        drafted=size - 1,
+    )
+
+
+def _forced(constraint: ConstrainedRow, paths: Sequence[Path]) -> list[int | None]:
+    """The one token that may follow each path, or None."""
+    masks = constraint.masks(paths)
+    firsts = masks.to(torch.uint8).argmax(-1).tolist()
+    return [
+        first if open_ == 1 else None for first, open_ in zip(firsts, masks.sum(-1).tolist(), strict=True)
+    ]
+
+
+def _only(token: int, laws: Collection[type[Proposal]], like: Tensor) -> Proposal:
+    """The law by which `token` is the only draw."""
+    vocab_size = like.shape[-1]
+    if Deterministic in laws:
+        return Deterministic((token,), vocab_size, dtype=like.dtype, device=like.device)
+    p = torch.zeros(vocab_size, dtype=like.dtype, device=like.device)
+    p[token] = 1
+    if WithoutReplacement in laws:
+        return WithoutReplacement(p)
+    if WithReplacement in laws:
+        return WithReplacement(p)
+    return TopThenSample(p, ()) if TopThenSample in laws else PerChild((p,))

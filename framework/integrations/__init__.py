@@ -1,0 +1,1 @@
+"""Ways in from where people are already: lm-eval's harness, and `generate`'s hub form."""

@@ -1,0 +1,47 @@
+"""A custom loop for a model, from names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+from draftwood import registry
+from draftwood.custom_generate import custom_generate
+from draftwood.recipe import Recipe
+
+
+def loop_of(
+    model: Any, *, drafter: Any = None, recipe: str | None = None, **options: Any
+) -> Callable[..., Any]:
+    """What `model.generate` takes as `custom_generate`; the same one for the same arguments.
+
+    Args:
+        model: a transformers model.
+        drafter: a model, or its folder or hub name, which is loaded with the target's dtype where the target
+            is. None looks the text itself up, which needs no other model.
+        recipe: a method of the literature; default: `"dyspec"` with a model, else `"prompt-lookup"`.
+        options: of the recipe.
+
+    Raises:
+        UnknownStrategy: there is no such recipe or option.
+        UnsupportedModel: no backend serves one of the models; the message says why.
+        IncompatibleModels: target and draft do not share one vocabulary.
+    """
+    recipe = recipe or ("prompt-lookup" if drafter is None else "dyspec")
+    # The model keeps its loops: a loop keeps its decoder, which keeps the model.
+    loops: dict[Any, Callable[..., Any]] = vars(model).setdefault("_draftwood_loops", {})
+    key = (drafter if isinstance(drafter, str) else id(drafter), recipe, tuple(sorted(options.items())))
+    if key not in loops:
+        method: Recipe = registry.create("recipes", recipe, options)
+        if drafter is None:
+            size = model.config.get_text_config().vocab_size
+            drafts = registry.create("drafters", "prompt-lookup", {"vocab_size": size})
+        else:
+            where = (
+                {"dtype": model.dtype, "device": model.device} if isinstance(drafter, str | PathLike) else {}
+            )
+            backend = registry.load(drafter, **where)
+            drafts = registry.create("drafters", "model", {"backend": backend})
+        loops[key] = custom_generate(drafter=drafts, policy=method.policy, verifier=method.verifier)
+    return loops[key]

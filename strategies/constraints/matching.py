@@ -1,0 +1,145 @@
+"""Constraints over a matcher that takes its last tokens back: any prefix of a tree, no text walked again."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from draftwood import Constraint
+from draftwood.errors import InvalidInput
+
+
+class Matcher(Protocol):
+    """Where one text stands in a grammar; the end of the text is no token to it."""
+
+    def accept(self, token: int) -> bool:
+        """Take `token` if the mask allows it; False leaves the matcher as it was."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """Take back the last `tokens` accepted ones."""
+        ...
+
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def mask(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Which tokens may follow, one bit each, the first token in the lowest bit."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Live:
+    """A row's one matcher and the prefix at which it stands."""
+
+    matcher: Matcher
+    at: Prefix | None = None
+
+    def move(self, wanted: Prefix) -> None:
+        """Stand at `wanted`: back to the last prefix that both have, then forward."""
+        here, there, ahead = self.at, wanted, []
+        while here is not there:
+            assert here is not None
+            if here.length >= there.length:
+                assert here.parent is not None
+                here = here.parent
+            else:
+                ahead.append(there.token)
+                assert there.parent is not None
+                there = there.parent
+        assert self.at is not None
+        if self.at.length > there.length:
+            self.matcher.rollback(self.at.length - there.length)
+        for token in reversed(ahead):
+            if not self.matcher.accept(token):
+                raise RuntimeError(f"The grammar's matcher refuses token {token}, which it took before.")
+        self.at = wanted
+
+
+@attrs.frozen(eq=False)
+class Prefix:
+    """A text so far, as a value: the text before its last token, and that token.
+
+    Attributes:
+        length: tokens that the matcher has taken; the end of the text is none of them.
+        ended: whether the text's end came last.
+    """
+
+    live: _Live = attrs.field(repr=False)
+    parent: Prefix | None = attrs.field(default=None, repr=False)
+    token: int = -1
+    length: int = 0
+    ended: bool = False
+
+
+class MatcherConstraint(Constraint, ABC):
+    """A constraint that a matcher decides. The prompt is no part of the text that it judges.
+
+    A state is a value of a few words. Each row has one matcher, which moves to the state that is asked
+    for, so neighbours in a tree cost one token each and the text before the tree costs nothing.
+    """
+
+    eos_token_ids: tuple[int, ...]
+
+    @abstractmethod
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of a text."""
+
+    def start(self, prompt: Sequence[int]) -> Prefix:
+        live = _Live(self.matcher())
+        live.at = Prefix(live)
+        return live.at
+
+    def advance(self, state: Prefix, token: int) -> Prefix | None:
+        if state.ended:
+            return state if token in self.eos_token_ids else None
+        live = state.live
+        live.move(state)
+        if token in self.eos_token_ids:
+            return attrs.evolve(state, ended=True) if live.matcher.complete() else None
+        if not live.matcher.accept(token):
+            return None
+        live.at = Prefix(live, state, token, state.length + 1)
+        return live.at
+
+    def masks(self, states: Sequence[Prefix], vocab_size: int) -> Bool[Tensor, "n vocab"]:
+        allowed = np.zeros((len(states), vocab_size), dtype=bool)
+        ends = [token for token in self.eos_token_ids if token < vocab_size]
+        for row, state in zip(allowed, states, strict=True):
+            may_end = state.ended
+            if not state.ended:
+                state.live.move(state)
+                row[:] = np.unpackbits(state.live.matcher.mask(), count=vocab_size, bitorder="little")
+                may_end = state.live.matcher.complete()
+            row[ends] = may_end
+        return torch.from_numpy(allowed)
+
+
+def ends(tokenizer: Any, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text: those given, else the tokenizer's own."""
+    given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+    found = (given,) if isinstance(given, int) else tuple(given or ())
+    if not found:
+        raise InvalidInput("The tokenizer names no token that ends a text; give eos_token_id.")
+    return found
+
+
+def package(name: str) -> ModuleType:
+    """The module `name` of the extra `grammar`."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"This constraint needs the package {error.name!r}, which is not there; install "
+            "'draftwood[grammar]'."
+        ) from error
