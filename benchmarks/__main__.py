@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: recipes, growth, kernels, packed trees, and verifiers."""
+"""`python -m benchmarks`: recipes, growth, kernels, packed trees, verifiers, and families of models."""
 
 import typer
 
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
+from benchmarks.families import families
 from benchmarks.growth import growth
 from benchmarks.kernels import kernels
 from benchmarks.optimum import optimum
@@ -16,6 +17,7 @@ from draftwood.apps.failures import plainly
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
+app.command("families")(plainly(families))
 app.command("growth")(plainly(growth))
 app.command("kernels")(plainly(kernels))
 app.command("optimum")(plainly(optimum))

@@ -1,0 +1,121 @@
+"""Every decoder family of the installed transformers, tiny: what serves it, and whether its text is `generate()`'s."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import multiprocessing
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.families_check import Finding, check
+from benchmarks.families_models import VARIANTS, families as all_families
+from draftwood.apps.progress import watched
+
+TABLE = Path(__file__).parent / "data" / "families.csv"
+
+
+def families(
+    names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    output: Annotated[Path | None, typer.Option(help="Default: benchmarks/data/families.csv, for all.")] = None,
+) -> None:
+    """Build every family tiny and compare trees and texts with transformers' own `generate()`.
+
+    \b
+    Examples:
+      python -m benchmarks families
+      python -m benchmarks families llama gpt_neo zamba2
+    """
+    _settle()
+    wanted = names or [*all_families(), *VARIANTS]
+    with ThreadPoolExecutor(jobs) as pool:
+        findings = watched(
+            pool.map(lambda name: _alone(name, limit), wanted),
+            "families",
+            total=len(wanted),
+            console=Console(stderr=True),
+        )
+    output = output or (None if names else TABLE)
+    if output is not None:
+        write(output, findings)
+    for finding in findings:
+        if names or finding.result in ("differs", "refused", "not built"):
+            typer.echo(
+                f"{finding.family:<26}{finding.result:<16}{finding.backend:<20}"
+                f"{'' if finding.law_s is None else f'{finding.law_s:.0e}':<8}"
+                f"{finding.one if finding.one is not None else '-'}/{finding.three if finding.three is not None else '-'}  "
+                f"{finding.reason}"
+            )
+    counts = Counter(finding.result for finding in findings)
+    typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
+
+
+def write(path: Path, findings: list[Finding]) -> None:
+    """One line a family."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([field.name for field in attrs.fields(Finding)])
+        for finding in findings:
+            table.writerow([_cell(value) for value in attrs.astuple(finding)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1e}" if isinstance(value, float) else str(value)
+
+
+def _alone(name: str, limit: float) -> Finding:
+    """The finding of one family, in a process of its own, which a hang or a crash ends alone."""
+    ours, theirs = multiprocessing.Pipe()
+    # A fork has transformers imported already.
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(limit):
+            found: Finding = ours.recv()
+            return found
+        reason = f"it took more than {limit:g} s"
+    except EOFError:
+        reason = "its process died"
+    finally:
+        process.kill()
+        process.join()
+    return Finding(name, result="differs", reason=reason)
+
+
+def _send(to: Connection, name: str) -> None:
+    with _silent():
+        to.send(check(name))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What tiny configurations make transformers say is of no use here."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _settle() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    # What every family needs is imported, and made, before the first fork.
+    check("llama")
