@@ -75,7 +75,9 @@ class ModelBackend(StateBackend):
         from draftwood.backends.recurrent.rebuild import unclamped
 
         smaller = type(self)(without(self.model, layers), chunk=self.chunk)
-        if (reason := disagreement(smaller, unclamped(smaller.model))) is not None:
+        plain = unclamped(smaller.model)
+        checked = smaller if plain is smaller.model else type(self)(plain)
+        if (reason := disagreement(checked, plain)) is not None:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
                 "use a draft model."
@@ -144,9 +146,36 @@ def input_device(model: Any) -> torch.device:
     return weight.device
 
 
+def served_part(model: Any) -> Any:
+    """What of a wrapped model is served: of PEFT's, the model that holds the adapters, which it runs itself.
+
+    Raises:
+        UnsupportedModel: the wrapper does something of its own that no backend follows.
+    """
+    # A transformers model that holds adapters has the former alone.
+    if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts learned vectors before every text, which no backend follows; train "
+            "adapters such as LoRA instead."
+        )
+    return model.get_base_model()
+
+
+def plain_logits(model: Any, tokens: list[int]) -> Tensor:
+    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
+    with torch.no_grad():
+        ids = torch.tensor([tokens], device=input_device(model))
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits
+
+
 def takes(model: Any, argument: str) -> bool:
     """Whether the model's forward has an argument of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    # What torch.compile() returns takes anything.
+    inner = getattr(model, "_orig_mod", model)
+    return argument in inspect.signature(inner.forward).parameters
 
 
 def _refuse_training(model: Any) -> None:

@@ -34,7 +34,8 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(["qk_rope_head_dim", "rotary_dim"], 8),
     **dict.fromkeys(["kv_lora_rank", "q_lora_rank", "o_lora_rank"], 16),
     **dict.fromkeys(["index_head_dim", "indexer_head_dim"], 16),
-    **dict.fromkeys(["index_n_heads"], 2),
+    # Of few heads, the scores that choose keys are often all 0, and which are chosen is then open.
+    **dict.fromkeys(["index_n_heads"], 32),
     **dict.fromkeys(
         ["intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dim_ff", "intermediate_size_mlp"]
         + ["dense_intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "mlp_dim", "moe_intermediate_size"]
@@ -117,7 +118,7 @@ GIVEN: dict[str, dict[str, Any]] = {
             }
         },
     ),
-    "dbrx": {"attn_config": {"more": {"rope_theta": 10000.0}}, "more": {"moe_num_experts": 4}},
+    "dbrx": {"attn_config": {"more": {"rope_theta": 10000.0, "clip_qkv": 8.0}}, "more": {"moe_num_experts": 4}},
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": []},
     **dict.fromkeys(["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"], {"more": {"vision_start_token_id": 95}}),
     "hunyuan_vl": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2, 2]}},
@@ -127,7 +128,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ["qwen4_exp", "qwen4_exp_text"],
         {
-            "indexer_n_heads": 2,
+            "indexer_n_heads": 32,
             "indexer_kv_heads": 1,
             "indexer_head_dim": 16,
             "indexer_budget": 32,
@@ -140,7 +141,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 90}},
     "musicgen_melody": {},
     "glm5_next": {"index_kpool": 8},
-    **dict.fromkeys(["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "glm46v", "glm4v", "glm_ocr", "glmga"], _turns(4, 2, 2)),
+    **dict.fromkeys(["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker"], _turns(4, 2, 2)),
     **dict.fromkeys(["ernie4_5_vl_moe"], _turns(3, 3, 2)),
     **dict.fromkeys(["glm4v_moe"], _turns(2, 1, 1)),
 }

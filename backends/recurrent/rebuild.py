@@ -36,6 +36,9 @@ MIXERS: dict[str, Callable[[Any, States], Mixer]] = {
 }
 """What stands for transformers' mixers, by the name of their class."""
 
+OPEN = (0.0, float("inf"))
+"""What clamps no step."""
+
 
 def recurrent_layers(config: Any) -> list[int]:
     """Places of the layers that keep a recurrent state, by the cache that transformers makes for them."""
@@ -92,12 +95,20 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
 
 
 def unclamped(model: Any) -> Any:
-    """A copy of `model` for comparison, over the same weights, whose scans over many tokens clamp no step.
+    """`model`, or a copy of it over the same weights, whose scans over many tokens clamp no step.
 
-    transformers clamps the step there, but not when it decodes token by token, which is the truth.
+    transformers clamps the step in a prompt, but not when it decodes token by token.
     """
+    if not clamps(model):
+        return model
     found = shared_copy(model)
     for module in found.modules():
         if hasattr(module, "time_step_limit"):
-            module.time_step_limit = (0.0, float("inf"))
+            module.time_step_limit = OPEN
     return found
+
+
+def clamps(model: Any) -> bool:
+    """Whether scans of `model` over many tokens clamp the step."""
+    limits = (getattr(module, "time_step_limit", None) for module in model.modules())
+    return any(limit is not None and tuple(limit) != OPEN for limit in limits)
