@@ -22,7 +22,8 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
         UnsupportedModel: `make` refuses the model.
     """
     # Where a step of a scan is clamped in prompts alone, a text in one pass is no truth for one in several.
-    plain = unclamped(model)
+    if (plain := unclamped(model)) is not model:
+        make(model)
     if (reason := disagreement(make(plain), plain)) is not None:
         return reason
     if not (named := numbers(model.config, above=NEAR)):

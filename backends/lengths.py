@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftwood.backends.layers import shared_copy
-from draftwood.backends.model import plain_logits
+from draftwood.backends.model import plain_logits, switch_of_rotation
 
 NEAR, FAR = 8, 512
 """What the numbers become; and the longest text, where one cannot be changed, that a check reads to go beyond it."""
@@ -32,6 +32,9 @@ def numbers(config: Any, *, above: int) -> dict[str, int]:
     found = {name: value for name, value in vars(text).items() if NAMES.search(name)}
     for rotation in _rotations(text):
         found[ROTATION] = rotation.get(ROTATION)
+    if switch_of_rotation(text) is not None:
+        # No backend goes beyond it.
+        found.pop(ROTATION, None)
     return {
         name: value
         for name, value in found.items()

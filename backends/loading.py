@@ -18,7 +18,7 @@ from draftwood.backends import mamba_in_llama, mamba_ssm
 from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import ModelBackend, plain_logits, served_part
+from draftwood.backends.model import ModelBackend, plain_logits, served_part, takes
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -33,7 +33,7 @@ Attention = Literal["auto", "mask", "paths"]
 
 # The self-check's verdict on the ways of running trees, for every model seen: None where one serves it, else
 # the reason against it.
-_verdicts: WeakKeyDictionary[Any, dict[str, str | None]] = WeakKeyDictionary()
+_verdicts: WeakKeyDictionary[Any, dict[str, str | UnsupportedModel | None]] = WeakKeyDictionary()
 
 
 def load(
@@ -208,8 +208,15 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     first = "paths" not in verdicts
     if (worse := _verdict(model, "paths", _by_paths)) is not None:
         del _verdicts[model]
-        if reason is not None and _is_recurrent(model):
-            raise UnsupportedModel(f"{reason}.")
+        if isinstance(reason, UnsupportedModel) and _is_recurrent(model):
+            raise reason
+        if isinstance(worse, UnsupportedModel):
+            raise worse
+        if _is_recurrent(model):
+            raise UnsupportedModel(
+                f"UnrolledBackend does not decode what {name} itself does ({worse}); load it with "
+                'attention="auto".'
+            )
         raise UnsupportedModel(
             f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language model "
             "with a KV cache."
@@ -218,19 +225,21 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
         log.warning(
             "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
             name,
-            reason.partition("; those served are")[0],
+            str(reason).partition("; those served are")[0].rstrip("."),
         )
     return UnrolledBackend(model)
 
 
-def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str | None:
+def _verdict(
+    model: Any, way: str, make: Callable[[Any], ModelBackend]
+) -> str | UnsupportedModel | None:
     """Why trees cannot run this way, found out once a model."""
     verdicts = _verdicts.setdefault(model, {})
     if way not in verdicts:
         try:
             verdicts[way] = misfit(make, model)
         except UnsupportedModel as error:
-            verdicts[way] = str(error).rstrip(".")
+            verdicts[way] = error.with_traceback(None)
         if verdicts[way] is None and quantized(model):
             log.warning(
                 "%s rounds its activations by what else is in a pass, so its greedy text may part from that of "
@@ -251,6 +260,11 @@ def _by_paths(model: Any) -> ModelBackend:
         raise UnsupportedModel(
             f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so its "
             'paths cannot be rows; load it with attention="auto".'
+        )
+    if not takes(model, "past_key_values") and not takes(model, "cache_params"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a model "
+            "with one."
         )
     return UnrolledBackend(model)
 

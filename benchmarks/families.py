@@ -11,8 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,13 +42,10 @@ def families(
     """
     _settle()
     wanted = names or [*all_families(), *VARIANTS]
-    with ThreadPoolExecutor(jobs) as pool:
-        findings = watched(
-            pool.map(lambda name: _alone(name, limit), wanted),
-            "families",
-            total=len(wanted),
-            console=Console(stderr=True),
-        )
+    found = watched(
+        _each(wanted, limit, jobs), "families", total=len(wanted), console=Console(stderr=True)
+    )
+    findings = sorted(found, key=lambda finding: wanted.index(finding.family))
     output = output or (None if names else TABLE)
     if output is not None:
         write(output, findings)
@@ -81,24 +77,31 @@ def _cell(value: Any) -> str:
     return f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def _alone(name: str, limit: float) -> Finding:
-    """The finding of one family, in a process of its own, which a hang or a crash ends alone."""
-    ours, theirs = multiprocessing.Pipe()
-    # A fork has transformers imported already.
-    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if ours.poll(limit):
-            found: Finding = ours.recv()
-            return found
-        reason = f"it took more than {limit:g} s"
-    except EOFError:
-        reason = "its process died"
-    finally:
-        process.kill()
-        process.join()
-    return Finding(name, result="differs", reason=reason)
+def _each(names: list[str], limit: float, jobs: int) -> Iterator[Finding]:
+    """The findings as they come, each from a process of its own, which a hang or a crash ends alone."""
+    # A fork has transformers imported already; and it is of a process without threads, which no lock outlives.
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(names)), dict[Connection, tuple[str, Any, float]]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            ours, theirs = fork.Pipe()
+            process = fork.Process(target=_send, args=(theirs, waiting[-1]), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = (waiting.pop(), process, time.monotonic() + limit)
+        ready = wait(list(running), timeout=1.0)
+        for ours, (name, process, end) in list(running.items()):
+            if ours not in ready and time.monotonic() < end:
+                continue
+            reason = f"it took more than {limit:g} s"
+            try:
+                finding = ours.recv() if ours in ready else Finding(name, result="differs", reason=reason)
+            except EOFError:
+                finding = Finding(name, result="differs", reason="its process died")
+            process.kill()
+            process.join()
+            del running[ours]
+            yield finding
 
 
 def _send(to: Connection, name: str) -> None:

@@ -18,6 +18,7 @@ from transformers import LogitsProcessor
 
 from benchmarks.families_models import build
 from draftwood import SpeculativeDecoder, StateBackend, load
+from draftwood.backends.model import plain_logits
 from draftwood.errors import DraftwoodError
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -85,6 +86,9 @@ def logits_along(model: Any, prompt: Sequence[int], path: Sequence[int]) -> Tens
         output_logits=True,
         return_dict_in_generate=True,
     )
+    if out.sequences[0, len(prompt) :].tolist()[: len(path)] != list(path):
+        # A `generate` of a family's own may leave out what it is given.
+        return plain_logits(model, [*prompt, *path])[len(prompt) - 1 :]
     return torch.cat(out.logits)
 
 

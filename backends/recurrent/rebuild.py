@@ -13,7 +13,7 @@ from draftwood.backends.layers import decoder_layers, shared_copy
 from draftwood.backends.recurrent.gated_delta import PROJECTIONS, GatedDeltaMixer
 from draftwood.backends.recurrent.lru import LRUMixer
 from draftwood.backends.recurrent.mamba1 import Mamba1Mixer, ZambaMixer
-from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
+from draftwood.backends.recurrent.mamba2 import OPEN, Mamba2Mixer
 from draftwood.backends.recurrent.mixer import Mixer
 from draftwood.backends.recurrent.short_conv import ShortConvMixer
 from draftwood.backends.recurrent.snapshots import Snapshots
@@ -35,9 +35,6 @@ MIXERS: dict[str, Callable[[Any, States], Mixer]] = {
     "RecurrentGemmaRecurrentBlock": LRUMixer,
 }
 """What stands for transformers' mixers, by the name of their class."""
-
-OPEN = (0.0, float("inf"))
-"""What clamps no step."""
 
 
 def recurrent_layers(config: Any) -> list[int]:
