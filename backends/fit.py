@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from draftwood.backends.lengths import FAR, NEAR, idle, nearer, numbers
-from draftwood.backends.model import ModelBackend
+from draftwood.backends.model import ModelBackend, plain_logits
 from draftwood.backends.probe import LENGTHS, disagreement
-from draftwood.backends.recurrent.rebuild import unclamped
+from draftwood.backends.recurrent.rebuild import reference
+from draftwood.errors import UnsupportedModel
 
 
 def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
@@ -19,11 +20,17 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
     was built, on a text beyond them, if it is short enough.
 
     Raises:
-        UnsupportedModel: `make` refuses the model.
+        UnsupportedModel: `make` refuses the model, or the model gives no logits for words alone.
     """
-    # Where a step of a scan is clamped in prompts alone, a text in one pass is no truth for one in several.
-    if (plain := unclamped(model)) is not model:
+    if (plain := reference(model)) is not model:
         make(model)
+    try:
+        plain_logits(plain, [1, 2, 3])
+    except Exception as error:  # a model may want pictures, sound or another text in many ways
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives no logits for words alone ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:160].rstrip('.')}); use a causal language model."
+        ) from error
     if (reason := disagreement(make(plain), plain)) is not None:
         return reason
     if not (named := numbers(model.config, above=NEAR)):

@@ -18,9 +18,9 @@ from draftwood.backends import mamba_in_llama, mamba_ssm
 from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import ModelBackend, plain_logits, served_part, takes
+from draftwood.backends.model import ModelBackend, served_part, takes
 from draftwood.backends.quantized import quantized
-from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers
+from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
@@ -200,8 +200,6 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
 def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     """The mask backend where the self-check allows it, else paths; the reason is logged once a model."""
     name, verdicts = type(model).__name__, _verdicts.setdefault(model, {})
-    if not verdicts:
-        _refuse_wordless(model)
     if by_mask and _verdict(model, "mask", _by_mask) is None:
         return _by_mask(model)
     reason = verdicts.get("mask")
@@ -227,7 +225,7 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
             name,
             str(reason).partition("; those served are")[0].rstrip("."),
         )
-    return UnrolledBackend(model)
+    return _by_paths(model)
 
 
 def _verdict(
@@ -266,18 +264,7 @@ def _by_paths(model: Any) -> ModelBackend:
             f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a model "
             "with one."
         )
-    return UnrolledBackend(model)
-
-
-def _refuse_wordless(model: Any) -> None:
-    """`UnsupportedModel` for what gives no next-token logits for words alone."""
-    try:
-        plain_logits(model, [1, 2, 3])
-    except Exception as error:  # a model may want pictures, sound or another text in many ways
-        raise UnsupportedModel(
-            f"{type(model).__name__} gives no logits for words alone ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:160].rstrip('.')}); use a causal language model."
-        ) from error
+    return UnrolledBackend(reference(model))
 
 
 def _is_recurrent(model: Any) -> bool:

@@ -74,10 +74,10 @@ class ModelBackend(StateBackend):
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
         from draftwood.backends.probe import disagreement  # which needs this module
-        from draftwood.backends.recurrent.rebuild import unclamped
+        from draftwood.backends.recurrent.rebuild import reference
 
         smaller = type(self)(without(self.model, layers), chunk=self.chunk)
-        plain = unclamped(smaller.model)
+        plain = reference(smaller.model)
         checked = smaller if plain is smaller.model else type(self)(plain)
         if (reason := disagreement(checked, plain)) is not None:
             raise UnsupportedModel(

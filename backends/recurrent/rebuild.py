@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -91,17 +93,45 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
     return found, states
 
 
-def unclamped(model: Any) -> Any:
-    """`model`, or a copy of it over the same weights, whose scans over many tokens clamp no step.
+def reference(model: Any) -> Any:
+    """`model`, or a copy of it over the same weights, to compare ours with.
 
-    transformers clamps the step in a prompt, but not when it decodes token by token.
+    Its scans over many tokens clamp no step, which transformers does in a prompt, but not when it decodes token
+    by token. And it runs where the model's weights are: where `mamba_ssm` can be imported, transformers takes that
+    package's kernels for CPU tensors too, which fails.
     """
-    if not clamps(model):
-        return model
-    found = shared_copy(model)
+    found = model
+    if clamps(model):
+        found = shared_copy(model)
+        for module in found.modules():
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = OPEN
+    if model.device.type != "cpu" or not any(map(_of_packages, model.modules())):
+        return found
+    found = shared_copy(model) if found is model else found
     for module in found.modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = OPEN
+        if plain := _of_packages(module):
+            forward: Any = inspect.unwrap(type(module).forward)
+            own = FunctionType(
+                forward.__code__, forward.__globals__ | plain, None, forward.__defaults__, forward.__closure__
+            )
+            own.__kwdefaults__ = forward.__kwdefaults__
+            module.forward = MethodType(own, module)
+    return found
+
+
+def _of_packages(module: torch.nn.Module) -> dict[str, Any]:
+    """The functions that a layer calls and transformers took from a package, by name, as it has them itself."""
+    forward: Any = inspect.unwrap(type(module).forward)
+    found: dict[str, Any] = {}
+    if not inspect.isfunction(forward):
+        return found
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if inspect.isfunction(function) and hasattr(function, "__wrapped__"):
+            taken = inspect.getclosurevars(function).nonlocals.get("implementation")
+            if taken is not None and taken is not function.__wrapped__:
+                found[name] = function.__wrapped__
     return found
 
 
