@@ -15,9 +15,9 @@ from draftwood.errors import UnsupportedModel
 def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
     """Why the backend that `make` gives does not serve `model`, or None.
 
-    It is tried on a short text; beyond every window, chunk, scale and switch that the configuration names, in a
-    copy where these come after a few tokens; and where that changes nothing, as with masks made when the model
-    was built, on a text beyond them, if it is short enough.
+    It is tried on a short text; beyond every window, chunk, scale and switch that the configuration names,
+    in a copy where these come after a few tokens; and where that changes nothing, as with masks made when the
+    model was built, on a text beyond them, if it is short enough.
 
     Raises:
         UnsupportedModel: `make` refuses the model, or the model gives no logits for words alone.

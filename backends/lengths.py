@@ -1,7 +1,7 @@
-"""What in a model depends on a text's length, and copies of the model in which it does so within a few tokens.
+"""What in a model depends on a text's length, and copies in which it does so within a few tokens.
 
-Windows, chunks, scales and switches of a rotation begin at hundreds or thousands of tokens, where no cheap check
-looks. A copy over the same weights whose numbers are small shows what happens beyond them.
+Windows, chunks, scales and switches of a rotation begin at hundreds or thousands of tokens, where no cheap
+check looks. A copy over the same weights whose numbers are small shows what happens beyond them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftwood.backends.layers import shared_copy
 from draftwood.backends.model import plain_logits, switch_of_rotation
 
 NEAR, FAR = 8, 512
-"""What the numbers become; and the longest text, where one cannot be changed, that a check reads to go beyond it."""
+"""What the numbers become; and how many tokens a check reads at most, beyond one that cannot be changed."""
 
 NAMES = re.compile(
     r"window(_size|_len)?$|chunk_size$|floor|index_topk$|budget$|original_max_position|extent$|^local_attention$"
@@ -61,7 +61,7 @@ def nearer(model: Any, names: list[str]) -> Any:
 
 
 def idle(model: Any, names: list[str], text: list[int]) -> list[str]:
-    """Those of these numbers whose change changes nothing in what `model` says of `text`, which goes beyond `NEAR`.
+    """Those of these numbers whose change changes nothing in what `model` says of `text`, longer than `NEAR`.
 
     They are of no use to the model, or were used when it was built.
     """

@@ -18,7 +18,7 @@ from draftwood.backends import mamba_in_llama, mamba_ssm
 from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import ModelBackend, served_part, takes
+from draftwood.backends.model import ModelBackend, served_part, switch_of_rotation, takes
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -216,8 +216,8 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
                 'attention="auto".'
             )
         raise UnsupportedModel(
-            f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language model "
-            "with a KV cache."
+            f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language "
+            "model with a KV cache."
         )
     if reason is not None and first:
         log.warning(
@@ -228,9 +228,7 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     return _by_paths(model)
 
 
-def _verdict(
-    model: Any, way: str, make: Callable[[Any], ModelBackend]
-) -> str | UnsupportedModel | None:
+def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str | UnsupportedModel | None:
     """Why trees cannot run this way, found out once a model."""
     verdicts = _verdicts.setdefault(model, {})
     if way not in verdicts:
@@ -238,10 +236,16 @@ def _verdict(
             verdicts[way] = misfit(make, model)
         except UnsupportedModel as error:
             verdicts[way] = error.with_traceback(None)
+        if verdicts[way] is None and (limit := switch_of_rotation(model.config)) is not None:
+            log.info(
+                "%s is served up to %d tokens: beyond them it rotates the keys of a whole text otherwise.",
+                type(model).__name__,
+                limit,
+            )
         if verdicts[way] is None and quantized(model):
             log.warning(
-                "%s rounds its activations by what else is in a pass, so its greedy text may part from that of "
-                "generate() where two tokens are nearly as likely.",
+                "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
+                "of generate() where two tokens are nearly as likely.",
                 type(model).__name__,
             )
     return verdicts[way]
@@ -256,13 +260,13 @@ def _by_mask(model: Any) -> ModelBackend:
 def _by_paths(model: Any) -> ModelBackend:
     if clamps(model):
         raise UnsupportedModel(
-            f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so its "
-            'paths cannot be rows; load it with attention="auto".'
+            f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
+            'its paths cannot be rows; load it with attention="auto".'
         )
     if not takes(model, "past_key_values") and not takes(model, "cache_params"):
         raise UnsupportedModel(
-            f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a model "
-            "with one."
+            f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a "
+            "model with one."
         )
     return UnrolledBackend(reference(model))
 

@@ -149,11 +149,16 @@ def input_device(model: Any) -> torch.device:
 
 
 def switch_of_rotation(config: Any) -> int | None:
-    """Tokens beyond which a model rotates all keys of a text otherwise, those that it has cached too; or None."""
+    """Tokens beyond which a model rotates all keys of a text otherwise, cached ones too; or None."""
+    config = config.get_text_config(decoder=True)
     own = getattr(config, "rope_parameters", None) or {}
-    long = next((r for r in [own, *own.values()] if isinstance(r, dict) and r.get("rope_type") == "longrope"), {})
+    long = next(
+        (r for r in [own, *own.values()] if isinstance(r, dict) and r.get("rope_type") == "longrope"), {}
+    )
     # Phi-3 and its kin drop their caches there, whatever their rotation.
-    found = long.get("original_max_position_embeddings") or vars(config).get("original_max_position_embeddings")
+    found = long.get("original_max_position_embeddings") or vars(config).get(
+        "original_max_position_embeddings"
+    )
     return int(found) if found else None
 
 

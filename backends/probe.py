@@ -1,8 +1,8 @@
 """A self-check: does a backend agree with the model's own plain forward on trees made to tell?
 
-In the probe's tree siblings stand far behind their parents, and the rows differ in length, so that a model that
-reads a node's position or distance from an index gives itself away. One row ends, and one begins, within the few
-tokens at which windows and switches begin in a copy made for that (`lengths`).
+In the probe's tree siblings stand far behind their parents, and the rows differ in length, so that a model
+that reads a node's position or distance from an index gives itself away. One row leads over the few tokens at
+which windows and switches begin in a copy made for that (`lengths`), and one begins beyond them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ COARSE = 0.25
 def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]) -> str | None:
     """Why `backend` (without rows) does not serve `model`, or None where the two agree.
 
-    Runs some 150 tokens through the model, and four times `longest`, the tokens of the longer row. The backend
-    is left without rows where it agrees.
+    Runs some 150 tokens through the model, and four times `longest`, the tokens of the longer row. The
+    backend is left without rows where it agrees.
     """
     vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
@@ -67,7 +67,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     # The negation catches NaN too.
     if not all(value <= limit for value in off):
         return (
-            f"its logits differ from sequential decoding by {max(off):.2g} of their spread, more than {limit:.2g}"
+            f"its logits differ from sequential decoding by {max(off):.2g} of their spread, more than "
+            f"{limit:.2g}"
         )
     return None
 

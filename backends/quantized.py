@@ -11,4 +11,6 @@ def quantized(model: Any) -> bool:
     By where the classes of layers and weights come from: those of torch and of the common packages.
     """
     homes = {type(part).__module__ for part in [*model.modules(), *model.parameters()]}
-    return any(home.startswith(("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto.")) for home in homes)
+    return any(
+        home.startswith(("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto.")) for home in homes
+    )

@@ -1,4 +1,4 @@
-"""Every decoder family of the installed transformers, tiny: what serves it, and whether its text is `generate()`'s."""
+"""Every decoder family of the installed transformers, tiny: what serves it, and whether its text is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.families_check import Finding, check
-from benchmarks.families_models import VARIANTS, families as all_families
+from benchmarks.families_models import VARIANTS
+from benchmarks.families_models import families as all_families
 from draftwood.apps.progress import watched
 
 TABLE = Path(__file__).parent / "data" / "families.csv"
@@ -31,7 +32,9 @@ def families(
     names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
-    output: Annotated[Path | None, typer.Option(help="Default: benchmarks/data/families.csv, for all.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Default: benchmarks/data/families.csv, for all.")
+    ] = None,
 ) -> None:
     """Build every family tiny and compare trees and texts with transformers' own `generate()`.
 
@@ -42,33 +45,32 @@ def families(
     """
     _settle()
     wanted = names or [*all_families(), *VARIANTS]
-    found = watched(
-        _each(wanted, limit, jobs), "families", total=len(wanted), console=Console(stderr=True)
-    )
+    found = watched(_each(wanted, limit, jobs), "families", total=len(wanted), console=Console(stderr=True))
     findings = sorted(found, key=lambda finding: wanted.index(finding.family))
-    output = output or (None if names else TABLE)
-    if output is not None:
-        write(output, findings)
+    write(output, findings, keep=bool(names))
     for finding in findings:
         if names or finding.result in ("differs", "refused", "not built"):
+            off, one, three = map(_cell, (finding.law_s, finding.one, finding.three))
             typer.echo(
-                f"{finding.family:<26}{finding.result:<16}{finding.backend:<20}"
-                f"{'' if finding.law_s is None else f'{finding.law_s:.0e}':<8}"
-                f"{finding.one if finding.one is not None else '-'}/{finding.three if finding.three is not None else '-'}  "
+                f"{finding.family:<26}{finding.result:<14}{finding.backend:<20}{off:<9}{one:>2}{three:>2}  "
                 f"{finding.reason}"
             )
     counts = Counter(finding.result for finding in findings)
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def write(path: Path, findings: list[Finding]) -> None:
-    """One line a family."""
+def write(path: Path, findings: list[Finding], *, keep: bool) -> None:
+    """One line a family, in their order; `keep` keeps the lines of others that are there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[str]] = {}
+    if keep and path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = {line[0]: line for line in list(csv.reader(file))[1:]}
+    lines |= {finding.family: [_cell(value) for value in attrs.astuple(finding)] for finding in findings}
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([field.name for field in attrs.fields(Finding)])
-        for finding in findings:
-            table.writerow([_cell(value) for value in attrs.astuple(finding)])
+        table.writerows(lines[name] for name in sorted(lines))
 
 
 def _cell(value: Any) -> str:
@@ -79,7 +81,7 @@ def _cell(value: Any) -> str:
 
 def _each(names: list[str], limit: float, jobs: int) -> Iterator[Finding]:
     """The findings as they come, each from a process of its own, which a hang or a crash ends alone."""
-    # A fork has transformers imported already; and it is of a process without threads, which no lock outlives.
+    # A fork has transformers imported already; this process has no threads, of which a fork keeps the locks.
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(names)), dict[Connection, tuple[str, Any, float]]()
     while waiting or running:
@@ -112,7 +114,11 @@ def _send(to: Connection, name: str) -> None:
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """What tiny configurations make transformers say is of no use here."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         yield
 
 

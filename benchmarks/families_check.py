@@ -1,7 +1,7 @@
 """What becomes of one family of models: the backend that `load` takes, law S, and greedy text.
 
-The truth for a row is transformers' own `generate()` of that row alone: its tokens, and for the nodes of a tree the
-logits that it gives where it is made to write a node's path.
+The truth for a row is transformers' own `generate()` of that row alone: its tokens, and for the nodes of a
+tree the logits that it gives where it is made to write a node's path.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 
 LENGTHS, NEW = (45, 3, 21), 28
-"""Tokens of the prompts, and how many are written behind each: short of and beyond every window and switch."""
+"""Tokens of the prompts, and how many are written behind each: short of every window, and beyond."""
 
 NEAR, FAR = 8, 32
-"""Where windows, chunks, scales and switches are put: within the self-check of `load`, and beyond a short one."""
+"""Where windows, chunks, scales and switches are put: within what `load` reads of the model, and beyond."""
 
 TOLERANCE = 2e-3
-"""How far a node's logits may be off, by root mean square over their spread; what is wrong is off by 0.05 and more."""
+"""How far a node's logits may be off, by root mean square over their spread; what is wrong is off by more."""
 
 
 @attrs.frozen
@@ -155,9 +155,9 @@ def rows_equal(target: Any, prompts: Sequence[list[int]], wanted: Sequence[list[
     return sum(found == text for found, text in zip(out.tokens, wanted, strict=True))
 
 
-def worst_node(target: Any, truth: Any, prompts: Sequence[list[int]], *, rounds: int = 3) -> float:
+def worst_node(model: Any, prompts: Sequence[list[int]], *, rounds: int = 3) -> float:
     """The largest difference of a node's logits, over their spread, in rounds of random trees."""
-    backend, chance = load(target), random.Random(1)
+    backend, chance = load(model), random.Random(1)
     backend.prefill([torch.tensor(prompt[:-1]) for prompt in prompts])
     # A row's tokens beyond its prompt, and its next root.
     texts: list[list[int]] = [[] for _ in prompts]
@@ -172,7 +172,7 @@ def worst_node(target: Any, truth: Any, prompts: Sequence[list[int]], *, rounds:
             leaves = [node for node in range(len(tokens)) if node not in parents]
             for leaf in leaves:
                 path = _path(parents, leaf)
-                along = logits_along(truth, prompts[row], texts[row] + [tokens[node] for node in path[1:]])
+                along = logits_along(model, prompts[row], texts[row] + [tokens[node] for node in path[1:]])
                 worst = max(worst, _difference(logits[row, path], along[len(texts[row]) :]))
             paths.append(_path(parents, chance.choice(leaves))[: chance.randint(1, 5)])
             roots[row] = chance.randrange(5, 60)
@@ -190,7 +190,9 @@ def check(family: str) -> Finding:
         if worst is None or (worst.result == "served" and found.result != "served"):
             worst = found
         elif found.result == "served" and found.law_s is not None:
-            worst = attrs.evolve(worst, law_s=max(worst.law_s or 0.0, found.law_s), backend=_both(worst, found))
+            worst = attrs.evolve(
+                worst, law_s=max(worst.law_s or 0.0, found.law_s), backend=_both(worst, found)
+            )
         if worst.result != "served":
             break
     assert worst is not None
@@ -224,7 +226,7 @@ def _check(family: str, reach: int) -> Finding:
         return attrs.evolve(found, result="differs", reason=f"load raises {_said(error)}")
     found = attrs.evolve(found, backend=type(backend).__name__)
     steps: list[Callable[[], dict[str, Any]]] = [
-        lambda: {"law_s": worst_node(model, model, prompts)},
+        lambda: {"law_s": worst_node(model, prompts)},
         lambda: {"one": sum(rows_equal(model, [p], [t]) for p, t in zip(prompts, truth, strict=True))},
         lambda: {"three": rows_equal(model, prompts, truth)},
     ]

@@ -96,9 +96,9 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
 def reference(model: Any) -> Any:
     """`model`, or a copy of it over the same weights, to compare ours with.
 
-    Its scans over many tokens clamp no step, which transformers does in a prompt, but not when it decodes token
-    by token. And it runs where the model's weights are: where `mamba_ssm` can be imported, transformers takes that
-    package's kernels for CPU tensors too, which fails.
+    Its scans over many tokens clamp no step, which transformers does in a prompt, but not when it decodes
+    token by token. And it runs where the model's weights are: where `mamba_ssm` can be imported, transformers
+    takes that package's kernels for CPU tensors too, which fails.
     """
     found = model
     if clamps(model):
@@ -121,7 +121,7 @@ def reference(model: Any) -> Any:
 
 
 def _of_packages(module: torch.nn.Module) -> dict[str, Any]:
-    """The functions that a layer calls and transformers took from a package, by name, as it has them itself."""
+    """The functions of packages that a layer calls: by name, what transformers itself has for them."""
     forward: Any = inspect.unwrap(type(module).forward)
     found: dict[str, Any] = {}
     if not inspect.isfunction(forward):

@@ -56,7 +56,11 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for modeling in (modeling_mamba, modeling_mamba2, modeling_bamba):
         for name, function in list(vars(modeling).items()):
             taken = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-            if "implementation" in taken and taken.get("func_name", taken["package"]) and taken["package"] in of.values():
+            if (
+                "implementation" in taken
+                and taken.get("func_name", taken["package"])
+                and taken["package"] in of.values()
+            ):
                 found = next(n for n in of if n in inspect.getsource(inspect.unwrap(function)))
                 monkeypatch.setattr(
                     modeling,

@@ -224,9 +224,11 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
 
 
 def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
-    """The logits behind `prompt` and behind every token of `path`, as `generate` goes: at once, then one by one."""
+    """Logits behind `prompt` and every token of `path`, as `generate` goes: at once, then one by one."""
     cache: Any = hf.DynamicCache(config=model.config)
-    options = {"cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values": cache}
+    options = {
+        "cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values": cache
+    }
     logits = []
     with torch.no_grad():
         for start, tokens in [(0, prompt), *((len(prompt) + i, [token]) for i, token in enumerate(path))]:
