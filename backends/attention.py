@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as hf_logging
@@ -103,7 +103,9 @@ class TreeAttention:
 
     def __init__(self, model: Any) -> None:
         own = model.config._attn_implementation
-        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        # Not every attribute of that name is a configuration.
+        named = [getattr(module, "config", None) for module in model.modules()]
+        configs = {id(config): config for config in named if isinstance(config, PreTrainedConfig)}
         self._configs = [(config, config._attn_implementation) for config in configs.values()]
         self._model = model
         self._name = own if own == "eager" else self._best(model, own)

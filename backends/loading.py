@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -14,10 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.probe import disagreement
-from draftwood.backends.recurrent.rebuild import recurrent_layers, unclamped
+from draftwood.backends.model import ModelBackend, served_part, switch_of_rotation, takes
+from draftwood.backends.quantized import quantized
+from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
@@ -30,10 +33,9 @@ log = logging.getLogger(__name__)
 
 Attention = Literal["auto", "mask", "paths"]
 
-# The self-check's verdict for every model seen: None where a mask serves it, else the reason against it.
-_verdicts: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-# Which ways of running trees were seen to serve a model with recurrent layers.
-_recurrent_checked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+# The self-check's verdict on the ways of running trees, for every model seen: None where one serves it, else
+# the reason against it.
+_verdicts: WeakKeyDictionary[Any, dict[str, str | UnsupportedModel | None]] = WeakKeyDictionary()
 
 
 def load(
@@ -78,14 +80,13 @@ def load(
         model = mamba_ssm.adopted(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
+    model = served_part(model)
     refuse_unserved(model.config)
-    if _is_recurrent(model):
-        return _recurrent(model, attention)
     if attention == "mask":
-        return TransformerBackend(model)
-    if attention == "paths":
+        return _by_mask(model)
+    if attention == "paths" and not _is_recurrent(model):
         return UnrolledBackend(model)
-    return _checked(model)
+    return _checked(model, by_mask=attention == "auto")
 
 
 def load_model(
@@ -198,23 +199,78 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
     return InvalidInput(f"The model in {name} could not be read ({reason[:200]}); download it again.")
 
 
-def _checked(model: Any) -> StateBackend:
+def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     """The mask backend where the self-check allows it, else paths; the reason is logged once a model."""
-    if model not in _verdicts:
-        _verdicts[model] = _verdict(model)
-        if (reason := _verdicts[model]) is not None:
-            log.warning(
-                "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
-                type(model).__name__,
-                reason,
+    name, verdicts = type(model).__name__, _verdicts.setdefault(model, {})
+    if by_mask and _verdict(model, "mask", _by_mask) is None:
+        return _by_mask(model)
+    reason = verdicts.get("mask")
+    first = "paths" not in verdicts
+    if (worse := _verdict(model, "paths", _by_paths)) is not None:
+        del _verdicts[model]
+        if isinstance(reason, UnsupportedModel) and _is_recurrent(model):
+            raise reason
+        if isinstance(worse, UnsupportedModel):
+            raise worse
+        if _is_recurrent(model):
+            raise UnsupportedModel(
+                f"UnrolledBackend does not decode what {name} itself does ({worse}); load it with "
+                'attention="auto".'
             )
-            if (worse := disagreement(UnrolledBackend(model), model)) is not None:
-                del _verdicts[model]
-                raise UnsupportedModel(
-                    f"{type(model).__name__} cannot go on from its own cache as draftwood needs ({worse}); "
-                    "use a causal language model with a KV cache."
-                )
-    return TransformerBackend(model) if _verdicts[model] is None else UnrolledBackend(model)
+        raise UnsupportedModel(
+            f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language "
+            "model with a KV cache."
+        )
+    if reason is not None and first:
+        log.warning(
+            "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
+            name,
+            str(reason).partition("; those served are")[0].rstrip("."),
+        )
+    return _by_paths(model)
+
+
+def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str | UnsupportedModel | None:
+    """Why trees cannot run this way, found out once a model."""
+    verdicts = _verdicts.setdefault(model, {})
+    if way not in verdicts:
+        try:
+            verdicts[way] = misfit(make, model)
+        except UnsupportedModel as error:
+            verdicts[way] = error.with_traceback(None)
+        if verdicts[way] is None and (limit := switch_of_rotation(model.config)) is not None:
+            log.info(
+                "%s is served up to %d tokens: beyond them it rotates the keys of a whole text otherwise.",
+                type(model).__name__,
+                limit,
+            )
+        if verdicts[way] is None and quantized(model):
+            log.warning(
+                "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
+                "of generate() where two tokens are nearly as likely.",
+                type(model).__name__,
+            )
+    return verdicts[way]
+
+
+def _by_mask(model: Any) -> ModelBackend:
+    if not _is_recurrent(model):
+        return TransformerBackend(model)
+    return HybridBackend(model) if reaches(model.config, recurrent=True) else SSMBackend(model)
+
+
+def _by_paths(model: Any) -> ModelBackend:
+    if clamps(model):
+        raise UnsupportedModel(
+            f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
+            'its paths cannot be rows; load it with attention="auto".'
+        )
+    if not takes(model, "past_key_values") and not takes(model, "cache_params"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a "
+            "model with one."
+        )
+    return UnrolledBackend(reference(model))
 
 
 def _is_recurrent(model: Any) -> bool:
@@ -223,31 +279,3 @@ def _is_recurrent(model: Any) -> bool:
     # Models with a cache of their own making, such as RWKV, say no more than that they are stateful.
     unlisted = getattr(model, "_is_stateful", False) and getattr(text, "layer_types", None) is None
     return bool(recurrent_layers(model.config)) or unlisted
-
-
-def _recurrent(model: Any, attention: Attention) -> StateBackend:
-    """The backend of a model with recurrent layers; each way of running trees is checked once a model."""
-
-    def made() -> StateBackend:
-        if attention == "paths":
-            return UnrolledBackend(model)
-        pure = not reaches(model.config, recurrent=True)
-        return SSMBackend(model) if pure else HybridBackend(model)
-
-    backend = made()
-    if attention == "mask" or _recurrent_checked.get(model, {}).get(attention):
-        return backend
-    if (reason := disagreement(backend, unclamped(model))) is not None:
-        raise UnsupportedModel(
-            f"{type(backend).__name__} does not decode what {type(model).__name__} itself does ({reason}); "
-            + ('load it with attention="auto".' if attention == "paths" else "use a model of another family.")
-        )
-    _recurrent_checked.setdefault(model, {})[attention] = True
-    return backend
-
-
-def _verdict(model: Any) -> str | None:
-    try:
-        return disagreement(TransformerBackend(model), model)
-    except UnsupportedModel as error:
-        return str(error).rstrip(".")

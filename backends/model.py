@@ -21,7 +21,8 @@ class ModelBackend(StateBackend):
         model: the transformers model, in evaluation mode, as it was given.
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
-        max_length: positions the model was made for, or None where it names no limit.
+        max_length: positions the model was made for, or None where it names no limit. A model whose rotation
+            changes for all tokens of a text that grows long (longrope) is served up to there.
         weight_bytes: bytes of its parameters, tied ones counted once.
         eos_token_ids: tokens that end a text, by the model's generation config.
         pad_token_id: what pads finished rows, by the same, or None.
@@ -41,7 +42,8 @@ class ModelBackend(StateBackend):
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
-        limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
+        limits = [getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)]
+        limit = min((limit for limit in [*limits, switch_of_rotation(text)] if limit), default=None)
         self.model, self.chunk = model, chunk
         # What runs: the model, or a copy of its structure over the same weights.
         self._module = model
@@ -72,10 +74,12 @@ class ModelBackend(StateBackend):
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
         from draftwood.backends.probe import disagreement  # which needs this module
-        from draftwood.backends.recurrent.rebuild import unclamped
+        from draftwood.backends.recurrent.rebuild import reference
 
         smaller = type(self)(without(self.model, layers), chunk=self.chunk)
-        if (reason := disagreement(smaller, unclamped(smaller.model))) is not None:
+        plain = reference(smaller.model)
+        checked = smaller if plain is smaller.model else type(self)(plain)
+        if (reason := disagreement(checked, plain)) is not None:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
                 "use a draft model."
@@ -144,9 +148,54 @@ def input_device(model: Any) -> torch.device:
     return weight.device
 
 
+def switch_of_rotation(config: Any) -> int | None:
+    """Tokens beyond which a model rotates all keys of a text otherwise, cached ones too; or None."""
+    config = config.get_text_config(decoder=True)
+    own = getattr(config, "rope_parameters", None) or {}
+    long = next(
+        (r for r in [own, *own.values()] if isinstance(r, dict) and r.get("rope_type") == "longrope"), {}
+    )
+    # Phi-3 and its kin drop their caches there, whatever their rotation.
+    found = long.get("original_max_position_embeddings") or vars(config).get(
+        "original_max_position_embeddings"
+    )
+    return int(found) if found else None
+
+
+def served_part(model: Any) -> Any:
+    """What of a wrapped model is served: of PEFT's, the model that holds the adapters, which it runs itself.
+
+    Raises:
+        UnsupportedModel: the wrapper does something of its own that no backend follows.
+    """
+    # A transformers model that holds adapters has the former alone.
+    if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts learned vectors before every text, which no backend follows; train "
+            "adapters such as LoRA instead."
+        )
+    return model.get_base_model()
+
+
+def plain_logits(model: Any, tokens: list[int]) -> Tensor:
+    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
+    ids = torch.tensor([tokens], device=input_device(model))
+    options: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if takes(model, "position_ids"):
+        # Some count from elsewhere by themselves, but not where generate() counts for them.
+        options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
+    with torch.no_grad():
+        logits: Tensor = model(**options).logits[0]
+    return logits
+
+
 def takes(model: Any, argument: str) -> bool:
     """Whether the model's forward has an argument of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    # What torch.compile() returns takes anything.
+    inner = getattr(model, "_orig_mod", model)
+    return argument in inspect.signature(inner.forward).parameters
 
 
 def _refuse_training(model: Any) -> None:

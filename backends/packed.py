@@ -52,6 +52,8 @@ class PackedBackend(ModelBackend):
         self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
         self._cache = RowCache()
         self._lengths: list[int] = []
+        # Of every row, whether it has committed nothing since it joined.
+        self._fresh: list[bool] = []
         # Where hidden states are kept: `[rows, hidden]` of the committed text, and one `[rows, nodes,
         # hidden]` for every pass over uncommitted nodes.
         self._hidden: Tensor | None = None
@@ -98,6 +100,7 @@ class PackedBackend(ModelBackend):
             self._region = region
             self._states.settle(joined)
         self._lengths += lengths
+        self._fresh += [True] * more
         self._refresh()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
@@ -114,6 +117,7 @@ class PackedBackend(ModelBackend):
                 self._hidden = self._hidden[keep]
                 self._uncommitted = [states[keep] for states in self._uncommitted]
         self._lengths = [self._lengths[row] for row in keep]
+        self._fresh = [self._fresh[row] for row in keep]
         # Uncommitted nodes stay in the slots that they have.
         self._refresh(base=self._base if self._region.columns else None)
 
@@ -171,7 +175,7 @@ class PackedBackend(ModelBackend):
                 longest=longest,
             )
             self._plan(0, rows, start=start, stop=start + n)
-            self._states.extend(staged.visible, keep=keep)
+            self._states.extend(staged.visible, fresh=self._fresh, keep=keep)
             tokens = staged.by_columns(tokens.to(self.device, non_blocking=True))
             logits = staged.as_given(self._forward(tokens, mask, positions))
             if keep:
@@ -202,6 +206,7 @@ class PackedBackend(ModelBackend):
             self._states.settle(replayed)
             self._region.clear()
         self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
+        self._fresh = [fresh and not path for fresh, path in zip(self._fresh, paths, strict=True)]
         self._refresh()
 
     def last_hidden(self) -> Float[Tensor, "rows hidden"]:

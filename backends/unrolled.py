@@ -174,7 +174,7 @@ class UnrolledBackend(ModelBackend):
         if not path:
             return Row(row.cache, row.length, hidden=row.hidden)
         trial = row.trial
-        if trial is not None and trial.cache.is_croppable:
+        if trial is not None and _can_be_cut(trial.cache):
             line = next((i for i, tried in enumerate(trial.paths) if tried[: len(path)] == path), None)
             if line is not None:
                 cache = self._copied(trial.cache, copies=1, line=line)
@@ -211,3 +211,18 @@ class UnrolledBackend(ModelBackend):
             positions = torch.arange(start, start + tokens.shape[1], device=self.device)
             options["position_ids"] = positions.expand(len(tokens), -1)
         return self._logits(tokens.to(self.device), cache, **options)
+
+
+def _can_be_cut(cache: Cache) -> bool:
+    """Whether every layer of `cache` can be cut back to fewer tokens.
+
+    A layer that keeps more than the class it comes from, and does not say how that is cut, only claims so.
+    """
+
+    def maker(layer: Any, name: str) -> int:
+        kinds = type(layer).__mro__
+        return next(place for place, kind in enumerate(kinds) if name in vars(kind))
+
+    return cache.is_croppable and all(
+        maker(layer, "crop") <= maker(layer, "__init__") for layer in cache.layers
+    )

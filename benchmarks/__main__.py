@@ -1,10 +1,11 @@
-"""`python -m benchmarks`: recipes, growth, kernels, packed trees, prefixes, and verifiers."""
+"""`python -m benchmarks`: what the project measures on the zoo's models, and on transformers' families."""
 
 import typer
 
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
 from benchmarks.constraints import constraints
+from benchmarks.families import families
 from benchmarks.growth import growth
 from benchmarks.half_precision import half_precision
 from benchmarks.kernels import kernels
@@ -20,6 +21,7 @@ app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
 app.command("constraints")(plainly(constraints))
+app.command("families")(plainly(families))
 app.command("growth")(plainly(growth))
 app.command("half-precision")(plainly(half_precision))
 app.command("kernels")(plainly(kernels))

@@ -14,6 +14,9 @@ from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
 from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
 
+OPEN = (0.0, float("inf"))
+"""Limits that clamp no step."""
+
 
 class Mamba2State(LayerState):
     """Nodes hold B, the inputs times their step, and the log decay; the state is `[rows, heads, p, n]`."""
@@ -45,13 +48,15 @@ class Mamba2State(LayerState):
 class Mamba2Mixer(Mixer):
     """Mamba2Mixer and those made after it: Bamba, FalconH1, GraniteMoeHybrid, Zamba2, NemotronH.
 
-    The step is not clamped, as it is not when transformers decodes token by token.
+    The step is clamped in prompts alone, as where transformers reads one and then decodes token by token.
     """
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
         self._conv = self._keeps(ConvState(given.conv1d))
         self._scan = self._keeps(Mamba2State())
+        limits = getattr(given, "time_step_limit", None)
+        self._limits = None if limits is None or tuple(limits) == OPEN else limits
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
@@ -63,7 +68,7 @@ class Mamba2Mixer(Mixer):
         size = given.n_groups * given.ssm_state_size
         inputs, keys, queries = mixed.split([given.intermediate_size, size, size], dim=-1)
         inputs = inputs.view(rows, nodes, given.num_heads, given.head_dim)
-        step = softplus(precise(dt) + given.dt_bias)
+        step = self._clamped(softplus(precise(dt) + given.dt_bias))
         out = self._states.run(
             self._scan,
             queries.reshape(rows, nodes, given.n_groups, -1),
@@ -73,6 +78,12 @@ class Mamba2Mixer(Mixer):
         )
         out = (out + inputs * given.D.unsqueeze(-1)).reshape(rows, nodes, -1)
         return given.out_proj(self._gated(out, gate).to(hidden_states.dtype))  # type: ignore[no-any-return]
+
+    def _clamped(self, step: Tensor) -> Tensor:
+        if self._limits is None:
+            return step
+        clamped, prompts = step.clamp(*self._limits), self._states.prompts
+        return clamped if prompts is None else torch.where(prompts.unsqueeze(2), clamped, step)
 
     def _project(self, hidden_states: Tensor) -> Any:
         given = self.given

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from draftwood.backends.layers import decoder_layers, shared_copy
 from draftwood.backends.recurrent.gated_delta import PROJECTIONS, GatedDeltaMixer
 from draftwood.backends.recurrent.lru import LRUMixer
 from draftwood.backends.recurrent.mamba1 import Mamba1Mixer, ZambaMixer
-from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
+from draftwood.backends.recurrent.mamba2 import OPEN, Mamba2Mixer
 from draftwood.backends.recurrent.mixer import Mixer
 from draftwood.backends.recurrent.short_conv import ShortConvMixer
 from draftwood.backends.recurrent.snapshots import Snapshots
@@ -91,13 +93,49 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
     return found, states
 
 
-def unclamped(model: Any) -> Any:
-    """A copy of `model` for comparison, over the same weights, whose scans over many tokens clamp no step.
+def reference(model: Any) -> Any:
+    """`model`, or a copy of it over the same weights, to compare ours with.
 
-    transformers clamps the step there, but not when it decodes token by token, which is the truth.
+    Its scans over many tokens clamp no step, which transformers does in a prompt, but not when it decodes
+    token by token. And it runs where the model's weights are: where `mamba_ssm` can be imported, transformers
+    takes that package's kernels for CPU tensors too, which fails.
     """
-    found = shared_copy(model)
+    found = model
+    if clamps(model):
+        found = shared_copy(model)
+        for module in found.modules():
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = OPEN
+    if model.device.type != "cpu" or not any(map(_of_packages, model.modules())):
+        return found
+    found = shared_copy(model) if found is model else found
     for module in found.modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = (0.0, float("inf"))
+        if plain := _of_packages(module):
+            forward: Any = inspect.unwrap(type(module).forward)
+            own = FunctionType(
+                forward.__code__, forward.__globals__ | plain, None, forward.__defaults__, forward.__closure__
+            )
+            own.__kwdefaults__ = forward.__kwdefaults__
+            module.forward = MethodType(own, module)
     return found
+
+
+def _of_packages(module: torch.nn.Module) -> dict[str, Any]:
+    """The functions of packages that a layer calls: by name, what transformers itself has for them."""
+    forward: Any = inspect.unwrap(type(module).forward)
+    found: dict[str, Any] = {}
+    if not inspect.isfunction(forward):
+        return found
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if inspect.isfunction(function) and hasattr(function, "__wrapped__"):
+            taken = inspect.getclosurevars(function).nonlocals.get("implementation")
+            if taken is not None and taken is not function.__wrapped__:
+                found[name] = function.__wrapped__
+    return found
+
+
+def clamps(model: Any) -> bool:
+    """Whether scans of `model` over many tokens clamp the step."""
+    limits = (getattr(module, "time_step_limit", None) for module in model.modules())
+    return any(limit is not None and tuple(limit) != OPEN for limit in limits)

@@ -168,6 +168,7 @@ class States:
         self._now: Pass | None = None
         self._pieces: list[tuple[Pass, Tensor]] = []
         self._keep = True
+        self._fresh: Sequence[bool] = ()
 
     def add(self, layer: LayerState) -> LayerState:
         """Keep `layer` with the others; returns what its mixer is to run."""
@@ -207,9 +208,25 @@ class States:
         """All committed states once the rows have joined, for `settle`."""
         return self._finite([layer.joined(have, more) for layer in self.layers])
 
-    def extend(self, visible: Tensor, *, keep: bool = True) -> None:
-        """The next pass appends nodes with this mask, bool `[rows, nodes, columns]`, or scores them only."""
-        self._now, self._keep = Pass(visible) if self.layers else None, keep
+    def extend(self, visible: Tensor, *, fresh: Sequence[bool], keep: bool = True) -> None:
+        """The next pass appends nodes, or scores them only.
+
+        Args:
+            visible: bool `[rows, nodes, columns]`.
+            fresh: of every row, whether it has committed nothing since it joined: a root is then the last
+                token of its prompt.
+            keep: whether the nodes stay.
+        """
+        self._now, self._keep, self._fresh = Pass(visible) if self.layers else None, keep, fresh
+
+    @property
+    def prompts(self) -> Tensor | None:
+        """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
+        if self._now is None:
+            return None
+        visible = self._now.visible
+        fresh = torch.tensor(self._fresh, device=visible.device).unsqueeze(1)
+        return fresh & (visible.sum(2) == 1)
 
     def accept(self) -> None:
         """The pass succeeded."""

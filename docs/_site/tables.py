@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from draftwood.apps.strategies import entries
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "zoo" / "results.csv"
+FAMILIES = ROOT / "benchmarks" / "data" / "families.csv"
 LAYERS = ("framework", "backends", "strategies")
 CLASSES = {
     name: kind
@@ -153,6 +155,37 @@ def machine() -> str:
     )
 
 
+def _families(*results: str) -> list[dict[str, str]]:
+    with FAMILIES.open(newline="", encoding="utf-8") as file:
+        return [line for line in csv.DictReader(file) if not results or line["result"] in results]
+
+
+def families() -> str:
+    """One row a family that is served, or differs."""
+    rows = [
+        f"| `{line['family']}` | {line['backend']} | {line['law_s']} | {line['one']} of 3 | "
+        f"{line['three']} of 3 |"
+        for line in _families("served", "differs")
+    ]
+    return "\n".join(["| family | backend | law S | texts, 1 row | 3 rows |", "|---|---|---|---|---|", *rows])
+
+
+def families_refused() -> str:
+    """One row a family that is not served, with what `load` or transformers says."""
+    rows = [
+        f"| `{line['family']}` | {line['result']} | {line['reason'].replace('|', '/').replace('<', '(')} |"
+        for line in _families("refused", "no text alone", "encoder-decoder", "not built")
+    ]
+    return "\n".join(["| family | | what is said |", "|---|---|---|", *rows])
+
+
+def families_counts() -> str:
+    """How many families came out how."""
+    counts = Counter(line["result"] for line in _families())
+    rows = [f"| {result} | {count} |" for result, count in counts.most_common()]
+    return "\n".join(["| | families |", "|---|---|", *rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "messages": all_messages,
     "recipes": recipes,
@@ -164,4 +197,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "results_rounds": lambda: results(figure("tokens_per_round")),
     "results_texts": lambda: results(texts),
     "results_together": together,
+    "families": families,
+    "families_refused": families_refused,
+    "families_counts": families_counts,
 }

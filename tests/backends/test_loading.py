@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import draftwood
 from draftwood.backends import loading
+from draftwood.backends.fit import misfit
 from draftwood.backends.loading import load
 from draftwood.backends.probe import disagreement
 from draftwood.backends.transformer import TransformerBackend
@@ -76,9 +77,7 @@ def test_attention_as_asked() -> None:
 
 def test_the_self_check_runs_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(
-        loading, "disagreement", lambda backend, model: (seen.append(model), disagreement(backend, model))[1]
-    )
+    monkeypatch.setattr(loading, "misfit", lambda make, model: (seen.append(model), misfit(make, model))[1])
     one, other = tiny(), tiny()
     for model in (one, one, other, one):
         assert isinstance(load(model), TransformerBackend)

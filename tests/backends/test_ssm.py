@@ -166,11 +166,13 @@ def test_layers_of_an_unknown_kind_are_named() -> None:
     model = build("bamba")
     model.model.layers[0].mamba.__class__ = type("FreshMixer", (type(model.model.layers[0].mamba),), {})
     with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; those served are"):
-        load(model)
+        HybridBackend(model)
+    # But a path in every row serves it.
+    assert isinstance(load(model), UnrolledBackend)
     model.model.others = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])
     assert count_layers(model) == 0
     with pytest.raises(UnsupportedModel, match="Layer 0 of BambaForCausalLM is recurrent"):
-        load(model)
+        HybridBackend(model)
 
 
 def test_a_backend_that_does_not_fit() -> None:
@@ -189,7 +191,9 @@ def test_a_backend_that_does_not_fit() -> None:
 def test_weights_on_one_device_alone(name: str) -> None:
     model = accelerate.cpu_offload(build(name), execution_device=torch.device("cpu"))
     with pytest.raises(UnsupportedModel, match=r"weights of \w+ are offloaded, .* one device alone"):
-        load(model)
+        served(model)
+    # But a path in every row serves them.
+    assert isinstance(load(model), UnrolledBackend)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -219,18 +223,45 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
     assert (logits.float() - wanted).abs().max() < 0.2 * wanted.std() + 0.2
 
 
+def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
+    """Logits behind `prompt` and every token of `path`, as `generate` goes: at once, then one by one."""
+    cache: Any = hf.DynamicCache(config=model.config)
+    options = {
+        "cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values": cache
+    }
+    logits = []
+    with torch.no_grad():
+        for start, tokens in [(0, prompt), *((len(prompt) + i, [token]) for i, token in enumerate(path))]:
+            if "past_key_values" in options:
+                options["position_ids"] = torch.arange(start, start + len(tokens)).unsqueeze(0)
+            logits.append(model(torch.tensor([tokens]), use_cache=True, **options).logits[0, -1])
+    return torch.stack(logits)
+
+
 @pytest.mark.parametrize("name", ["zamba2", "nemotron_h", "mamba2"])
-def test_the_step_is_not_clamped(name: str) -> None:
+def test_the_step_is_clamped_in_prompts_alone(name: str) -> None:
     model = build(name)
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = (0.5, 0.6)
-    mirror = Mirror(served(model), Stepwise(model))
-    mirror.prefill([[1, 2, 3, 4, 5]])
-    mirror.extend([[(6, -1), (7, 0), (8, 0)]])
-    clamped = plain(model, [1, 2, 3, 4, 5, 6, 8])
-    assert (clamped - mirror.logits_after([1, 2, 3, 4, 5, 6, 8])).abs().max() > 1e-2
-    assert type(load(model)) is type(mirror.backend)
+    prompts, backend = [[1, 2, 3, 4, 5, 6], [9], [7, 8, 9]], load(model)
+    assert type(backend) is type(served(model))
+    backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in prompts])
+    roots = torch.tensor([prompt[-1:] for prompt in prompts])
+    tree = torch.cat([roots, torch.tensor([[10, 11, 12]] * 3)], 1)
+    first = backend.extend(tree, torch.tensor([[-1, 0, 0, 2]] * 3))
+    backend.release([1])
+    backend.commit([[0, 2, 3], [0, 1]])
+    second = backend.extend(torch.tensor([[13, 14]] * 2), torch.tensor([[-1, 0]] * 2))
+    for row, prompt in enumerate(prompts):
+        wanted = generated(model, prompt, [11, 12])
+        torch.testing.assert_close(first[row, [0, 2, 3]], wanted, atol=1e-4, rtol=0)
+        assert (plain(model, [*prompt, 11, 12]) - wanted[-1]).abs().max() > 1e-2
+    for row, (prompt, path) in enumerate(zip([prompts[0], prompts[2]], [[11, 12], [10]], strict=True)):
+        wanted = generated(model, prompt, [*path, 13, 14])[-2:]
+        torch.testing.assert_close(second[row], wanted, atol=1e-4, rtol=0)
+    with pytest.raises(UnsupportedModel, match="clamps the step of its scans where it reads several tokens"):
+        load(model, attention="paths")
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "nemotron_h", "bamba", "qwen3_5", "lfm2"])

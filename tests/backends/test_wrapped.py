@@ -1,0 +1,62 @@
+"""Models inside wrappers, and models whose layers round by what else is in a pass."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.backends.loading import load
+from draftwood.backends.transformer import TransformerBackend
+from draftwood.errors import UnsupportedModel
+from tests.backends.attention_models import against, tiny
+
+
+class Wrapper(torch.nn.Module):
+    """What PEFT's model looks like from outside."""
+
+    def __init__(self, model: Any, *, learns_prompts: bool) -> None:
+        super().__init__()
+        self.base_model, self.config = model, model.config
+        self.active_peft_config = SimpleNamespace(is_prompt_learning=learns_prompts)
+        self.peft_config = {"default": self.active_peft_config}
+
+    def get_base_model(self) -> Any:
+        return self.base_model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+
+def test_a_compiled_model_keeps_its_mask() -> None:
+    model = tiny()
+    backend = load(torch.compile(model, backend="eager"))
+    assert type(backend) is TransformerBackend
+    mirror = against(model, backend)
+    mirror.prefill([[1, 2, 3]])
+    mirror.extend([[(1, -1), (2, 0), (3, 0)]])
+    mirror.check_state()
+
+
+def test_adapters_are_served_by_the_model_that_holds_them() -> None:
+    model = tiny()
+    backend: Any = load(Wrapper(model, learns_prompts=False).eval())
+    assert type(backend) is TransformerBackend
+    assert backend.model is model
+
+
+def test_learned_prompts_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="Wrapper puts learned vectors before every text"):
+        load(Wrapper(tiny(), learns_prompts=True).eval())
+
+
+def test_eight_bit_activations_are_judged_by_a_tolerance_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = torch.ao.quantization.quantize_dynamic(tiny(), {torch.nn.Linear}, dtype=torch.qint8)
+    with caplog.at_level(logging.WARNING):
+        assert type(load(model)) is TransformerBackend
+    assert "rounds its activations by what else is in a pass" in caplog.text
