@@ -45,11 +45,13 @@ class Call:
         streamer: or None.
         assistant_model: or None.
         given: the names of further arguments that are not None.
+        virtual_tokens: whether PEFT puts learnt tokens in front of the text, behind the model's back.
     """
 
     streamer: Any = None
     assistant_model: Any = None
     given: frozenset[str] = frozenset()
+    virtual_tokens: bool = False
 
     @classmethod
     def under_way(cls) -> Call:
@@ -62,7 +64,10 @@ class Call:
             return cls()
         found = frame.f_locals
         given = {name for name, value in found["kwargs"].items() if value is not None}
-        return cls(found["streamer"], found["assistant_model"], frozenset(given))
+        # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
+        wrapper = getattr(vars(found["self"]).get("prepare_inputs_for_generation"), "__self__", None)
+        learnt = getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False)
+        return cls(found["streamer"], found["assistant_model"], frozenset(given), bool(learnt))
 
 
 def hand_on_tokenizer() -> None:
@@ -118,6 +123,11 @@ def refuse_unserved(
         raise InvalidInput(
             "token_healing=True changes the prompt behind its mask; heal it first, with "
             "model.heal_tokens(ids, tokenizer)."
+        )
+    if call.virtual_tokens:
+        raise InvalidInput(
+            "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
+            "without custom_generate=, or use an adapter of weights, such as LoRA."
         )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")

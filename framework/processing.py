@@ -164,7 +164,11 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
     first = scores_behind(())
     with suppress(Exception):  # it may know of texts that no one would write
         scores_behind((0,))
-    if not torch.equal(scores_behind(()), first):
+    try:
+        again = scores_behind(())
+    except Exception as error:  # one that counts its calls may find that they do not fit its text
+        raise _stateful(processor, f"fails when it is called again ({type(error).__name__})") from error
+    if not torch.equal(again, first):
         raise _stateful(processor, "gives other scores for the same prefix when it is called again")
     if _state(tried) != before:
         raise _stateful(processor, "changes its own state when it is called")

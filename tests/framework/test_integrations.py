@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwood import zoo
-from draftwood.errors import UnknownStrategy
+from draftwood.errors import InvalidInput, UnknownStrategy
 from draftwood.integrations.loops import loop_of
 from draftwood.integrations.until import write_until
 
@@ -91,3 +91,21 @@ def test_the_hub_form_is_a_folder(model, tokenizer, monkeypatch, tmp_path):
 def test_an_unknown_recipe_is_named(model):
     with pytest.raises(UnknownStrategy, match="dyspek"):
         loop_of(model, recipe="dyspek")
+
+
+def test_learnt_tokens_in_front_of_the_text_are_refused(model, tokenizer, monkeypatch):
+    class Wrapper:
+        """As PEFT's: it prepares the inputs of the model below, whose `generate` it calls."""
+
+        active_peft_config = type("Config", (), {"is_prompt_learning": True})
+
+        def prepare_inputs_for_generation(self, *args, **kwargs):
+            return type(model).prepare_inputs_for_generation(model, *args, **kwargs)
+
+    wrapper = Wrapper()
+    monkeypatch.setitem(vars(model), "prepare_inputs_for_generation", wrapper.prepare_inputs_for_generation)
+    inputs = tokenizer(PROMPTS[:1], return_tensors="pt")
+    with pytest.raises(InvalidInput, match="prefix tuning"):
+        model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model))
+    Wrapper.active_peft_config.is_prompt_learning = False  # an adapter of weights
+    assert model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model)).shape[1] > 4

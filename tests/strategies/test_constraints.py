@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from draftwood import registry, zoo
 from draftwood.errors import InvalidInput
+from draftwood.prefixes import RowText
+from draftwood.processing import check_processors
 from draftwood.strategies.constraints.llguidance import LLGuidanceConstraint
 from draftwood.strategies.constraints.matching import ends
 from draftwood.strategies.constraints.xgrammar import XGrammarConstraint
@@ -219,6 +221,15 @@ def test_a_tokenizer_without_an_end_needs_one():
         ends(Endless(), None)
     assert ends(Endless(), 7) == (7,)
     assert ends(Endless(), [7, 8]) == (7, 8)
+
+
+def test_the_packages_own_processor_is_refused_by_name():
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    compiled = XGrammarConstraint.regex("[a-z ]+", TOKENIZER).compiled
+    texts = [RowText.of(torch.tensor([5, 6, 7]))]
+    with pytest.raises(InvalidInput, match="LogitsProcessor fails when it is called again .* constraint="):
+        check_processors([LogitsProcessor(compiled)], texts, vocab_size=VOCAB)
 
 
 def test_both_are_registered():
