@@ -101,4 +101,6 @@ def _only(token: int, laws: Collection[type[Proposal]], like: Tensor) -> Proposa
         return WithoutReplacement(p)
     if WithReplacement in laws:
         return WithReplacement(p)
-    return TopThenSample(p, ()) if TopThenSample in laws else PerChild((p,))
+    if TopThenSample in laws:
+        return TopThenSample(p, ())
+    return PerChild((p,))  # type: ignore[arg-type]

@@ -180,8 +180,9 @@ def _chat(row: dict[str, Any]) -> Prompt:
 
 def _question(row: dict[str, Any]) -> tuple[int | str, str] | None:
     number, category = row.get("question_id"), row.get("category")
-    known = isinstance(number, (int, str)) and isinstance(category, str)
-    return (number, category) if known else None
+    if isinstance(number, (int, str)) and isinstance(category, str):
+        return number, category
+    return None
 
 
 def _reference(row: dict[str, Any]) -> str | None:

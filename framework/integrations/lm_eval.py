@@ -21,7 +21,7 @@ from draftwood.integrations.loops import loop_of
 from draftwood.integrations.until import write_until
 
 
-@register_model("draftwood")  # type: ignore[untyped-decorator]
+@register_model("draftwood")
 class DraftwoodLM(HFLM):  # type: ignore[misc]
     """lm-eval's model of transformers, which writes with a draft.
 

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from draftwood.errors import InvalidInput
+from draftwood.fields import as_ints
 from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint, ends, package
 
 
@@ -30,7 +31,8 @@ class _XGrammarMatcher:
 
     def mask(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         self.live.fill_next_token_bitmask(self.bits)
-        return self.bits.view(np.uint8)[0]
+        mask: np.ndarray[Any, np.dtype[np.uint8]] = self.bits.view(np.uint8)[0]
+        return mask
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +45,7 @@ class XGrammarConstraint(MatcherConstraint):
     """
 
     compiled: Any = attrs.field(repr=False)
-    eos_token_ids: tuple[int, ...] = attrs.field(converter=tuple)
+    eos_token_ids: tuple[int, ...] = attrs.field(converter=as_ints)
 
     @classmethod
     def json_schema(
