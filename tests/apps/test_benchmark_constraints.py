@@ -1,4 +1,4 @@
-"""`python -m benchmarks constraints` on a few texts: valid, and those of `generate()` with the same grammar."""
+"""`python -m benchmarks constraints` on a few texts: valid, and those that `generate()` writes."""
 
 import sys
 from pathlib import Path
