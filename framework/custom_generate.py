@@ -184,8 +184,8 @@ def _as_output(generation: Generation) -> Any:
 
     output = GenerateDecoderOnlyOutput(
         sequences=cast(torch.LongTensor, generation.sequences),
-        scores=generation.scores,
-        logits=generation.logits,
+        scores=cast(Any, generation.scores),  # their tuple holds one tensor, by its annotation
+        logits=cast(Any, generation.logits),
     )
     output.statistics = generation.statistics
     return output

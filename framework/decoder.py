@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from numbers import Integral
 from os import PathLike
 from time import perf_counter
@@ -39,8 +39,8 @@ def as_backend(target: Any) -> StateBackend:
 
 
 def as_drafter(drafter: Any) -> Drafter:
-    """`drafter` itself, or the drafter that a model object, folder or hub name makes."""
-    is_model = isinstance(drafter, (str, PathLike, torch.nn.Module))
+    """`drafter` itself, or the drafter that a backend, model object, folder or hub name makes."""
+    is_model = isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
     return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model else drafter)
 
 
@@ -50,7 +50,7 @@ class SpeculativeDecoder:
 
     Args:
         target: a `StateBackend`, or a model object, folder or hub name that one can be made for.
-        drafter: a `Drafter`, or a model that drafts.
+        drafter: a `Drafter`, or a model or backend that drafts.
         policy: grows the trees.
         verifier: accepts a path.
 
@@ -177,7 +177,7 @@ class SpeculativeDecoder:
         keep: Keep | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
-    ) -> Iterator[Round]:
+    ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
@@ -329,7 +329,7 @@ def _constraints(
 
 def _stops(
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
+    max_new_tokens: Any,
     eos_token_id: int | Sequence[int] | None,
     target: StateBackend,
 ) -> StopConditions:

@@ -16,8 +16,8 @@ from typing import Any
 from draftwood import Round, RowRecord
 from draftwood.apps.machine import versions
 from draftwood.apps.text import IncrementalText, decode
-from draftwood.decoder import Generation
 from draftwood.errors import InvalidInput
+from draftwood.generation import Generation
 
 FORMAT, VERSION = "draftwood-trace", 2
 

@@ -125,6 +125,13 @@ def test_two_decoders_on_one_backend_take_turns(shared):
     assert out.tokens == [sequentially(PROMPTS[0], 5)]
 
 
+def test_a_backend_as_drafter_is_a_model_that_drafts():
+    one = SpeculativeDecoder(ToyBackend(TARGET), ToyBackend(DRAFT), Chain(2), RecursiveRejection())
+    out = one.generate(PROMPTS, max_new_tokens=6, return_dict_in_generate=True)
+    assert out.tokens == [sequentially(prompt, 6) for prompt in PROMPTS]
+    assert any(record.outcome.accepted for round_ in out.statistics.rounds for record in round_.rows)
+
+
 def test_one_backend_cannot_be_target_and_drafter():
     backend = ToyBackend(TARGET)
     with pytest.raises(IncompatibleModels, match="are one backend"):

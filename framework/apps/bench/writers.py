@@ -13,8 +13,8 @@ from draftwood import SamplingParams, SpeculativeDecoder, create
 from draftwood.apps import models
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, Spec
-from draftwood.decoder import Generation
 from draftwood.errors import UnsupportedModel
+from draftwood.generation import Generation
 
 _LOOKUP_TOKENS = 10  # that transformers' prompt lookup proposes, as its documentation does
 
