@@ -259,7 +259,7 @@ def generate(
       draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
       draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
-      draftwood generate --prompt "Dear Sir," --prompt "Dear Madam," --trace t.json
+      draftwood generate --prompt "Dear Sir," --prompt "Hi" --trace both.json
     """
     known = read_tuned(tuned) if tuned else None
     if temperature is None:
