@@ -101,7 +101,7 @@ def follow(
     if other := next((name for name, value in given.items() if value), None):
         raise InvalidInput(f"--tuned {known.file} brings its own strategy, so --{other} does not go with it.")
     own = known.draft.name if known.draft else known.drafter
-    if ":" in own and drafter is None and not known.draft:
+    if ":" in own and drafter is None and not (known.draft or known.ordinary):
         raise InvalidInput(
             f"{known.file!r} drafts with the class {own!r}, and a file may run no code; give --drafter {own} "
             "to run it."
