@@ -339,9 +339,10 @@ def _stops(
         raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1.")
     if eos_token_id is None:
         eos_token_id = target.eos_token_ids
-    room = [max_new_tokens if target.max_length is None else target.max_length - len(p) for p in prompts]
+    most = int(max_new_tokens)
+    room = [most if target.max_length is None else target.max_length - len(p) for p in prompts]
     return StopConditions(
         eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
-        limit=[min(max_new_tokens, one) for one in room],
-        context_limited=[one < max_new_tokens for one in room],
+        limit=[min(most, one) for one in room],
+        context_limited=[one < most for one in room],
     )

@@ -183,8 +183,9 @@ def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:
             raise
         except Exception as error:  # options of the wrong kind fail in many ways
             said = " ".join(f"{type(error).__name__}: {error}".split())
+            remedy = "give the drafter itself" if kind == "drafters" else _AGAIN
             raise InvalidInput(
-                f"{name!r} cannot be built from its options ({said:.80}); {_AGAIN}."
+                f"{name!r} cannot be built from its options ({said:.80}); {remedy}."
             ) from error
 
 

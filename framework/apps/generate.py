@@ -102,7 +102,7 @@ def follow(
     if other := next((name for name, value in given.items() if value), None):
         raise InvalidInput(f"--tuned {known.file} brings its own strategy, so --{other} does not go with it.")
     own = known.draft.name if known.draft else known.drafter
-    if ":" in own and drafter is None and not known.draft:
+    if ":" in own and drafter is None and not (known.draft or known.ordinary):
         raise InvalidInput(
             f"{known.file!r} drafts with the class {own!r}, and a file may run no code; give --drafter {own} "
             "to run it."
@@ -266,8 +266,12 @@ def generate(
       draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
       draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
+<<<<<<< HEAD
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
       draftwood generate --json-schema review.json --prompt "A fine film."
+=======
+      draftwood generate --prompt "Dear Sir," --prompt "Hi" --trace both.json
+>>>>>>> install
     """
     known = read_tuned(tuned) if tuned else None
     if temperature is None:

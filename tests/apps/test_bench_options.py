@@ -82,5 +82,5 @@ def test_the_drafts_temperature_is_an_option_of_every_strategy():
 
 def test_plots_without_matplotlib_are_refused_before_the_run(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "draftwood[bench]" in refused("bench", "--plots", "--to", tmp_path / "r")
+    assert "the extra bench" in refused("bench", "--plots", "--to", tmp_path / "r")
     assert not (tmp_path / "r").exists()

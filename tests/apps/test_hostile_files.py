@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftwood import DraftwoodError, InvalidInput, tuned
 from draftwood.apps.bench import command
+from draftwood.apps.bench.stored import check_cell
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.json_text import parse_json
@@ -213,6 +214,40 @@ def test_a_report_runs_no_code(run, own_module, tmp_path, refused, draftwood):
     (theirs / "run.json").write_text(json.dumps(description))
     assert draftwood("bench", "--to", theirs, "--report").exit_code == 0
     assert not (folder / "ran").exists()
+
+
+def test_options_that_fail_in_a_way_of_their_own(tmp_path):
+    file = tmp_path / "tuned.json"
+    file.write_text(json.dumps(TUNED | {"recipe": "spechub", "options": {"length": 2**63}}))
+    with pytest.raises(InvalidInput, match="'spechub' cannot be built from its options .OverflowError"):
+        tuned(file)
+
+
+def test_an_index_nested_too_deeply(index, tmp_path):
+    shutil.copytree(index, tmp_path / "index")
+    (tmp_path / "index" / "index.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(InvalidInput, match="nested too deeply"):
+        SuffixIndex.open(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokens": []}, "tokens are none"),
+        ({"tokens": [2**31]}, "tokens are none"),
+        ({"draft_cost": None}, "draft_calls and draft_cost do not go together"),
+        ({"lossless": "yes"}, "lossless is neither"),
+        ({"seconds": -1.0}, "seconds is -1.0"),
+        ({"prompt": True}, "prompt is True"),
+        ({"contender": "\ud800"}, "contender is"),
+    ],
+)
+def test_a_text_that_cannot_be(run, changes, reason):
+    lines = (run / "cells.jsonl").read_bytes().splitlines()
+    sound = next(cell for line in lines if (cell := json.loads(line))["kind"] == "text")
+    check_cell(sound)
+    with pytest.raises(ValueError, match=reason):
+        check_cell(sound | changes)
 
 
 def test_prompts_nested_too_deeply(refused, tmp_path):
