@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import attrs
@@ -14,17 +15,27 @@ from draftwood.prefixes import Prefixes
 from draftwood.processing import process, reads_prefix
 
 
-def _within(low: float, high: float, remedy: str) -> Callable[..., None]:
-    def check(_: object, field: attrs.Attribute[Any], value: float | None) -> None:
-        if value is not None and not low < value <= high:
-            raise InvalidInput(f"{field.name} is {value}; {remedy}.")
+def _within(low: float, high: float, remedy: str, *, kind: type = Real) -> Callable[..., None]:
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and (not _is_a(kind, value) or not low < value <= high):
+            raise InvalidInput(f"{field.name} is {value!r}; {remedy}.")
 
     return check
 
 
-def _temperature(_: object, __: object, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise InvalidInput(f"temperature is {value}; it must be 0 (greedy) or above.")
+def _temperature(_: object, __: object, value: Any) -> None:
+    if not _is_a(Real, value) or not 0 <= value < float("inf"):
+        raise InvalidInput(f"temperature is {value!r}; it must be 0 (greedy) or above.")
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _processors(given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable) or not all(map(callable, found := tuple(given))):
+        raise InvalidInput(f"processors is {given!r:.80}; give a list of logits processors.")
+    return found
 
 
 @attrs.frozen
@@ -43,10 +54,12 @@ class SamplingParams:
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
-    top_k: int | None = attrs.field(default=None, validator=_within(0, float("inf"), "keep at least 1 token"))
+    top_k: int | None = attrs.field(
+        default=None, validator=_within(0, float("inf"), "keep at least 1 token", kind=Integral)
+    )
     top_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
     min_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
-    processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=tuple)
+    processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=_processors)
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
@@ -56,7 +69,7 @@ class SamplingParams:
         if self.temperature == 0:
             return ()
         wanted = (
-            ("TemperatureLogitsWarper", self.temperature if self.temperature != 1 else None),
+            ("TemperatureLogitsWarper", float(self.temperature) if self.temperature != 1 else None),
             ("TopKLogitsWarper", self.top_k),
             ("TopPLogitsWarper", self.top_p if self.top_p != 1 else None),
             ("MinPLogitsWarper", self.min_p),

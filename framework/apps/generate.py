@@ -266,12 +266,8 @@ def generate(
       draftwood generate --drafter layer-skip -o skip=2,3,5 --prompt "Hi"
       draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
-<<<<<<< HEAD
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
       draftwood generate --json-schema review.json --prompt "A fine film."
-=======
-      draftwood generate --prompt "Dear Sir," --prompt "Hi" --trace both.json
->>>>>>> install
     """
     known = read_tuned(tuned) if tuned else None
     if temperature is None:

@@ -81,8 +81,19 @@ def test_a_row_without_any_token_is_no_proposal_or_an_error():
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": 0}, "top_k is 0"),
         ({"min_p": -1}, "min_p is -1"),
+        ({"temperature": "1"}, "temperature is '1'"),
+        ({"temperature": True}, "temperature is True"),
+        ({"top_k": 2.5}, "top_k is 2.5"),
+        ({"top_p": "a"}, "top_p is 'a'"),
+        ({"processors": transformers.TopKLogitsWarper(2)}, "processors is"),
+        ({"processors": [3]}, "processors is .3.; give a list"),
     ],
 )
 def test_settings_out_of_range_name_the_value(options, message):
     with pytest.raises(InvalidInput, match=message):
         SamplingParams(**options)
+
+
+def test_whole_numbers_are_numbers():
+    logits = torch.tensor([[0.0, 2.0, 4.0]])
+    assert SamplingParams(2, top_p=1, min_p=1).distribution(logits).tolist() == [[0, 0, 1]]
