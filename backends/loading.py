@@ -18,7 +18,7 @@ from draftwood.backends import mamba_in_llama, mamba_ssm
 from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import ModelBackend, served_part, switch_of_rotation, takes
+from draftwood.backends.model import ModelBackend, served_part, switch_of_rotation
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -264,11 +264,6 @@ def _by_paths(model: Any) -> ModelBackend:
         raise UnsupportedModel(
             f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
             'its paths cannot be rows; load it with attention="auto".'
-        )
-    if not takes(model, "past_key_values") and not takes(model, "cache_params"):
-        raise UnsupportedModel(
-            f"{type(model).__name__} takes no cache, so it reads the whole text again for every token; use a "
-            "model with one."
         )
     return UnrolledBackend(reference(model))
 

@@ -42,13 +42,14 @@ class ModelBackend(StateBackend):
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
-        limits = [getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)]
-        limit = min((limit for limit in [*limits, switch_of_rotation(text)] if limit), default=None)
+        limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
+        # Some name -1 for none.
+        limits = [length for length in (limit, switch_of_rotation(text)) if length and length > 0]
         self.model, self.chunk = model, chunk
         # What runs: the model, or a copy of its structure over the same weights.
         self._module = model
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
-        self.max_length: int | None = int(limit) if limit else None
+        self.max_length: int | None = min(limits, default=None)
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.eos_token_ids = tuple(_listed(_generation(model, "eos_token_id")))
         self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)

@@ -16,6 +16,7 @@ from draftwood.backends.lengths import NEAR
 from draftwood.backends.model import plain_logits
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import recurrent_layers
+from draftwood.errors import UnsupportedModel
 from draftwood.protocols import StateBackend
 
 FILLERS = 15
@@ -35,6 +36,9 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
 
     Runs some 150 tokens through the model, and four times `longest`, the tokens of the longer row. The
     backend is left without rows where it agrees.
+
+    Raises:
+        UnsupportedModel: the backend found out by running the model that it does not serve it.
     """
     vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
@@ -58,6 +62,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             off.append(difference(found, torch.cat([along[n:-1], aside[-1:], along[-1:]])))
             if not row:
                 rounding = difference(plain_logits(model, text + fillers)[: len(text)], along)
+    except UnsupportedModel:
+        raise
     except Exception as error:  # whatever a model raises here, it cannot be served this way
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from draftwood.backends import checks
 from draftwood.backends.model import ModelBackend
-from draftwood.errors import InvalidInput
+from draftwood.errors import InvalidInput, UnsupportedModel
 
 
 @attrs.frozen(eq=False)
@@ -187,22 +187,44 @@ class UnrolledBackend(ModelBackend):
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
             return Row(row.cache, row.length, hidden=row.hidden)
-        cache, length = self._copied(row.cache, copies=1), row.length
+        fresh = row.cache is None and not row.length
+        cache = self._new_cache(prompt=len(tokens) + 1) if fresh else self._copied(row.cache, copies=1)
+        length = row.length
         for chunk in tokens.split(self.chunk):
             self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
+        if not any(getattr(layer, "is_initialized", True) for layer in cache.layers):
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
+                "token; use a model with one."
+            )
         return Row(cache, length, hidden=self._read[0, -1].clone() if self._keeps_hidden else None)
+
+    def _new_cache(self, *, prompt: int) -> Cache:
+        """An empty cache for a text whose prompt has so many tokens, the first root among them."""
+        cache = DynamicCache(config=self.model.config)
+        for layer in cache.layers:
+            # Such a layer keeps the prompt in sight for ever.
+            if hasattr(layer, "set_prefill_length"):
+                layer.set_prefill_length(prompt)
+        return cache
 
     def _copied(self, cache: Cache | None, *, copies: int, line: int = 0) -> Cache:
         """Batch row `line` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
         if cache is None:
-            return DynamicCache(config=self.model.config)
+            return self._new_cache(prompt=1)
         copied = copy.copy(cache)
         copied.layers = [copy.copy(layer) for layer in cache.layers]
         for layer in copied.layers:
             # Recurrent layers keep their states in dicts, which reordering would change under the original.
             vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
         copied.reorder_cache(torch.full((copies,), line, device=self.device))  # type: ignore[arg-type]
+        for layer in copied.layers:
+            # What holds nothing yet may be left out there, but not its number of rows.
+            for name in ("keys", "values"):
+                held = getattr(layer, name, None)
+                if held is not None and held.dim() > 1 and not held.numel() and len(held) != copies:
+                    setattr(layer, name, held.new_empty(copies, *held.shape[1:]))
         return copied
 
     def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:

@@ -33,8 +33,8 @@ def families(
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     output: Annotated[
-        Path | None, typer.Option(help="Default: benchmarks/data/families.csv, for all.")
-    ] = None,
+        Path, typer.Option(help="The table; where families are named, their lines alone are made anew.")
+    ] = TABLE,
 ) -> None:
     """Build every family tiny and compare trees and texts with transformers' own `generate()`.
 
@@ -45,9 +45,17 @@ def families(
     """
     _settle()
     wanted = names or [*all_families(), *VARIANTS]
-    found = watched(_each(wanted, limit, jobs), "families", total=len(wanted), console=Console(stderr=True))
+    if not names:
+        output.unlink(missing_ok=True)
+
+    def written() -> Iterator[Finding]:
+        # One by one, so that what is there stays there.
+        for finding in _each(wanted, limit, jobs):
+            write(output, finding)
+            yield finding
+
+    found = watched(written(), "families", total=len(wanted), console=Console(stderr=True))
     findings = sorted(found, key=lambda finding: wanted.index(finding.family))
-    write(output, findings, keep=bool(names))
     for finding in findings:
         if names or finding.result in ("differs", "refused", "not built"):
             off, one, three = map(_cell, (finding.law_s, finding.one, finding.three))
@@ -59,14 +67,14 @@ def families(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def write(path: Path, findings: list[Finding], *, keep: bool) -> None:
-    """One line a family, in their order; `keep` keeps the lines of others that are there."""
+def write(path: Path, finding: Finding) -> None:
+    """One line a family, in alphabetical order; those of others stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[str]] = {}
-    if keep and path.exists():
+    if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             lines = {line[0]: line for line in list(csv.reader(file))[1:]}
-    lines |= {finding.family: [_cell(value) for value in attrs.astuple(finding)] for finding in findings}
+    lines[finding.family] = [_cell(value) for value in attrs.astuple(finding)]
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([field.name for field in attrs.fields(Finding)])

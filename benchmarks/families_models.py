@@ -16,8 +16,8 @@ import transformers as hf
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-VOCAB, WIDTH, HEADS, GROUPS, HEAD, WIDE, EXPERTS, CONTEXT = 96, 64, 4, 2, 16, 96, 4, 512
-"""Tokens, hidden size, heads, key heads, a head's size, inner size, experts, positions."""
+VOCAB, WIDTH, HEADS, GROUPS, HEAD, WIDE, EXPERTS, SWITCH, CONTEXT = 96, 64, 4, 2, 16, 96, 4, 96, 512
+"""Tokens, hidden size, heads, key heads, a head's size, inner size, experts, a switch, positions."""
 
 SIZES: dict[str, int] = {
     name: size
@@ -33,7 +33,7 @@ SIZES: dict[str, int] = {
         (8, "qk_rope_head_dim rotary_dim hidden_size_per_layer_input laurel_rank"),
         # Of few heads, the scores that choose keys are often all 0, and which are chosen is then open.
         (32, "index_n_heads"),
-        (WIDE, "intermediate_size ffn_dim ffn_hidden_size n_inner dim_ff intermediate_size_mlp mlp_dim"),
+        (WIDE, "dff intermediate_size ffn_dim ffn_hidden_size n_inner dim_ff intermediate_size_mlp mlp_dim"),
         (WIDE, "dense_intermediate_size encoder_ffn_dim decoder_ffn_dim moe_intermediate_size"),
         (WIDE, "shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size"),
         (WIDE, "moe_shared_expert_intermediate_size shared_experts_intermediate_size"),
@@ -44,6 +44,8 @@ SIZES: dict[str, int] = {
         (64, "encoder_hash_byte_group_vocab"),
         (8, "mamba_chunk_size chunk_size mamba_d_state state_size ssm_state_size"),
         (CONTEXT, "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length"),
+        # Longer than the texts, as models whose rotation switches are served up to there.
+        (SWITCH, "original_max_position_embeddings"),
         (8, "mamba_n_heads mamba_num_heads"),
         (16, "mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim"),
         (2, "mamba_n_groups n_groups mamba_ngroups linear_num_key_heads"),
@@ -56,7 +58,7 @@ SIZES: dict[str, int] = {
 REACHES = {
     *["sliding_window", "sliding_window_size", "attention_chunk_size", "floor_scale", "window_size"],
     *["attention_window_size", "local_attention", "index_topk", "log_scaling_n_floor", "rel_extent"],
-    *["original_max_position_embeddings", "block_size", "index_block_size", "indexer_budget"],
+    *["block_size", "index_block_size", "indexer_budget"],
 }
 """Names of windows, chunks, scales and switches: what depends on a text's length."""
 
@@ -167,7 +169,10 @@ GIVEN: dict[str, dict[str, Any]] = {
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
+    "original_max_position_embeddings": SWITCH,
     "short_factor": [1.0 + 0.1 * pair for pair in range(HEAD // 2)],
+    "short_mscale": 1.1,
+    "long_mscale": 1.2,
     "long_factor": [2.0 + 0.7 * pair for pair in range(HEAD // 2)],
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -216,11 +221,6 @@ def small(
     if depth is not None:
         changed |= _fewer_layers(config, depth)
     rotation = getattr(config, "rope_parameters", None)
-    if text and isinstance(given.get("rope_parameters"), dict) and "short_factor" in given["rope_parameters"]:
-        given = {
-            **given,
-            "rope_parameters": given["rope_parameters"] | {"original_max_position_embeddings": reach},
-        }
     if text and isinstance(rotation, dict) and "mrope_section" in rotation and "rope_parameters" not in given:
         share = rotation.get("partial_rotary_factor", 1.0)
         turns = int(HEAD * share) // 2

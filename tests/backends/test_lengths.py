@@ -112,7 +112,7 @@ def test_families_of_unusual_caches_go_by_paths(family: str, caplog: pytest.LogC
     ("family", "words"),
     [
         ("idefics", "gives no logits for words alone"),
-        ("openai-gpt", "takes no cache, so it reads the whole text again"),
+        ("openai-gpt", "keeps no cache, so it reads the whole text again"),
         ("minimax", "Layer 1 of MiniMaxForCausalLM is recurrent, but none of its parts"),
     ],
 )
