@@ -22,8 +22,8 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
     Raises:
         UnsupportedModel: `make` refuses the model, or the model gives no logits for words alone.
     """
-    if (plain := reference(model)) is not model:
-        make(model)
+    make(model)  # which refuses some by a sentence of its own
+    plain = reference(model)
     try:
         plain_logits(plain, [1, 2, 3])
     except Exception as error:  # a model may want pictures, sound or another text in many ways
