@@ -116,11 +116,46 @@ class XGrammarConstraint(MatcherConstraint):
         )
 
 
-# Keywords that xgrammar 0.2 passes over in silence (seen: a text that breaks them was accepted).
-_UNREAD = ("$dynamicRef", "dependentRequired", "dependentSchemas", "if", "not", "uniqueItems")
-# Keywords whose values are no schemas, and those whose values are schemas by a name of the user's.
-_VALUES = ("const", "default", "enum", "examples")
-_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
+# xgrammar 0.2 passes over some keywords in silence, and over some beside others (seen: a text that breaks
+# them was accepted), so that what is not known to be read is refused.
+_NOTES = frozenset(
+    [
+        "$comment",
+        "$id",
+        "$schema",
+        "default",
+        "deprecated",
+        "description",
+        "examples",
+        "format",
+        "readOnly",
+        "title",
+        "writeOnly",
+    ]
+)
+_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")  # schemas by a name of the user's
+_READ = frozenset(
+    [
+        "additionalProperties",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "pattern",
+        "prefixItems",
+        "required",
+        "type",
+    ]
+)
+_ALONE = ("$ref", "anyOf", "const", "enum")  # what stands beside them is not read
+_VALUES = ("const", "default", "enum", "examples")  # no schemas, whatever they look like
 
 
 def _unread(schema: Any) -> str | None:
@@ -129,8 +164,16 @@ def _unread(schema: Any) -> str | None:
         return next((found for one in schema if (found := _unread(one))), None)
     if not isinstance(schema, dict):
         return None
-    if own := next((keyword for keyword in _UNREAD if schema.get(keyword, False) is not False), None):
-        return own
+    known = _NOTES | _READ | {*_ALONE, *_BY_NAME}
+    unread = [keyword for keyword, value in schema.items() if keyword not in known and value is not False]
+    if any(keyword in schema for keyword in _ALONE):
+        first = next(keyword for keyword in _ALONE if keyword in schema)
+        beside = {first, "$defs", "definitions", "type", *_NOTES}
+        unread += [f"{keyword} beside {first}" for keyword in schema if keyword not in beside]
+    if "pattern" in schema:
+        unread += [f"{name} beside pattern" for name in ("minLength", "maxLength") if name in schema]
+    if unread:
+        return unread[0]
     for keyword, value in schema.items():
         by_name = keyword in _BY_NAME and isinstance(value, dict)
         if keyword not in _VALUES and (found := _unread(list(value.values()) if by_name else value)):

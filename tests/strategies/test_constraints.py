@@ -196,6 +196,24 @@ def test_what_cannot_be_served_is_one_sentence(adapter, what):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"allOf": [{"type": "integer"}]}, "'allOf'"),
+        ({"oneOf": [{"type": "integer"}]}, "'oneOf'"),
+        ({"type": "integer", "multipleOf": 3}, "'multipleOf'"),
+        ({"type": "string", "pattern": "a+", "maxLength": 3}, "'maxLength beside pattern'"),
+        ({"enum": ["a", "bb"], "minLength": 2}, "'minLength beside enum'"),
+        ({"$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": {"type": "integer"}}}, "'maximum beside .ref'"),
+        ({"anyOf": [{"type": "integer"}], "maximum": 3}, "'maximum beside anyOf'"),
+        ({"type": "integer", "madeUp": 3}, "'madeUp'"),
+    ],
+)
+def test_xgrammar_is_not_asked_for_what_it_is_not_known_to_read(schema, said):
+    with pytest.raises(InvalidInput, match=f"xgrammar does not read {said}"):
+        XGrammarConstraint.json_schema({"type": "object", "properties": {"b": schema}}, TOKENIZER)
+
+
 @pytest.mark.parametrize("keyword", ["uniqueItems", "not", "if", "dependentRequired", "dependentSchemas"])
 def test_xgrammar_is_not_asked_for_keywords_that_it_ignores(keyword):
     inner = {"type": "array", "items": {"type": "integer"}, keyword: True}
