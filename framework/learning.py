@@ -1,4 +1,7 @@
-"""What policies learn, handed from round to round and from call to call; None where one does not learn."""
+"""What policies learn, handed from round to round and from call to call; None where one does not learn.
+
+A policy around another hands on what that one learns by these functions, which serve both kinds of policy.
+"""
 
 from __future__ import annotations
 

@@ -144,6 +144,10 @@ def test_a_policy_within_learns_by_its_own_note():
     (state,) = found.policy_states
     assert sum(state.within.rounds) > 1
     assert state.threshold != 0.9
+    policy = DynamicDepth(Grows(), 0.0)
+    given = attrs.evolve(policy.first_state(), within=3)
+    stream = decoder(policy).stream(PROMPTS[:1], policy_state=given)
+    assert next(stream).rows[0].outcome.drafted == 3
 
 
 @pytest.mark.parametrize(
