@@ -24,12 +24,13 @@ def first_state(policy: TreePolicy) -> Any:
     """
     if not policy.learns:
         return None
-    if not callable(getattr(policy, "first_state", None)):
+    begin = getattr(policy, "first_state", None)
+    state = begin() if callable(begin) else None
+    if state is None:
         raise InvalidInput(
-            f"{policy} declares learns = True and has no first_state(); subclass draftwood.LearningPolicy, "
-            "which shows how what is learnt is handed on."
+            f"{policy} declares learns = True and its first_state() gives none; subclass "
+            "draftwood.LearningPolicy, which shows how what is learnt is handed on."
         )
-    state = _learning(policy).first_state()
     _check_value(policy, state)
     return state
 

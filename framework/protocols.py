@@ -123,9 +123,9 @@ class LearningPolicy(TreePolicy, Protocol[State]):
 
     The policy itself never changes: `first_state` gives what it knows at first, `grow` reads a state, and
     `observe` gives the next one. So each row has a state of its own, and `Generation.policy_states` can be
-    handed to the next call. A state is a value: immutable, hashable, and equal (`==`) where the same was
-    learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known after the
-    round: settings, counts, tokens.
+    handed to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where
+    the same was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known
+    after the round: settings, counts, tokens.
 
     What `observe` needs of the growth besides the tree, `grow` puts into `TokenTree.note`, a value too. Law P
     holds for the trees of every state: what was learnt counts as known before anything is drawn.

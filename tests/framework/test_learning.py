@@ -174,6 +174,11 @@ class Stateless(Chain):
     learns = True
 
 
+class Unbegun(Grows):
+    def first_state(self):
+        pass
+
+
 class Listed(Grows):
     def first_state(self):
         return [1]
@@ -185,8 +190,9 @@ class Forgets(Grows):
 
 
 def test_learners_whose_state_cannot_be_handed_on_are_refused():
-    with pytest.raises(InvalidInput, match=r"learns = True and has no first_state\(\); subclass"):
-        decoder(Stateless(1))
+    for policy in (Stateless(1), Unbegun()):
+        with pytest.raises(InvalidInput, match=r"learns = True and its first_state\(\) gives none; subclass"):
+            decoder(policy)
     with pytest.raises(InvalidInput, match=r"The state \[1\] of .* can change .*unhashable.*attrs.frozen"):
         decoder(Listed())
     with pytest.raises(InvalidInput, match=r"gave None; it returns the next state, a int"):
