@@ -38,7 +38,15 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
+from draftwood.protocols import (
+    Drafter,
+    LearningPolicy,
+    Outcome,
+    Request,
+    StateBackend,
+    TreePolicy,
+    Verifier,
+)
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
 from draftwood.recipe import Recipe
 from draftwood.records import Keep, Round, RowRecord, Statistics
@@ -65,6 +73,7 @@ __all__ = [
     "InvalidInput",
     "InvalidTree",
     "Keep",
+    "LearningPolicy",
     "OutOfMemory",
     "Outcome",
     "PerChild",

@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood import learning
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
 from draftwood.errors import InvalidInput
@@ -133,7 +134,8 @@ class CustomGenerate:
             logits=bool(config.return_dict_in_generate and config.output_logits),
             scores=bool(config.return_dict_in_generate and config.output_scores),
         )
-        statistics, written = Statistics(), Written.nothing(len(prompts))
+        states = learning.given_states(self.policy, None, len(prompts))
+        statistics, written = Statistics(), Written.nothing(states)
         seeds = row_seeds(None, len(prompts))
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator, Iterator, Sequence
 from numbers import Integral
 from os import PathLike
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draftwood import registry
+from draftwood import learning, registry
 from draftwood.claims import claimed
 from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
@@ -57,6 +56,7 @@ class SpeculativeDecoder:
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
         IncompatibleModels: target and drafter have different vocabularies.
+        InvalidInput: the policy learns, and what it learns is no state that can be handed on.
     """
 
     target: StateBackend = attrs.field(converter=as_backend)
@@ -67,6 +67,7 @@ class SpeculativeDecoder:
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
         check_drafters_fit(self.policy, self.drafter)
+        learning.first_state(self.policy)
         fitted(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
@@ -83,6 +84,7 @@ class SpeculativeDecoder:
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        policy_state: Any = None,
         seed: int | Sequence[int] | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
@@ -106,6 +108,8 @@ class SpeculativeDecoder:
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
             constraint: what may be written: one for all rows, or one a row.
+            policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
+                row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
                 `Generation.seeds` names them. Default: torch's global generator.
             eos_token_id: default: the target's own. An empty list: none.
@@ -125,7 +129,8 @@ class SpeculativeDecoder:
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
         keep = Keep(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
-        statistics, written = Statistics(), Written.nothing(len(prompts))
+        states = learning.given_states(self.policy, policy_state, len(prompts))
+        statistics, written = Statistics(), Written.nothing(states)
         seeds = row_seeds(seed, len(prompts))
         try:
             if streamer is not None:
@@ -136,6 +141,7 @@ class SpeculativeDecoder:
                 sampling=sampling,
                 draft_sampling=draft_sampling,
                 constraint=constraint,
+                policy_state=policy_state,
                 seed=seeds,
                 eos_token_id=eos_token_id,
                 pad_token_id=pad_token_id,
@@ -167,6 +173,7 @@ class SpeculativeDecoder:
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        policy_state: Any = None,
         seed: int | Sequence[int] | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
@@ -212,6 +219,7 @@ class SpeculativeDecoder:
         constraints = _constraints(
             constraint, prompts, vocab_size=self.target.vocab_size, ends=stops.eos_token_ids
         )
+        states = learning.given_states(self.policy, policy_state, len(prompts))
         loop = RoundLoop(
             target=self.target,
             drafter=drafter,
@@ -223,10 +231,11 @@ class SpeculativeDecoder:
                 Row(
                     i,
                     prompts[i][-1],
-                    copy.deepcopy(self.policy) if self.policy.learns else self.policy,
+                    self.policy,
                     Streams.seeded(row_seed),
                     texts[i] if texts else None,
                     constraints[i],
+                    states[i],
                 )
                 for i, row_seed in enumerate(row_seeds(seed, len(prompts)))
             ],

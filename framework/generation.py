@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -24,6 +25,8 @@ class Generation:
             `"interrupted"`.
         statistics: the totals and every round.
         seeds: the seed of every row, by which it can be written again alone.
+        policy_states: what a policy that learns knows at the end of every row; the next call goes on from
+            there with `policy_state=`. None where the policy does not learn.
         logprobs: of every row's tokens under the target's own logits, before processors and temperature;
             None unless asked for.
         scores: float32 `[rows, vocab]` a step, after processors and warpers, as `generate` of
@@ -36,6 +39,7 @@ class Generation:
     finish_reasons: list[str]
     statistics: Statistics
     seeds: list[int]
+    policy_states: list[Any] | None = None
     logprobs: list[list[float]] | None = None
     scores: tuple[Tensor, ...] | None = attrs.field(default=None, repr=False)
     logits: tuple[Tensor, ...] | None = attrs.field(default=None, repr=False)
@@ -48,15 +52,20 @@ class Written:
     tokens: list[list[int]]
     reasons: list[str]
     records: list[list[RowRecord]]
+    policy_states: list[Any]
 
     @classmethod
-    def nothing(cls, rows: int) -> Written:
-        return cls([[] for _ in range(rows)], ["interrupted"] * rows, [[] for _ in range(rows)])
+    def nothing(cls, policy_states: Sequence[Any]) -> Written:
+        """Before the first round of as many rows as `policy_states`, which they start from."""
+        rows = len(policy_states)
+        records: list[list[RowRecord]] = [[] for _ in range(rows)]
+        return cls([[] for _ in range(rows)], ["interrupted"] * rows, records, list(policy_states))
 
     def add(self, finished_round: Round) -> None:
         for record in finished_round.rows:
             self.tokens[record.row].extend(record.tokens)
             self.records[record.row].append(record)
+            self.policy_states[record.row] = record.policy_state
             self.reasons[record.row] = record.finished or self.reasons[record.row]
         for row, length in finished_round.cut.items():
             del self.tokens[row][length:]
@@ -74,6 +83,7 @@ class Written:
             finish_reasons=self.reasons,
             statistics=statistics,
             seeds=list(seeds),
+            policy_states=None if None in self.policy_states else self.policy_states,
             logprobs=[
                 [value for record in row for value in record.logprobs or ()][: len(tokens)]
                 for row, tokens in zip(self.records, self.tokens, strict=True)

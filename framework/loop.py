@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood import learning
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
 from draftwood.forced import as_drafted, with_forced_spans
@@ -29,11 +30,12 @@ class Row:
     Attributes:
         index: place in the call's input.
         root: the last committed token.
-        policy: this row's own policy.
+        policy: grows the trees of all rows.
         streams: this row's own chance.
         text: as processors are to see it; None where none reads it.
         constraint: what may be written, or None.
-        grown: nodes of the round's tree that the policy grew.
+        policy_state: what the policy has learnt from this row.
+        grown: the round's tree as the policy grew it, without forced spans; None before the first round.
     """
 
     index: int
@@ -42,7 +44,10 @@ class Row:
     streams: Streams
     text: RowText | None = None
     constraint: ConstrainedRow | None = None
-    grown: int = 0
+    policy_state: Any = attrs.field(
+        default=attrs.Factory(lambda row: learning.first_state(row.policy), takes_self=True)
+    )
+    grown: TokenTree | None = None
 
     @property
     def looks_back(self) -> bool:
@@ -54,6 +59,12 @@ class Row:
         if self.constraint is None:
             return logits
         return logits.masked_fill(~self.constraint.masks(paths).to(logits.device), -torch.inf)
+
+    def observe(self, outcome: Outcome, tree: TokenTree) -> None:
+        """Let the policy learn from what came of its own nodes in the round's `tree`."""
+        assert self.grown is not None
+        own = as_drafted(outcome, self.grown.size) if self.grown.size < tree.size else outcome
+        self.policy_state = learning.observe(self.policy, self.policy_state, own, self.grown)
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.text is None else Prefixes(self.text, paths)
@@ -102,7 +113,7 @@ class RoundLoop:
         self.drafter.commit(outcomes)
         records = []
         for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
-            row.policy.observe(as_drafted(outcome, row.grown) if row.grown < tree.size else outcome)
+            row.observe(outcome, tree)
             path = list(outcome.path)
             kept = self._kept(logits[r, path], scores[r][path], outcome) if self.keep != _NOTHING else {}
             new, reason = self.stops.take(row.index, outcome.emitted, kept.get("scores"))
@@ -111,7 +122,8 @@ class RoundLoop:
             if reason is None:
                 row.commit(new)
             kept = {name: values[: len(new)] for name, values in kept.items()}
-            records.append(RowRecord(row.index, new, outcome, tree.depth, reason, **kept))
+            known = row.policy_state
+            records.append(RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=known, **kept))
         records, cut = self._ended_by_criteria(records)
         self._release([place for place, record in enumerate(records) if record.finished])
         seconds = perf_counter() - started
@@ -131,7 +143,10 @@ class RoundLoop:
 
     def _draft(self) -> tuple[list[TokenTree], int, float]:
         """Grow all rows' trees in lockstep; returns them, the draft calls and the time of the passes."""
-        growing = [_Growing(row.policy.grow(row.root, row.streams.draft)) for row in self.rows]
+        growing = [
+            _Growing(learning.grow(row.policy, row.root, row.streams.draft, row.policy_state))
+            for row in self.rows
+        ]
         for one in growing:
             one.advance(None)
         calls, seconds = 0, 0.0
@@ -150,7 +165,7 @@ class RoundLoop:
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
         room = self.stops.room(row.index) - 1
         tree = one.finished_tree(self.target.vocab_size).truncated(room)
-        row.grown = tree.size
+        row.grown = tree
         if row.constraint is None or one.answer is None:
             return tree
         return with_forced_spans(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)

@@ -9,7 +9,7 @@ tokens prefills n - 1 and its last token is the first root.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
 from jaxtyping import Float, Int
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from draftwood.proposals import Proposal
     from draftwood.randomness import Randomness
     from draftwood.tree import TokenTree
+
+State = TypeVar("State")
 
 
 @attrs.frozen(eq=False)
@@ -84,13 +86,16 @@ class TreePolicy(Protocol):
     Law P: children follow their declared proposal, given everything drawn before them. Whether a node
     is kept may depend on anything except that node's own token and what came of it.
 
+    All rows share one policy and their growths run side by side, so `grow` changes nothing on `self`; make
+    it an `attrs.frozen` class.
+
     Attributes:
         laws: the proposal laws its trees may carry.
         adaptive: whether a later sibling's existence may depend on an earlier one's token.
         branches: whether a node may have more than one child.
         local: whether what grows below a node depends on its own path alone, so that the shape of one
             branch tells nothing of the tokens in another.
-        learns: whether `observe` changes later trees; a policy that learns is copied for every row.
+        learns: whether it is a `LearningPolicy`, whose trees depend on what came of earlier ones.
         source: paper and algorithm.
     """
 
@@ -112,9 +117,41 @@ class TreePolicy(Protocol):
         """
         ...
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learn from a round; may change later trees only."""
-        return
+
+class LearningPolicy(TreePolicy, Protocol[State]):
+    """A policy whose trees depend on what came of earlier ones, by a state that goes from hand to hand.
+
+    The policy itself never changes: `first_state` gives what it knows at first, `grow` reads a state, and
+    `observe` gives the next one. So each row has a state of its own, and `Generation.policy_states` can be
+    handed to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where
+    the same was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known
+    after the round: settings, counts, tokens.
+
+    What `observe` needs of the growth besides the tree, `grow` puts into `TokenTree.note`, a value too. Law P
+    holds for the trees of every state: what was learnt counts as known before anything is drawn.
+    """
+
+    learns: bool = True
+
+    def first_state(self) -> State:
+        """What it knows before the first round."""
+        ...
+
+    def grow(
+        self, root: int, rng: Randomness, state: State | None = None
+    ) -> Generator[Request, Float[Tensor, "k *drafters vocab"], TokenTree]:
+        """Grow a tree as `TreePolicy.grow` does, by what was learnt; None is the first state."""
+        ...
+
+    def observe(self, state: State, outcome: Outcome, tree: TokenTree) -> State:
+        """The state after a round.
+
+        Args:
+            state: that the tree was grown by.
+            outcome: of the round, in this tree.
+            tree: as `grow` returned it, with its note; without levels beyond the text's limit.
+        """
+        ...
 
 
 class Drafter(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -58,6 +59,7 @@ class RowRecord:
         logits: the target's float32 `[tokens, vocab]` before each of `tokens`, where they are kept.
         scores: the same after processors and warpers.
         logprobs: of `tokens` under `logits`, where they are kept.
+        policy_state: what a policy that learns knows after the round, else None.
     """
 
     row: int
@@ -69,6 +71,7 @@ class RowRecord:
     logits: Tensor | None = attrs.field(default=None, repr=False, eq=False)
     scores: Tensor | None = attrs.field(default=None, repr=False, eq=False)
     logprobs: tuple[float, ...] | None = None
+    policy_state: Any = None
 
     def shortened(self, count: int, finished: str) -> RowRecord:
         """The record of a row that ended with the first `count` of these tokens."""

@@ -55,6 +55,8 @@ class TokenTree:
         size: number of valid nodes; what lies behind it is padding, so that a captured pass can run
             any tree up to the capacity. Default: all.
         depths: `[capacity]` int64, the root at 0; derived from `parents` unless given.
+        note: what a policy that learns wants to know of the growth when it sees the outcome; an immutable
+            value that nobody else reads.
     """
 
     tokens: Int[Tensor, " capacity"]
@@ -64,6 +66,7 @@ class TokenTree:
     depths: Int[Tensor, " capacity"] = attrs.field(
         default=attrs.Factory(lambda self: depths_of(self.parents), takes_self=True), repr=False
     )
+    note: object = None
 
     def __len__(self) -> int:
         return self.size
@@ -141,6 +144,7 @@ class TokenTree:
             parents=torch.where(old < 0, old, place[old.clamp(min=0)]),
             proposals={int(place[node]): law for node, law in self.proposals.items()},
             depths=self.depths[index],
+            note=self.note,
         )
         return tree.validated(None)
 
@@ -183,6 +187,7 @@ class TokenTree:
             parents=parents,
             proposals={node: law for node, law in renamed.items() if node in with_children and node >= 0},
             depths=self.depths[keep],
+            note=self.note,
         )
 
     def validated(self, vocab_size: int | None) -> TokenTree:

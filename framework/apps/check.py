@@ -49,8 +49,10 @@ REMEDIES: Mapping[str, str] = {
     "last accepted node, and bonus says whether that node is a leaf.",
     "bad-input": "Emit nothing that the target forbids, end, and give a path of nodes from the root down; "
     "where the input cannot be judged, raise InvalidDistribution.",
-    "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls but what "
-    "observe() learns.",
+    "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls.",
+    "interleaved": "Keep nothing on self while a tree grows: use local variables, and for what observe() "
+    "learns a state that first_state() begins (see LearningPolicy). An attrs.frozen class refuses such a "
+    "write at once.",
     "together": "verify_rows gives one outcome a row, in the rows' order, and takes each row's chance from "
     "its own stream; leave it out where verify is all there is.",
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import attrs
 import torch
 
+from draftwood import learning
 from draftwood.errors import InvalidInput
 from draftwood.loop import RoundLoop, Row
 from draftwood.protocols import Drafter, TreePolicy, Verifier
@@ -144,41 +143,36 @@ class _Case:
         expected, runs = 0.0, 0
         # A round's law depends on the text before it and on what the policy has learnt alone, so each of
         # their pairs is enumerated once.
-        unfinished: dict[tuple[tuple[int, ...], object], tuple[float, TreePolicy]] = {
-            ((), _learnt(self.policy)): (1.0, self.policy)
+        unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
+            ((), learning.first_state(self.policy)): 1.0
         }
         while unfinished:
             start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
-            (text, _), (chance, policy) = start, unfinished.pop(start)
+            (text, state), chance = start, unfinished.pop(start)
             outcomes = list(
                 enumerate_outcomes(
-                    lambda rng, text=text, policy=policy: self._round([*prompt, *text], policy, rng),  # type: ignore[misc]
+                    lambda rng, text=text, state=state: self._round([*prompt, *text], state, rng),  # type: ignore[misc]
                     budget=self.budget,
                 )
             )
             runs += len(outcomes)
             if not text:
                 expected = sum(weight * len(new) for weight, (new, _) in outcomes)
-            for weight, (new, wiser) in outcomes:
+            for weight, (new, learnt) in outcomes:
                 longer = (*text, *new)[:tokens]
                 if len(longer) == tokens:
                     law[longer] = law.get(longer, 0.0) + chance * weight
                 else:
-                    pair = longer, _learnt(wiser)
-                    before, known = unfinished.get(pair, (0.0, wiser))
-                    unfinished[pair] = before + chance * weight, known
+                    pair = longer, learnt
+                    unfinished[pair] = unfinished.get(pair, 0.0) + chance * weight
         return law, expected, runs
 
-    def _round(
-        self, text: list[int], policy: TreePolicy, rng: Enumerator
-    ) -> tuple[tuple[int, ...], TreePolicy]:
-        """A round of the production loop after `text`: what it emits, and the policy as it leaves it.
+    def _round(self, text: list[int], state: Hashable, rng: Enumerator) -> tuple[tuple[int, ...], Hashable]:
+        """A round of the production loop after `text`: what it emits, and what the policy then knows.
 
         Checks that the commit left the state of the new text.
         """
-        if policy.learns:
-            policy = copy.deepcopy(policy)
-        row = Row(0, text[-1], policy, Streams(rng, rng))
+        row = Row(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
         backend = ToyBackend(self.target)
         sampling = SamplingParams(temperature=self.temperature)
         loop = RoundLoop(
@@ -201,17 +195,7 @@ class _Case:
         assert backend.committed == [[*text, *new][:-1]], (
             f"After {text} a round emitted {new}, but the committed state is {backend.committed[0]}."
         )
-        return new, policy
-
-
-def _learnt(policy: TreePolicy) -> object:
-    """What a policy has learnt; equal only where it is the same, None where it learns nothing."""
-    if not policy.learns:
-        return None
-    try:
-        return pickle.dumps(policy.__getstate__())
-    except Exception:  # anyone's policy may hold what cannot be compared
-        return object()
+        return new, row.policy_state
 
 
 def target_law(

@@ -13,6 +13,7 @@ from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.interleaved import assert_rows_apart
 from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.pairs import fits, toy_drafter
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
@@ -34,6 +35,7 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
     yield "chain", partial(check_branches, policy)
     yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
     yield "repeatable", partial(check_repeatable, policy)
+    yield "interleaved", partial(check_interleaved, policy)
     yield "copies", partial(check_copies, policy)
 
 
@@ -102,6 +104,15 @@ def check_repeatable(policy: TreePolicy, models: int) -> None:
         seeds = [draft.seed, draft.seed + 1, draft.seed]
         first, _, again = (_seeded(policy, draft, other, seed) for seed in seeds)
         assert _same(first, again), f"{policy} grows another tree from the same seed, {seeds[0]}."
+
+    for_models(grow, None, models)
+
+
+def check_interleaved(policy: TreePolicy, models: int) -> None:
+    """Rows whose trees are grown in turns get the trees that they get alone, and learn the same."""
+
+    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+        assert_rows_apart(policy, [draft, other], [PROMPT, (0, 1)])
 
     for_models(grow, None, models)
 

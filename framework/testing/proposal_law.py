@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood import learning
 from draftwood.errors import DraftwoodError
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, Request, TreePolicy
@@ -197,20 +197,21 @@ def grow_tree(
     prompt: Sequence[int] = (0,),
     temperature: float = 1.0,
     rng: Randomness,
+    state: Any = None,
 ) -> TokenTree:
     """One tree of `policy` after `prompt`, its requests and its shape checked.
+
+    `state` is what a policy that learns has learnt; None is its first state.
 
     Raises:
         AssertionError: a request for a node whose parent was not asked for before, anything but a
             request, or a malformed tree.
     """
     sampling = SamplingParams(temperature=temperature)
-    if policy.learns:
-        policy = copy.deepcopy(policy)
     drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     asked = 0
     try:
-        growing = policy.grow(prompt[-1], rng)
+        growing = learning.grow(policy, prompt[-1], rng, state)
         request = next(growing)
         while True:
             _check_request(policy, request, asked, prompt[-1])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood import (
     InvalidInput,
+    LearningPolicy,
     Outcome,
     Randomness,
     Request,
@@ -34,8 +35,17 @@ def _rising(_: object, __: object, budgets: tuple[int, ...]) -> None:
         raise InvalidInput(f"budgets is {budgets}; give one or more integers >= 0, each above the last.")
 
 
-@attrs.define
-class CostAware(Around):
+@attrs.frozen
+class Learnt:
+    """For every budget its rounds, their tokens and their time, all fading."""
+
+    rounds: tuple[float, ...]
+    tokens: tuple[float, ...]
+    time: tuple[float, ...]
+
+
+@attrs.frozen
+class CostAware(Around, LearningPolicy[Learnt]):
     """Grows the tree of `policy` with the budget that gives the most tokens for the time of a round.
 
     A larger tree pays when it multiplies the tokens of a round by more than it multiplies the round's time
@@ -67,13 +77,6 @@ class CostAware(Around):
     draft_time: PassTime = attrs.field(default=PassTime(0.05, 0.0005), converter=as_pass_time)
     memory: float = attrs.field(default=0.98, validator=probability)
     doubt: float = attrs.field(default=0.5, converter=float)
-    # For every budget its rounds, their tokens and their time, all fading.
-    _rounds: list[float] = attrs.field(init=False, repr=False)
-    _tokens: list[float] = attrs.field(init=False, repr=False)
-    _time: list[float] = attrs.field(init=False, repr=False)
-    _chosen: int = attrs.field(default=0, init=False, repr=False)
-    _spent: float = attrs.field(default=0.0, init=False, repr=False)  # on the tree that is being judged
-    learns = True
     source = "STree, equations 7 and 8"
 
     def __attrs_post_init__(self) -> None:
@@ -82,13 +85,16 @@ class CostAware(Around):
                 f"{type(self.policy).__name__} has no budget, or learns by itself; give a policy such as "
                 "layered-dyspec or fixed-tree."
             )
-        nothing = [0.0] * len(self.budgets)
-        self._rounds, self._tokens, self._time = list(nothing), list(nothing), list(nothing)
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        self._chosen = max(range(len(self.budgets)), key=self._promise)
+    def first_state(self) -> Learnt:
+        nothing = (0.0,) * len(self.budgets)
+        return Learnt(nothing, nothing, nothing)
+
+    def grow(
+        self, root: int, rng: Randomness, state: Learnt | None = None
+    ) -> Generator[Request, Tensor, TokenTree]:
         tree, spent = TreeBuilder(root).finish(), 0.0
-        if budget := self.budgets[self._chosen]:
+        if budget := self.budgets[self._chosen(state or self.first_state())]:
             growing = attrs.evolve(self.policy, budget=budget).grow(root, rng)  # type: ignore[misc]
             try:
                 request = next(growing)
@@ -97,22 +103,35 @@ class CostAware(Around):
                     request = growing.send((yield request))
             except StopIteration as finished:
                 tree = finished.value
-        self._spent = spent + self.target_time(len(tree))
-        return tree
+        return attrs.evolve(tree, note=spent)
 
-    def observe(self, outcome: Outcome) -> None:
-        for known in (self._rounds, self._tokens, self._time):
-            known[:] = [self.memory * value for value in known]
-        self._rounds[self._chosen] += 1
-        self._tokens[self._chosen] += len(outcome.emitted)
-        self._time[self._chosen] += self._spent
+    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
+        assert isinstance(tree.note, float)
+        chosen, spent = self._chosen(state), tree.note + self.target_time(len(tree))
+        return Learnt(
+            self._faded(state.rounds, chosen, 1),
+            self._faded(state.tokens, chosen, len(outcome.emitted)),
+            self._faded(state.time, chosen, spent),
+        )
 
-    def _promise(self, place: int) -> float:
+    def _faded(self, known: tuple[float, ...], chosen: int, more: float) -> tuple[float, ...]:
+        return tuple(self.memory * value + more * (place == chosen) for place, value in enumerate(known))
+
+    def _chosen(self, state: Learnt) -> int:
+        """The place of the budget that promises most."""
+        if len(state.rounds) != len(self.budgets):
+            raise InvalidInput(
+                f"The state holds figures of {len(state.rounds)} budgets and the policy has the "
+                f"{len(self.budgets)} budgets {self.budgets}; give the state that these budgets left."
+            )
+        return max(range(len(self.budgets)), key=lambda place: self._promise(state, place))
+
+    def _promise(self, state: Learnt, place: int) -> float:
         """Tokens for a unit of time that a budget may well bring."""
-        rounds = self._rounds[place]
+        rounds = state.rounds[place]
         if not rounds:
             return math.inf
         doubt = 0.0
         if self.budgets[place]:  # a round without a tree has one token, and no doubt about it
-            doubt = self.doubt * math.sqrt(2 * math.log(max(sum(self._rounds), 1.0)) / rounds)
-        return (self._tokens[place] / rounds + doubt) / (self._time[place] / rounds)
+            doubt = self.doubt * math.sqrt(2 * math.log(max(sum(state.rounds), 1.0)) / rounds)
+        return (state.tokens[place] / rounds + doubt) / (state.time[place] / rounds)

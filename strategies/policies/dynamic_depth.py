@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, Request, TokenTree, TreePolicy
+from draftwood import LearningPolicy, Outcome, Randomness, Request, TokenTree, TreePolicy, learning
 from draftwood.fields import at_least, probability
 from draftwood.strategies.policies.around import Around, by_name
 
@@ -16,8 +17,31 @@ _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
 
 
-@attrs.define
-class DynamicDepth(Around):
+@attrs.frozen
+class Learnt:
+    """What outcomes teach.
+
+    Attributes:
+        threshold: where they have moved it.
+        accepted: share of the levels that was accepted, recent rounds counting most.
+        within: what the policy within has learnt.
+    """
+
+    threshold: float
+    accepted: float
+    within: Any
+
+
+@attrs.frozen
+class _Noted:
+    """Whether the draft was left unasked somewhere, and the note of the policy within."""
+
+    stopped: bool
+    within: object
+
+
+@attrs.frozen
+class DynamicDepth(Around, LearningPolicy[Learnt]):
     """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
 
     Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
@@ -36,7 +60,6 @@ class DynamicDepth(Around):
         depth: levels at most; None leaves them to `policy`.
         history: whether outcomes move the threshold.
         target: share of the drafted levels that should be accepted.
-        threshold: where outcomes have moved it.
 
     Source: Dynamic Depth Decoding (arXiv 2409.00142), where `policy` is EAGLE-2's tree, checked before
     every level rather than some; the moving threshold is Draft & Verify's (arXiv 2309.08168).
@@ -47,25 +70,23 @@ class DynamicDepth(Around):
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     history: bool = True
     target: float = attrs.field(default=0.9, validator=probability)
-    threshold: float = attrs.field(init=False)
-    # Share of the levels, recent rounds counting most.
-    _accepted: float = attrs.field(init=False, repr=False)
-    _levels: int = attrs.field(default=0, init=False, repr=False)  # of the tree that is being judged
-    _stopped: bool = attrs.field(default=False, init=False, repr=False)
     source = "Dynamic Depth Decoding; Draft & Verify"
-
-    def __attrs_post_init__(self) -> None:
-        self.threshold, self._accepted = self.stop_below, self.target
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
         return self.history or self.policy.learns
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        growing = self.policy.grow(root, rng)
+    def first_state(self) -> Learnt:
+        return Learnt(self.stop_below, self.target, learning.first_state(self.policy))
+
+    def grow(
+        self, root: int, rng: Randomness, state: Learnt | None = None
+    ) -> Generator[Request, Tensor, TokenTree]:
+        state = state or self.first_state()
+        growing = learning.grow(self.policy, root, rng, state.within)
         asked: list[_Asked] = []
         places = 0  # nodes that the draft was asked for
-        self._stopped = False
+        stopped = False
         try:
             request = next(growing)
             while True:
@@ -75,8 +96,8 @@ class DynamicDepth(Around):
                 ]
                 # A node below one that was not asked for has no state to be asked in.
                 open_ = [place for place, node in enumerate(nodes) if node.open and node.depth != self.depth]
-                unsure = sum(node.reach for node in nodes) < self.threshold
-                self._stopped |= unsure
+                unsure = sum(node.reach for node in nodes) < state.threshold
+                stopped |= unsure
                 if unsure or not open_:
                     blank = asked[0].probs
                     assert blank is not None
@@ -94,19 +115,23 @@ class DynamicDepth(Around):
                 request = growing.send(answer)
         except StopIteration as finished:
             tree: TokenTree = finished.value
-            self._levels = tree.depth
-            return tree
+            return attrs.evolve(tree, note=_Noted(stopped, tree.note))
 
-    def observe(self, outcome: Outcome) -> None:
-        self.policy.observe(outcome)
-        if not self.history or not self._levels:
-            return
-        now = outcome.accepted / self._levels
-        self._accepted = _MEMORY * self._accepted + (1 - _MEMORY) * now
-        if self._accepted < self.target:
-            self.threshold = min(self.threshold + _STEP, 1.0)
-        elif self._stopped:
-            self.threshold = max(self.threshold - _STEP, 0.0)
+    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
+        noted = tree.note
+        assert isinstance(noted, _Noted)
+        grown = attrs.evolve(tree, note=noted.within)
+        within = learning.observe(self.policy, state.within, outcome, grown)
+        levels = tree.depth
+        if not self.history or not levels:
+            return attrs.evolve(state, within=within)
+        accepted = _MEMORY * state.accepted + (1 - _MEMORY) * outcome.accepted / levels
+        threshold = state.threshold
+        if accepted < self.target:
+            threshold = min(threshold + _STEP, 1.0)
+        elif noted.stopped:
+            threshold = max(threshold - _STEP, 0.0)
+        return Learnt(threshold, accepted, within)
 
 
 @attrs.define(eq=False)

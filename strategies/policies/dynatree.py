@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from draftwood import (
     Deterministic,
     InvalidInput,
+    LearningPolicy,
     Outcome,
     Proposal,
     Randomness,
@@ -49,8 +49,18 @@ def deeper(policy: DynaTree, field: attrs.Attribute[Any], value: Any) -> None:
         raise InvalidInput(f"max_depth is {value} and depth is {policy.depth}; give a max_depth above depth.")
 
 
-@attrs.define
-class DynaTree(OneLaw):
+@attrs.frozen
+class Learnt:
+    """The settings as outcomes have moved them, and the shares of accepted levels in recent rounds."""
+
+    depth: int
+    confident: float
+    deep: float
+    shares: tuple[float, ...] = ()
+
+
+@attrs.frozen
+class DynaTree(OneLaw, LearningPolicy[Learnt]):
     """A node gets few children where the draft is sure of the next token, and more where it is not.
 
     The number of children is 1 where the most likely token has a probability of at least `confident`,
@@ -82,15 +92,7 @@ class DynaTree(OneLaw):
     window: int = attrs.field(default=10, validator=at_least(1))
     warmup: int = attrs.field(default=5, validator=at_least(1))
     law: type[Proposal] = attrs.field(default=Deterministic, converter=as_law)
-    now: Tuned = attrs.field(init=False)
-    # Shares of the levels that were accepted, round by round.
-    _shares: deque[float] = attrs.field(init=False, repr=False)
-    _levels: int = attrs.field(default=0, init=False, repr=False)  # of the tree that is being judged
     source = "DynaTree, section 3.3"
-
-    def __attrs_post_init__(self) -> None:
-        self.now = Tuned(self.depth, self.confident, self.deep)
-        self._shares = deque(maxlen=self.window)
 
     @property
     def branches(self) -> bool:  # type: ignore[override]
@@ -100,13 +102,18 @@ class DynaTree(OneLaw):
     def learns(self) -> bool:  # type: ignore[override]
         return self.history
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        tree = TreeBuilder(root)
+    def first_state(self) -> Learnt:
+        return Learnt(self.depth, self.confident, self.deep)
+
+    def grow(
+        self, root: int, rng: Randomness, state: Learnt | None = None
+    ) -> Generator[Request, Tensor, TokenTree]:
+        now, tree = state or self.first_state(), TreeBuilder(root)
         level, reach = [0], {0: 1.0}  # reach: the draft's probability of the path to a node
         while level and len(tree) <= self.budget:
             probs = yield tree.request(level)
             below: list[int] = []
-            counts = [self._branching(confidence) for confidence in probs.flatten(1).amax(1).tolist()]
+            counts = [self._branching(confidence, now) for confidence in probs.flatten(1).amax(1).tolist()]
             # The room left depends on what was drawn before, never on a child's own token. A child that is
             # fixed by the context may yet be pruned, and then takes none of it.
             fixed = self.law is Deterministic
@@ -120,49 +127,41 @@ class DynaTree(OneLaw):
                 children = tree.add_children(node, found.tokens[: len(chances)], found.proposal)
                 reach.update(zip(children, chances, strict=True))
                 below += children
-            level = [node for node in below if self._expands(tree.depths[node], reach[node])]
-        self._levels = max(tree.depths)
+            level = [node for node in below if self._expands(tree.depths[node], reach[node], now)]
         return tree.finish()
 
-    def _branching(self, confidence: float) -> int:
-        if confidence >= self.now.confident:
+    def _branching(self, confidence: float, now: Learnt) -> int:
+        if confidence >= now.confident:
             return 1
         return self.branching if confidence < self.unsure else self.branching // 2 + 1
 
-    def _expands(self, depth: int, reach: float) -> bool:
+    def _expands(self, depth: int, reach: float, now: Learnt) -> bool:
         likely = reach >= max(self.stop_below, self.threshold)
-        return likely and depth < self.max_depth and (depth < self.now.depth or reach >= self.now.deep)
+        return likely and depth < self.max_depth and (depth < now.depth or reach >= now.deep)
 
-    def observe(self, outcome: Outcome) -> None:
-        if not self.history or not self._levels:
-            return
-        self._shares.append(outcome.accepted / self._levels)
-        if len(self._shares) < min(self.warmup, self.window):
-            return
-        mean = sum(self._shares) / len(self._shares)
+    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
+        levels = tree.depth
+        if not self.history or not levels:
+            return state
+        shares = (*state.shares, outcome.accepted / levels)[-self.window :]
+        state = attrs.evolve(state, shares=shares)
+        if len(shares) < min(self.warmup, self.window):
+            return state
+        mean = sum(shares) / len(shares)
         if mean > _ACCEPTANCE + _TOLERANCE:
-            self._tune(1)
-        elif mean < _ACCEPTANCE - _TOLERANCE:
-            self._tune(-1)
+            return self._tuned(state, 1)
+        return self._tuned(state, -1) if mean < _ACCEPTANCE - _TOLERANCE else state
 
-    def _tune(self, larger: int) -> None:
-        """Move the settings by a step to larger (1) or smaller (-1) trees."""
+    def _tuned(self, now: Learnt, larger: int) -> Learnt:
+        """The settings a step on to larger (1) or smaller (-1) trees."""
         # A setting that starts outside the authors' limits is not pushed back into them.
         depths = (min(_LEAST_DEPTH, self.depth), self.max_depth - 1)
-        self.now = Tuned(
-            depth=min(max(self.now.depth + larger, depths[0]), depths[1]),
-            confident=_moved(self.now.confident, -larger, _CONFIDENT, self.unsure),
-            deep=_moved(self.now.deep, -larger, _DEEP, self.stop_below),
+        return Learnt(
+            depth=min(max(now.depth + larger, depths[0]), depths[1]),
+            confident=_moved(now.confident, -larger, _CONFIDENT, self.unsure),
+            deep=_moved(now.deep, -larger, _DEEP, self.stop_below),
+            shares=now.shares,
         )
-
-
-@attrs.frozen
-class Tuned:
-    """The settings that outcomes move."""
-
-    depth: int
-    confident: float
-    deep: float
 
 
 def _moved(value: float, way: int, limits: tuple[float, float], floor: float) -> float:

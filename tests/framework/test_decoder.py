@@ -1,6 +1,5 @@
 """The loop and the decoder: greedy equality, exact ends, streams, statistics. Driven by toy models."""
 
-import attrs
 import pytest
 import torch
 import transformers
@@ -8,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import (
-    Deterministic,
     InvalidInput,
     SamplingParams,
-    TreePolicy,
 )
 from draftwood.randomness import row_seeds
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -23,6 +20,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel
 from tests.framework.decoding import PROMPTS, TARGET, decoder, drafter, sequentially
+from tests.framework.learners import Grows
 
 POLICIES = [
     Chain(3),
@@ -206,22 +204,7 @@ def test_a_processor_that_reads_the_prefix_acts_as_in_sequential_decoding():
 
 
 def test_what_a_policy_learns_stays_with_its_row():
-    @attrs.define
-    class Grows(TreePolicy):
-        """Drafts one token more after every round that accepted all it drafted."""
-
-        length: int = 1
-        laws = frozenset({Deterministic})
-        learns = True
-
-        def grow(self, root, rng):
-            return Chain(self.length, "top-k").grow(root, rng)
-
-        def observe(self, outcome):
-            self.length = self.length + 1 if outcome.accepted == outcome.drafted else 1
-
-    policy = Grows()
-    one = decoder(policy)
+    one = decoder(Grows())
     batch = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)
     for row, prompt in enumerate(PROMPTS):
         alone = one.generate([prompt], max_new_tokens=20, return_dict_in_generate=True)
@@ -230,7 +213,7 @@ def test_what_a_policy_learns_stays_with_its_row():
         assert drafted == [
             r.outcome.drafted for round_ in batch.statistics.rounds for r in round_.rows if r.row == row
         ]
-    assert policy.length == 1
+        assert batch.policy_states[row] == alone.policy_states[0]
 
 
 def test_statistics_count_what_happened():

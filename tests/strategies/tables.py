@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from draftwood import TorchRandomness
+from draftwood import TorchRandomness, learning
 from draftwood.testing import ToyModel
 
 ROOT = (0,)
@@ -29,9 +29,10 @@ def several(*tables):
     return lambda path: torch.stack([probs(path) for probs in tables])
 
 
-def grow(policy, probs, seed=None, rng=None):
+def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
-    growing = policy.grow(ROOT[0], rng if seed is None else TorchRandomness.seeded(seed))
+    rng = rng if seed is None else TorchRandomness.seeded(seed)
+    growing = learning.grow(policy, ROOT[0], rng, state)
     asked, requests = [], []
     try:
         request = next(growing)

@@ -32,7 +32,7 @@ def drafter(**options):
 
 
 def sizes_in(policy, rounds=200, near=None):
-    """Drafted nodes, round by round, of a text under a fresh copy of `policy`."""
+    """Drafted nodes, round by round, of a text under `policy`."""
     target = ToyModel(3, seed=1, sharpness=2.0)
     draft = ToyModel(3, seed=2, near=target if near is not None else None, mix=near or 0.0, sharpness=2.0)
     drafts = create("drafters", "model", {"backend": ToyBackend(draft)})
@@ -73,8 +73,11 @@ def test_the_past_fades():
         FixedTree(1, 1, 1), budgets=(0, 1), target_time=(1.0, 1.0), draft_time=(0.0,), memory=0.95
     )
 
+    state = policy.first_state()
+
     def play(accepted):
-        growing = policy.grow(0, TorchRandomness.seeded(0))
+        nonlocal state
+        growing = policy.grow(0, TorchRandomness.seeded(0), state)
         try:
             next(growing)
             while True:
@@ -82,7 +85,7 @@ def test_the_past_fades():
         except StopIteration as finished:
             tree = finished.value
         path = (0, 1) if accepted and len(tree) > 1 else (0,)
-        policy.observe(Outcome.of(tree, path, extra=0, bonus=False))
+        state = policy.observe(state, Outcome.of(tree, path, extra=0, bonus=False), tree)
         return len(tree) - 1
 
     def share(accepted):

@@ -92,10 +92,11 @@ def test_what_lies_below_a_node_that_was_not_asked_for_is_not_asked_for_either()
 def test_the_threshold_follows_the_outcomes():
     def after(share, stop_below, rounds=3):
         policy = DynamicDepth(Chain(4, "top-k"), stop_below)
+        state = policy.first_state()
         for _ in range(rounds):
-            tree, _ = grow(policy, table(4, 3))
-            policy.observe(outcome(round(share * tree.depth)))
-        return policy.threshold
+            tree, _ = grow(policy, table(4, 3), state=state)
+            state = policy.observe(state, outcome(round(share * tree.depth)), tree)
+        return state.threshold
 
     assert after(0.0, 0.3) == pytest.approx(0.303)
     assert after(1.0, 0.99) == pytest.approx(0.987)
@@ -103,7 +104,8 @@ def test_the_threshold_follows_the_outcomes():
     assert after(1.0, 1e-9) == 1e-9, "no level was stopped, so a lower threshold changes nothing"
     assert after(0.0, 1.0) == 1.0
     policy, certain = DynamicDepth(Chain(4, "top-k"), 0.9), torch.tensor([0.0, 1.0, 0.0])
+    state = policy.first_state()
     for probs, threshold in ((table(4, 3), 0.899), (lambda path: certain, 0.899)):
-        tree, _ = grow(policy, probs)
-        policy.observe(outcome(tree.depth))
-        assert policy.threshold == pytest.approx(threshold), "what was stopped in an earlier round is past"
+        tree, _ = grow(policy, probs, state=state)
+        state = policy.observe(state, outcome(tree.depth), tree)
+        assert state.threshold == pytest.approx(threshold), "what was stopped in an earlier round is past"

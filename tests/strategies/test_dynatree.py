@@ -61,13 +61,14 @@ def outcome(accepted):
     return Outcome(nodes, [0] * len(nodes), extra=0, bonus=False, drafted=20)
 
 
-def observed(policy, share, rounds):
-    """The settings after so many rounds in which `share` of the levels was accepted."""
+def observed(policy, share, rounds, state=None):
+    """What is learnt after `state` in so many rounds in which `share` of the levels was accepted."""
     certain = torch.tensor([0.0, 1.0, 0.0])
+    state = state or policy.first_state()
     for _ in range(rounds):
-        tree, _ = grow(policy, lambda path: certain)
-        policy.observe(outcome(round(share * tree.depth)))
-    return policy.now
+        tree, _ = grow(policy, lambda path: certain, state=state)
+        state = policy.observe(state, outcome(round(share * tree.depth)), tree)
+    return state
 
 
 def test_dynatree_learns_by_the_authors_schedule():
@@ -87,12 +88,13 @@ def test_dynatree_learns_by_the_authors_schedule():
 
 def test_dynatree_forgets_what_lies_behind_its_window():
     policy = DynaTree(window=5)
-    observed(policy, 0.0, 10)
-    assert observed(policy, 1.0, 10).depth > 2
+    state = observed(policy, 0.0, 10)
+    assert observed(policy, 1.0, 10, state).depth > 2
     # Settings that start beyond the schedule's limits stay where they are.
     extreme = DynaTree(depth=1, max_depth=2, unsure=0.6, confident=0.99, deep=0.9)
-    assert (observed(extreme, 0.0, 30).confident, extreme.now.deep, extreme.now.depth) == (0.99, 0.9, 1)
-    assert observed(extreme, 1.0, 30).confident == 0.6
-    assert extreme.now.depth == 1
+    state = observed(extreme, 0.0, 30)
+    assert (state.confident, state.deep, state.depth) == (0.99, 0.9, 1)
+    state = observed(extreme, 1.0, 30, state)
+    assert (state.confident, state.depth) == (0.6, 1)
     assert observed(DynaTree(depth=1), 0.0, 10).depth == 1
     assert observed(DynaTree(confident=0.45), 1.0, 10).confident == 0.45

@@ -1,0 +1,108 @@
+"""Rows that one policy serves in turns: each must live as it lives alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import learning
+from draftwood.prefixes import Path, paths_of
+from draftwood.proposals import PerChild
+from draftwood.protocols import Outcome, TreePolicy
+from draftwood.randomness import TorchRandomness
+from draftwood.testing.toy import ToyModel
+
+_ROUNDS = 3
+
+
+@attrs.frozen
+class Lived:
+    """A round of a row: the tree's tokens and parents, and what the policy then knew."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    state: Any
+
+
+def assert_rows_apart(
+    policy: TreePolicy, models: Sequence[ToyModel], prompts: Sequence[Sequence[int]]
+) -> None:
+    """Assert that rows whose trees `policy` grows in turns get the trees and states that they get alone.
+
+    The rows begin with `prompts`; outcomes are drawn at random, the same ones in turns as alone. Also
+    checked: states are values, which neither a growth nor an outcome changes.
+
+    Raises:
+        AssertionError: the message names the row, the round, and what was grown or learnt.
+    """
+
+    def row(place: int) -> Generator[None, None, list[Lived]]:
+        return _row(policy, models, prompts[place], seed=models[0].seed + place)
+
+    places = range(len(prompts))
+    alone = [_in_turns([row(place)])[0] for place in places]
+    together = _in_turns([row(place) for place in places])
+    for place in places:
+        for number, (one, other) in enumerate(zip(alone[place], together[place], strict=True)):
+            assert one == other, (
+                f"{policy} does not keep rows apart: in round {number} row {place} has {one} alone and "
+                f"{other} when another row's tree is grown in between."
+            )
+
+
+def _in_turns(rows: Sequence[Generator[None, None, list[Lived]]]) -> list[list[Lived]]:
+    """Run the rows, each as far as its next stop, in turns."""
+    lived: dict[int, list[Lived]] = {}
+    while len(lived) < len(rows):
+        for place, row in enumerate(rows):
+            if place not in lived:
+                try:
+                    next(row)
+                except StopIteration as finished:
+                    lived[place] = finished.value
+    return [lived[place] for place in range(len(rows))]
+
+
+def _row(
+    policy: TreePolicy, models: Sequence[ToyModel], prompt: Sequence[int], seed: int
+) -> Generator[None, None, list[Lived]]:
+    """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
+    rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
+    text, state, lived = list(prompt), learning.first_state(policy), list[Lived]()
+    for _ in range(_ROUNDS):
+        before = copy.deepcopy(state)
+        growing, asked = learning.grow(policy, text[-1], rng, state), list[Path]()
+        try:
+            request = next(growing)
+            while True:
+                yield
+                paths = paths_of(request.tokens.tolist(), request.parents.tolist(), asked)
+                asked += paths
+                request = growing.send(torch.stack([_drafted(policy, models, [*text, *p]) for p in paths]))
+        except StopIteration as finished:
+            tree = finished.value
+        yield
+        node = fate.randrange(len(tree))
+        extra = fate.randrange(models[0].vocab_size)
+        outcome = Outcome.of(tree, tree.path(node), extra=extra, bonus=not tree.children(node))
+        known, state = state, learning.observe(policy, state, outcome, tree)
+        assert known == before, (
+            f"A state of {policy} was {before} before a round and is {known} after it; a state never "
+            "changes, and is equal to its copies. Make it an attrs.frozen class."
+        )
+        lived.append(Lived(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
+        text += outcome.emitted
+    return lived
+
+
+def _drafted(policy: TreePolicy, models: Sequence[ToyModel], text: Sequence[int]) -> Tensor:
+    """The draft distributions after `text`: of all models where each child has a drafter of its own."""
+    if PerChild in policy.laws:
+        return torch.stack([model.probs(text) for model in models])
+    return models[0].probs(text)
