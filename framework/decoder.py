@@ -209,7 +209,8 @@ class SpeculativeDecoder:
         prompts = as_prompts(prompts)
         check_prompts(prompts, self.target)
         keep = keep or Keep()
-        texts = _texts(prompts, padded) if sampling.reads_prefix or draft_sampling.reads_prefix else []
+        read = sampling.reads_prefix or draft_sampling.reads_prefix
+        texts = _texts(prompts, padded, self.target.device) if read else []
         check_processors(
             [*sampling.processors, *draft_sampling.processors], texts, vocab_size=self.target.vocab_size
         )
@@ -288,11 +289,11 @@ def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
     return drafter.weight_bytes / target.weight_bytes if target.weight_bytes else 0.0
 
 
-def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None) -> list[RowText]:
+def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None, device: torch.device) -> list[RowText]:
     """The rows as processors are to see them: alone, or with the padding and places of a batch."""
     if padded is None:
-        return [RowText.of(torch.tensor(prompt)) for prompt in prompts]
-    rows = padded.to(torch.int64)
+        return [RowText.of(torch.tensor(prompt, device=device)) for prompt in prompts]
+    rows = padded.to(device, torch.int64)
     return [RowText.of(row, row=place, rows=len(rows)) for place, row in enumerate(rows)]
 
 

@@ -36,6 +36,10 @@ class RowText:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def device(self) -> torch.device:
+        return self._tokens.device
+
     def to(self, device: torch.device) -> RowText:
         """This text, from now on on `device`."""
         self._tokens = self._tokens.to(device)

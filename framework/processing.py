@@ -156,7 +156,7 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
     except Exception:  # anyone's object may refuse to be copied
         tried = processor
     before = _state(tried)
-    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)).to(text.device)
 
     def scores_behind(path: Path) -> Tensor:
         return _as_in_generate(tried, logits, Prefixes(text, [path]), 0).clone()

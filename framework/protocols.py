@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -209,6 +210,7 @@ class StateBackend(Protocol):
         pad_token_id: what pads finished rows, or None.
         skippable_layers: layers that `without_layers` may leave out, counted from 0; 0: it cannot.
         hidden_size: width of the states that `last_hidden` gives; None: it cannot.
+        device: where token ids go, and logits are unless a model is spread over several.
     """
 
     vocab_size: int
@@ -218,6 +220,7 @@ class StateBackend(Protocol):
     pad_token_id: int | None = None
     skippable_layers: int = 0
     hidden_size: int | None = None
+    device: torch.device = torch.device("cpu")
 
     @property
     def lengths(self) -> list[int]:

@@ -165,7 +165,9 @@ def _unread(schema: Any) -> str | None:
     if not isinstance(schema, dict):
         return None
     known = _NOTES | _READ | {*_ALONE, *_BY_NAME}
-    unread = [keyword for keyword, value in schema.items() if keyword not in known and value is not False]
+    unread: list[str] = [
+        keyword for keyword, value in schema.items() if keyword not in known and value is not False
+    ]
     if any(keyword in schema for keyword in _ALONE):
         first = next(keyword for keyword in _ALONE if keyword in schema)
         beside = {first, "$defs", "definitions", "type", *_NOTES}
