@@ -17,6 +17,7 @@ import typer
 from draftwood import Drafter, StateBackend, TreePolicy, Verifier, registry
 from draftwood.apps import options
 from draftwood.apps.failures import FAILED
+from draftwood.apps.interrupts import heard_during_collections
 from draftwood.errors import InvalidInput, nearest
 from draftwood.imports import imported
 
@@ -125,7 +126,7 @@ def check(
     console = Console(highlight=False)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
     console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.", markup=False)
-    with _hypothesis_silent():
+    with _hypothesis_silent(), heard_during_collections():
         failed = [
             failure
             for name, one in checks.items()

@@ -1,11 +1,15 @@
 """`draftwood check`: what is right passes, what is wrong is explained, and what is no strategy is refused."""
 
+import gc
+import os
 import signal
+import time
 
 import attrs
 import pytest
 
 from draftwood.apps.check import REMEDIES, SMALL, build
+from draftwood.apps.interrupts import heard_during_collections
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -193,6 +197,31 @@ def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
     process.send_signal(signal.SIGINT)
     rest, errors = process.stdout.read(), process.stderr.read()
     assert (process.wait(timeout=60), rest, errors) == (130, "", "Stopped.\n")
+
+
+def test_ctrl_c_in_a_garbage_collection_is_heard(capfd):
+    def gc_callback(phase, info):
+        if not sent:
+            sent.append(phase)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # a place where Python looks for signals
+
+    def collect():
+        with heard_during_collections():
+            gc.collect()
+            time.sleep(30)
+
+    sent = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
+    gc.callbacks.append(gc_callback)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            collect()
+    finally:
+        gc.callbacks.remove(gc_callback)
+        signal.signal(signal.SIGINT, before)
+    assert sent
+    assert "ignored" not in capfd.readouterr().err
 
 
 def test_a_backends_mistake_is_explained_by_law_s(draftwood, mine):
