@@ -7,6 +7,7 @@ from draftwood.testing.block_efficiency import (
     one_round,
     optimal_tokens,
 )
+from draftwood.testing.broken import LawBroken
 from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
 from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
@@ -18,6 +19,7 @@ __all__ = [
     "Endless",
     "Enumerator",
     "JointLaw",
+    "LawBroken",
     "ToyBackend",
     "ToyModel",
     "WeightedTree",

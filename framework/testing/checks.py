@@ -11,6 +11,7 @@ import attrs
 
 from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
+from draftwood.testing.broken import LawBroken
 
 MODELS = "DRAFTWOOD_MODELS"
 """Environment variable: random toy models that a check tries; the pytest option sets it."""
@@ -27,7 +28,7 @@ class Check:
         models: random toy models that it tries.
 
     Raises:
-        AssertionError: when called, and the strategy fails; the message has its name and what was found.
+        LawBroken: when called, and the strategy fails; the message has its name and what was found.
     """
 
     strategy: object
@@ -44,8 +45,10 @@ class Check:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]  # a failure that did not come again when it was repeated
             what = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-            who = type(self.strategy).__name__
-            raise AssertionError(f"{who} fails the check {self.name!r}: {what}") from error
+            broken = LawBroken(f"{type(self.strategy).__name__} fails the check {self.name!r}: {what}")
+            if isinstance(error, LawBroken):
+                broken.error, broken.likely = error.error, error.likely
+            raise broken from error
 
 
 def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple[str, Check]]:

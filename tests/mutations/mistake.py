@@ -1,0 +1,74 @@
+"""A mistake, and the named check that catches it as it runs by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import attrs
+
+from draftwood.testing import checks_for
+from draftwood.testing.checks import Check
+
+Patch = tuple[Any, str, Any]
+"""An object or class, the name of one of its attributes, and what stands there instead."""
+
+
+@attrs.frozen
+class Caught:
+    """The first check that failed, how far off things were where that is a number, and what it said."""
+
+    check: str
+    error: float | None
+    said: str
+
+
+@attrs.frozen
+class Mistake:
+    """One mistake in a correct part.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        story: where it was seen, or why somebody would write it.
+        part: "policy", "verifier", "drafter", "backend", "randomness" or "decoding".
+        right: builds the part without the mistake, in which no check fails.
+        wrong: builds it with the mistake; None where `patches` make it.
+        patches: what is replaced in the code below the part.
+    """
+
+    name: str
+    story: str
+    part: str
+    right: Callable[[], object]
+    wrong: Callable[[], object] | None = None
+    patches: Sequence[Patch] = ()
+
+    def caught(self) -> Caught | None:
+        """The first check that fails; None where the mistake slips past all of them."""
+        with ExitStack() as stack:
+            for patch in self.patches:
+                stack.enter_context(mock.patch.object(*patch))
+            return first_failure((self.wrong or self.right)())
+
+    def clean(self) -> Caught | None:
+        """The first check that fails without the mistake; None as it should be."""
+        return first_failure(self.right())
+
+
+def first_failure(strategy: object) -> Caught | None:
+    """The first of all checks of `strategy` that fails."""
+    for name, check in checks_for(strategy):
+        if (caught := failure(name, check)) is not None:
+            return caught
+    return None
+
+
+def failure(name: str, check: Check) -> Caught | None:
+    """What `check` raises; None where it passes."""
+    try:
+        check()
+    except AssertionError as error:
+        return Caught(name, getattr(error, "error", None), str(error))
+    return None
