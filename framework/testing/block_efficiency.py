@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.protocols import Drafter, Outcome, TreePolicy, Verifier
 from draftwood.randomness import Randomness
+from draftwood.sampling import SamplingParams
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.proposal_law import grow_tree
 from draftwood.testing.toy import ToyModel
@@ -49,14 +50,10 @@ def drawn_trees(
 
 
 def target_rows(tree: TokenTree, target: ToyModel, prompt: Sequence[int], temperature: float) -> Tensor:
-    """The target's distribution after every node, float64 `[nodes, vocab]`."""
+    """The target's distribution after every node `[nodes, vocab]`, computed as production computes it."""
     tokens = tree.tokens.tolist()
-    return torch.stack(
-        [
-            target.probs([*prompt[:-1], *(tokens[v] for v in tree.path(node))], temperature)
-            for node in range(len(tree))
-        ]
-    )
+    texts = [[*prompt[:-1], *(tokens[v] for v in tree.path(node))] for node in range(len(tree))]
+    return SamplingParams(temperature).distribution(torch.stack([target.logits(text) for text in texts]))
 
 
 def one_round(

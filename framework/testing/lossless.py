@@ -14,7 +14,9 @@ from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
+from draftwood.testing.arithmetic import rounding
 from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round, target_rows
+from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
 from draftwood.testing.toy import ToyBackend, ToyModel
 from draftwood.testing.watched import Watched, drawn_as_text
@@ -253,9 +255,12 @@ def assert_lossless(
     temperature: float = 1.0,
     rounds: int | None = None,
     budget: int = 100_000,
-    tolerance: float = 1e-12,
+    tolerance: float | None = None,
 ) -> JointLaw:
     """Prove that the pair emits the target's law; takes what `joint_law` takes.
+
+    Args:
+        tolerance: largest difference of a probability; None is what the models' dtype allows.
 
     Returns:
         The joint law found, with its expected tokens a round.
@@ -275,15 +280,19 @@ def assert_lossless(
         rounds=rounds,
         budget=budget,
     )
-    assert not found.fault, found.fault
+    if found.fault:
+        raise LawBroken(found.fault)
     wanted = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
     worst, error = found.worst(wanted), found.error(wanted)
+    if tolerance is None:
+        tolerance = rounding(target.dtype)
     if not error <= tolerance:
         case = _Case(policy, verifier, target, drafter, temperature, budget)
-        raise AssertionError(
+        raise LawBroken(
             f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
             f"{found.probabilities.get(worst, 0.0):.12g} and should have {wanted.get(worst, 0.0):.12g} "
-            f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}"
+            f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}",
+            error=error,
         )
     return found
 

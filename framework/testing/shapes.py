@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
+import torch
 from torch import Tensor
 
 from draftwood.drawing import draw_children
-from draftwood.proposals import Proposal
+from draftwood.errors import InvalidInput
+from draftwood.proposals import PerChild, Proposal
 from draftwood.protocols import Request, TreePolicy
-from draftwood.randomness import Randomness
+from draftwood.randomness import Randomness, TorchRandomness
+from draftwood.sampling import SamplingParams
+from draftwood.testing.seen import OpenTree
+from draftwood.testing.toy import ToyModel
 from draftwood.tree import TokenTree, TreeBuilder
 
 Shape: TypeAlias = "tuple[Shape, ...]"
 """The shapes of a node's children in drawn order: `()` is a leaf, `((), ())` a node with two leaves."""
 
 CHAINS: dict[str, Shape] = {"one": ((),), "chain of 2": (((),),)}
+DEEP_CHAINS: dict[str, Shape] = {"chain of 4": (((((),),),),)}
 BRANCHING: dict[str, Shape] = {
     "two": ((), ()),
     "three": ((), (), ()),
@@ -25,6 +31,14 @@ BRANCHING: dict[str, Shape] = {
     "two, the second with a child": ((), ((),)),
     "one with two": (((), ()),),
 }
+
+
+DEEP: dict[str, Shape] = {
+    "four levels": ((((((),),), ()),), ()),
+    "two, chains of 2 below": ((((),),), (((),),)),
+    "a pair below a pair": ((((), ()),), ((), ())),
+}
+WIDE: dict[str, Shape] = {"five": ((), (), (), (), ())}
 
 
 @attrs.frozen
@@ -56,3 +70,105 @@ class Shaped(TreePolicy):
                 below += zip(tree.add_children(node, tokens, drawn.proposal), shape, strict=False)
             level = below
         return tree.finish()
+
+
+@attrs.define(eq=False)
+class ShapeTrees(OpenTree):
+    """All trees of one shape, whose tokens are drawn by `law` as a verifier looks at them.
+
+    Attributes:
+        form: the shape.
+        children_law: of the children of every node.
+        drafts: models that propose; `PerChild` draws from one after another, other laws from the first.
+        prompt: the text before; its last token is the root.
+        temperature: of the draft.
+        depth_first: whether nodes are numbered branch by branch, so that siblings lie apart.
+        padding: places behind the last node that hold nothing.
+    """
+
+    form: Shape
+    children_law: type[Proposal]
+    drafts: Sequence[ToyModel]
+    prompt: Sequence[int] = (0,)
+    temperature: float = 1.0
+    depth_first: bool = False
+    padding: int = 0
+    shape: TokenTree = attrs.field(init=False)
+    _places: list[int] = attrs.field(init=False)
+    _laws: dict[tuple[int, ...], Proposal] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        parents, self._places = _numbered(self.form, self.depth_first)
+        nothing = [0] * self.padding
+        bare = TokenTree(
+            torch.tensor([self.prompt[-1], *[0] * (len(parents) - 1), *nothing]),
+            torch.tensor([*parents, *nothing]),
+            size=len(parents),
+            depths=torch.tensor([*_depths(parents), *nothing]),
+        )
+        # The laws are found as the tokens are; what counts here is which nodes have one.
+        inner = {node: PerChild(()) for node in range(len(bare)) if bare.children(node)}
+        self.shape = attrs.evolve(bare, proposals=inner)
+
+    def before(self, node: int) -> Sequence[int]:
+        parent = int(self.shape.parents[node])
+        earlier = self.shape.children(parent)[: self._places[node]]
+        return [*self.shape.path(parent), *earlier]
+
+    def law(self, node: int, seen: Mapping[int, int]) -> tuple[Sequence[int], Tensor]:
+        *_, parent = self.shape.path(node)[:-1]
+        place = self._places[node]
+        earlier = [seen[sibling] for sibling in self.shape.children(parent)[:place]]
+        p = self.proposal(parent, seen).conditional(place, earlier).double()
+        tokens = p.nonzero().flatten().tolist()
+        return tokens, p[tokens]
+
+    def proposal(self, node: int, seen: Mapping[int, int]) -> Proposal:
+        text = tuple(seen[above] for above in self.shape.path(node))
+        key = (len(self.shape.children(node)), *text)
+        if key not in self._laws:
+            self._laws[key] = self._proposed([*self.prompt[:-1], *text], len(self.shape.children(node)))
+        return self._laws[key]
+
+    def _proposed(self, text: Sequence[int], count: int) -> Proposal:
+        sampling = SamplingParams(self.temperature)
+        ps = sampling.distribution(torch.stack([draft.logits(text) for draft in self.drafts]))
+        p = ps if self.children_law is PerChild else ps[0]
+        # Which tokens come is another's to say; a law does not depend on them.
+        (drawn,) = draw_children(
+            self.children_law, p.unsqueeze(0), count=count, rng=TorchRandomness.seeded(0)
+        )
+        if len(drawn.tokens) < count:
+            raise InvalidInput(
+                f"After {tuple(text)} the draft has {len(drawn.tokens)} tokens for {count} children; give one "
+                "whose support is wider."
+            )
+        return drawn.proposal
+
+
+def _numbered(form: Shape, depth_first: bool) -> tuple[list[int], list[int]]:
+    """The parent of every node, and its place among its siblings."""
+    parents, places, open_nodes = [-1], [0], [(0, form)]
+    if depth_first:
+
+        def visit(node: int, below: Shape) -> None:
+            for place, child in enumerate(below):
+                parents.append(node)
+                places.append(place)
+                visit(len(parents) - 1, child)
+
+        visit(0, form)
+        return parents, places
+    for node, below in open_nodes:
+        for place, child in enumerate(below):
+            parents.append(node)
+            places.append(place)
+            open_nodes.append((len(parents) - 1, child))
+    return parents, places
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths

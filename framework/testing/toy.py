@@ -33,6 +33,8 @@ class ToyModel:
             that a high value makes many contexts one-hot.
         near: a model that this one resembles, so that a draft can be near its target.
         mix: the share of `near`: probabilities are `mix * near.probs + (1 - mix)` times its own.
+        dtype: of its logits. A proof in float32 or bfloat16 runs the arithmetic of production, from logits
+            that are rounded as a model rounds them.
     """
 
     vocab_size: int = attrs.field(validator=at_least(1))
@@ -42,14 +44,15 @@ class ToyModel:
     sparsity: float = attrs.field(default=0.0, validator=probability)
     near: ToyModel | None = attrs.field(default=None, validator=_same_vocabulary)
     mix: float = attrs.field(default=0.5, validator=probability)
+    dtype: torch.dtype = torch.float64
     _known: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
 
     def logits(self, text: Sequence[int]) -> Tensor:
-        """float64 `[vocab]`."""
+        """`[vocab]` of the model's `dtype`."""
         own = self._own((len(text), *text[-self.order :]))
-        if self.near is None:
-            return own
-        return (self.mix * self.near.probs(text) + (1 - self.mix) * own.softmax(-1)).log()
+        if self.near is not None:
+            own = (self.mix * self.near.probs(text) + (1 - self.mix) * own.softmax(-1)).log()
+        return own.to(self.dtype)
 
     def _own(self, context: tuple[int, ...]) -> Tensor:
         if context not in self._known:
@@ -67,8 +70,11 @@ class ToyModel:
         return self._known[context]
 
     def probs(self, text: Sequence[int], temperature: float = 1.0) -> Tensor:
-        """float64 `[vocab]`, summing to 1; at temperature 0 the most likely token has all of it."""
-        logits = self.logits(text)
+        """The law of its logits, whatever their dtype: float64 `[vocab]`, summing to 1.
+
+        At temperature 0 the most likely token has all of it.
+        """
+        logits = self.logits(text).double()
         if temperature == 0:
             return torch.zeros_like(logits).index_fill_(0, logits.argmax(), 1)
         return (logits / temperature).softmax(-1)
@@ -110,7 +116,7 @@ class ToyBackend(StateBackend):
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         counts = [tokens.shape[1]] * len(tokens) if counts is None else counts
-        logits = torch.zeros(*tokens.shape, self.vocab_size, dtype=torch.float64)
+        logits = torch.zeros(*tokens.shape, self.vocab_size, dtype=self.model.dtype)
         for row, count in enumerate(counts):
             for node in range(count):
                 self._nodes[row].append((int(tokens[row, node]), int(parents[row, node])))

@@ -1,0 +1,66 @@
+"""What a round emits beside the target's law, to whatever depth the tree has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from draftwood.testing.toy import ToyModel
+
+Text = tuple[int, ...]
+
+
+@attrs.frozen
+class Departure:
+    """The text whose probability is furthest from the target's: what was found, and what should be."""
+
+    text: Text
+    found: float
+    wanted: float
+
+    @property
+    def error(self) -> float:
+        off = abs(self.found - self.wanted)
+        return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
+
+
+def furthest(
+    emitted: Mapping[Text, float], target: ToyModel, *, prompt: Sequence[int], temperature: float = 1.0
+) -> Departure:
+    """Where the law of one round's tokens departs the most from the target's.
+
+    The target itself writes what follows a round, so a text s begins with the probability W(s) = A(s) +
+    the chance that the round ended on the way to s, times what the target makes of the rest. Here A(s) is
+    the chance that the round emits s or more. Every s that a round may emit is looked at.
+
+    Args:
+        emitted: the probability of every sequence of tokens that the round emits.
+        target: whose law should come out.
+        prompt: the text before, the root included.
+        temperature: of the target.
+    """
+    at_least: dict[Text, float] = {}
+    ended: dict[Text, float] = dict(emitted)
+    for text, chance in emitted.items():
+        for length in range(len(text) + 1):
+            at_least[text[:length]] = at_least.get(text[:length], 0.0) + chance
+    lengths = sorted(at_least, key=len)
+    found: dict[Text, float] = {(): at_least.get((), 0.0)}
+    wanted: dict[Text, float] = {(): 1.0}
+    worst = Departure((), found[()], 1.0)
+    for text in lengths:
+        inner = at_least[text] - ended.get(text, 0.0)
+        if inner <= 0 and text:
+            continue  # nothing longer is emitted behind it
+        # Emitted less the longer: what ended at or before `text`, which the target takes over.
+        left = found[text] - inner
+        row = target.probs([*prompt, *text], temperature).tolist()
+        for token, p in enumerate(row):
+            longer = (*text, token)
+            found[longer] = at_least.get(longer, 0.0) + left * p
+            wanted[longer] = wanted[text] * p
+            one = Departure(longer, found[longer], wanted[longer])
+            if not one.error <= worst.error:
+                worst = one
+    return worst

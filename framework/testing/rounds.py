@@ -1,0 +1,151 @@
+"""The proof of law V on one round: every tree of a shape, drawn as far as the verifier looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.protocols import Verifier
+from draftwood.randomness import Randomness
+from draftwood.sampling import SamplingParams
+from draftwood.testing.arithmetic import rounding
+from draftwood.testing.broken import LawBroken
+from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.round_law import Departure, Text, furthest
+from draftwood.testing.seen import SeenTargets, SeenTree
+from draftwood.testing.shapes import ShapeTrees
+from draftwood.testing.toy import ToyModel
+from draftwood.testing.watched import Watched, drawn_as_text
+from draftwood.tree import TokenTree
+
+
+@attrs.frozen(eq=False)
+class Emitted:
+    """What a round emits over all trees.
+
+    Attributes:
+        law: the probability of every sequence of tokens.
+        examples: for each of them its likeliest run: the chance, and the nodes that were looked at.
+        fault: what the verifier did that none may, with the tree; empty if nothing.
+    """
+
+    law: dict[Text, float]
+    examples: dict[Text, tuple[float, TokenTree]]
+    fault: str = ""
+
+
+def emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000) -> Emitted:
+    """Every outcome of `verifier` on `trees`, whose tokens are drawn where it looks.
+
+    A verifier that cannot work with such trees gets whole ones.
+    """
+    try:
+        found = _emitted(trees, verifier, target, budget=budget, whole=False)
+        if not found.fault:
+            return found
+    except Exception:  # whatever it is, a whole tree will tell
+        pass
+    return _emitted(trees, verifier, target, budget=budget, whole=True)
+
+
+def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int, whole: bool) -> Emitted:
+    watched = Watched(verifier)
+    before = list(trees.prompt[:-1])
+    sampling = SamplingParams(trees.temperature)
+
+    @cache
+    def after(text: Text) -> Tensor:
+        return sampling.distribution(target.logits([*before, *text]).unsqueeze(0))[0]
+
+    def run(rng: Randomness) -> tuple[Text, SeenTree]:
+        tree = SeenTree(trees, rng)
+        rows = SeenTargets(tree, lambda text: after(tuple(text)))
+        if whole:
+            outcome = watched.verify(tree.drawn(), rows.whole(), rng)
+        else:
+            outcome = watched.verify(tree, rows, rng)  # type: ignore[arg-type]
+        return outcome.emitted, tree
+
+    law: dict[Text, float] = {}
+    likeliest: dict[Text, tuple[float, SeenTree]] = {}
+    for weight, (text, tree) in enumerate_outcomes(run, budget=budget):
+        law[text] = law.get(text, 0.0) + weight
+        if weight > likeliest.get(text, (0.0,))[0]:
+            likeliest[text] = weight, tree
+    examples = {text: (weight, tree.looked_at()) for text, (weight, tree) in likeliest.items()}
+    return Emitted(law, examples, watched.fault)
+
+
+def round_departure(
+    trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000
+) -> Departure:
+    """Where one round departs the most from the target's law; the error is its attribute."""
+    found = emitted(trees, verifier, target, budget=budget)
+    return furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+
+
+def assert_round_lossless(
+    trees: ShapeTrees,
+    verifier: Verifier,
+    target: ToyModel,
+    *,
+    budget: int = 100_000,
+    tolerance: float | None = None,
+) -> None:
+    """Prove that `verifier` emits the target's law on all trees of a shape, to their full depth.
+
+    Args:
+        trees: of the shape, with the models that propose.
+        verifier: judges them.
+        target: whose law should come out; its dtype is that of the arithmetic.
+        budget: random outcomes to visit at most.
+        tolerance: largest difference of a probability; None is what the dtype allows.
+
+    Raises:
+        LawBroken: the message has the worst text, and the tree from which it most likely comes.
+        BudgetExceeded: there are more outcomes.
+    """
+    found = emitted(trees, verifier, target, budget=budget)
+    if found.fault:
+        raise LawBroken(found.fault)
+    worst = furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    if worst.error <= (rounding(target.dtype) if tolerance is None else tolerance):
+        return
+    raise LawBroken(
+        f"{verifier} is biased on trees drawn by {trees.children_law.__name__}: tokens {worst.text} after "
+        f"{tuple(trees.prompt)} have probability {worst.found:.12g} and should have {worst.wanted:.12g} (off "
+        f"by {worst.error:.2g}{_in_words(target.dtype)}).\n{_example(found, worst, trees, target)}",
+        error=worst.error,
+    )
+
+
+def _in_words(dtype: torch.dtype) -> str:
+    return "" if dtype == torch.float64 else f", from logits in {str(dtype).removeprefix('torch.')}"
+
+
+def _example(found: Emitted, worst: Departure, trees: ShapeTrees, target: ToyModel) -> str:
+    """The likeliest round that writes the worst text, or begins it."""
+
+    def fits(text: Text) -> bool:
+        shorter = min(len(text), len(worst.text))
+        return text[:shorter] == worst.text[:shorter]
+
+    fitting = {text: one for text, one in found.examples.items() if fits(text)}
+    if not fitting:
+        return "No round writes it."
+    text = max(fitting, key=lambda text: fitting[text][0])
+    weight, tree = fitting[text]
+    return (
+        f"The likeliest round that does (probability {weight:.3g}) emits {text} on this tree, of which the "
+        f"nodes that were looked at are shown, and the way of the text marked:\n"
+        f"{drawn_as_text(tree, _rows(tree, trees, target), text)}"
+    )
+
+
+def _rows(tree: TokenTree, trees: ShapeTrees, target: ToyModel) -> Tensor:
+    texts: Sequence[list[int]] = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
+    return torch.stack([target.probs([*trees.prompt[:-1], *text], trees.temperature) for text in texts])

@@ -1,0 +1,225 @@
+"""Trees whose tokens are drawn when a verifier looks at them: the law of a round in far fewer outcomes.
+
+A verifier that accepts the first path has looked at a few nodes, and all the trees that agree there end
+alike. So the tokens of a tree are left open, given those seen so far, and a look is one more question of
+chance. The verifier's own code runs unchanged. What looks at nodes one by one is cheap; any other use of the
+tensors draws the whole tree first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.proposals import Proposal
+from draftwood.randomness import Randomness
+from draftwood.tree import TokenTree
+
+
+class OpenTree(Protocol):
+    """Trees of one shape, with the law of every token given others.
+
+    Attributes:
+        shape: a tree whose parents are theirs; its tokens say nothing but the root's.
+    """
+
+    shape: TokenTree
+
+    def before(self, node: int) -> Sequence[int]:
+        """The nodes that must be seen before `node`: its ancestors, and whatever else its law depends on."""
+        ...
+
+    def law(self, node: int, seen: Mapping[int, int]) -> tuple[Sequence[int], Tensor]:
+        """The tokens that `node` may hold, and their weights, given the tokens in `seen`."""
+        ...
+
+    def proposal(self, node: int, seen: Mapping[int, int]) -> Proposal:
+        """The law of the children of `node`, whose path is in `seen`."""
+        ...
+
+
+@attrs.define(eq=False)
+class SeenTree:
+    """Stands for a `TokenTree` that draws its tokens from `rng` as they are seen.
+
+    Attributes:
+        open: what may be drawn.
+        rng: the enumerator, since every other chance would draw one tree.
+        seen: tokens so far, by node.
+    """
+
+    open: OpenTree
+    rng: Randomness
+    seen: dict[int, int] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.seen[0] = int(self.open.shape.tokens[0])
+
+    def __len__(self) -> int:
+        return len(self.open.shape)
+
+    def __getattr__(self, name: str) -> Any:
+        # What depends on the shape alone; the rest needs all tokens.
+        shapely = ("size", "parents", "depths", "depth", "leaves", "ancestor_mask", "bitmask", "note")
+        return getattr(self.open.shape if name in shapely else self.drawn(), name)
+
+    @property
+    def tokens(self) -> SeenTokens:
+        return SeenTokens(self)
+
+    @property
+    def proposals(self) -> Mapping[int, Proposal]:
+        return SeenProposals(self)
+
+    def children(self, node: int) -> list[int]:
+        return self.open.shape.children(node)
+
+    def path(self, node: int) -> list[int]:
+        return self.open.shape.path(node)
+
+    def positions(self, committed: int) -> Tensor:
+        return self.open.shape.positions(committed)
+
+    def token(self, node: int) -> int:
+        if node not in self.seen:
+            for other in self.open.before(node):
+                self.token(other)
+            tokens, weights = self.open.law(node, self.seen)
+            self.seen[node] = tokens[self.rng.choose(weights) if len(tokens) > 1 else 0]
+        return self.seen[node]
+
+    def text(self, node: int) -> list[int]:
+        """The tokens from the root to `node`, on which the laws at it depend."""
+        return [self.token(above) for above in self.path(node)]
+
+    def drawn(self) -> TokenTree:
+        """The tree with all its tokens."""
+        tokens = torch.tensor([self.token(node) for node in range(len(self))])
+        padding = self.open.shape.tokens[len(self) :]
+        return attrs.evolve(
+            self.open.shape, tokens=torch.cat([tokens, padding]), proposals=dict(self.proposals.items())
+        )
+
+
+    def looked_at(self) -> TokenTree:
+        """The tree of the nodes that were seen, with those that had to be drawn before them."""
+        known = sorted(self.seen)
+        tokens = self.open.shape.tokens.clone()
+        tokens[known] = torch.tensor([self.seen[node] for node in known])
+        inner = (node for node in known if any(child in self.seen for child in self.children(node)))
+        laws = {node: self.open.proposal(node, self.seen) for node in inner}
+        return attrs.evolve(self.open.shape, tokens=tokens, proposals=laws).subtree(torch.tensor(known))
+
+
+class _Drawn:
+    """Passes whatever a tensor can do on to the whole of it."""
+
+    def whole(self) -> Tensor:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return func(*map(_whole, args), **{name: _whole(one) for name, one in (kwargs or {}).items()})
+
+
+def _whole(one: Any) -> Any:
+    if isinstance(one, (list, tuple)):
+        return type(one)(map(_whole, one))
+    return one.whole() if isinstance(one, _Drawn) else one
+
+
+@attrs.frozen(eq=False)
+class SeenTokens(_Drawn):
+    """Stands for the tensor of a tree's tokens."""
+
+    tree: SeenTree
+
+    def tolist(self) -> SeenList:
+        return SeenList(self.tree)
+
+    def whole(self) -> Tensor:
+        return self.tree.drawn().tokens
+
+    def __len__(self) -> int:
+        return len(self.tree.open.shape.tokens)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        if isinstance(place, int) and 0 <= place < len(self.tree):
+            return torch.tensor(self.tree.token(place))
+        if isinstance(place, list) and all(0 <= node < len(self.tree) for node in place):
+            return torch.tensor([self.tree.token(node) for node in place], dtype=torch.int64)
+        return self.whole()[place]
+
+
+@attrs.frozen(eq=False)
+class SeenList(Sequence[int]):
+    """Stands for the list of a tree's tokens."""
+
+    tree: SeenTree
+
+    def __len__(self) -> int:
+        return len(self.tree.open.shape.tokens)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int) and 0 <= place < len(self.tree):
+            return self.tree.token(place)
+        return self.tree.drawn().tokens.tolist()[place]
+
+
+@attrs.frozen(eq=False)
+class SeenProposals(Mapping[int, Proposal]):
+    """The laws of a tree, each known once the path to its node is."""
+
+    tree: SeenTree
+
+    def __getitem__(self, node: int) -> Proposal:
+        if node not in self.tree.open.shape.proposals:
+            raise KeyError(node)
+        self.tree.token(node)
+        return self.tree.open.proposal(node, self.tree.seen)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tree.open.shape.proposals)
+
+    def __len__(self) -> int:
+        return len(self.tree.open.shape.proposals)
+
+
+@attrs.frozen(eq=False)
+class SeenTargets(_Drawn):
+    """Stands for the target's distributions `[nodes, vocab]`; `after(text)` gives the one of a node."""
+
+    tree: SeenTree
+    after: Callable[[Sequence[int]], Tensor]
+
+    def whole(self) -> Tensor:
+        return torch.stack([self.after(self.tree.text(node)) for node in range(len(self.tree))])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.after(self.tree.text(0)).dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.tree), *self.after(self.tree.text(0)).shape))
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        node, *rest = place if isinstance(place, tuple) else (place,)
+        if not isinstance(node, int) or not 0 <= node < len(self.tree):
+            return self.whole()[place]
+        row = self.after(self.tree.text(node))
+        return row[tuple(rest)] if rest else row
