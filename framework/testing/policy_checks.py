@@ -12,13 +12,16 @@ import torch
 from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
+from draftwood.testing.broken import LawBroken
+from draftwood.testing.cases import TOYS, VOCAB, Toys, narrow
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.interleaved import assert_rows_apart
 from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.pairs import fits, toy_drafter
+from draftwood.testing.pasts import pasts
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
 from draftwood.testing.toy import ToyModel
-from draftwood.testing.verifier_checks import VOCAB, Constant, assert_declared, for_models
+from draftwood.testing.verifier_checks import Constant, assert_declared, for_models
 from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)
@@ -28,6 +31,10 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
     """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
     yield "declaration", partial(check_declaration, policy)
     yield "proposal-law", partial(check_proposal_law, policy)
+    if policy.learns:
+        yield "learnt", partial(check_learnt, policy)
+    yield "wide", partial(check_wide, policy)
+    yield "arithmetic", partial(check_arithmetic, policy)
     if fits(policy, registry.create("verifiers", "recursive-rejection")):
         yield "lossless", partial(check_lossless, policy)
     if isinstance(getattr(policy, "budget", None), int):
@@ -46,22 +53,48 @@ def check_declaration(policy: TreePolicy, models: int) -> None:
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:
     """Law P: children follow the declared proposal, and the other declarations hold."""
+    for toys in TOYS:
+        prove_law(policy, toys)
+    for_models(lambda target, *drafts: prove_law(policy, Toys(target, drafts)), None, models)
 
-    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
-        assert_proposal_law(policy, toy_drafter(policy, draft, other), prompt=PROMPT)
 
-    for_models(prove, None, models)
+def check_learnt(policy: TreePolicy, models: int) -> None:
+    """The same after whatever the policy may have learnt, in pasts as long as its memory."""
+    for toys in TOYS[:2]:
+        drafter = toy_drafter(policy, *toys.drafts)
+        for learnt in pasts(policy, drafter, prompt=PROMPT):
+            try:
+                assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
+            except LawBroken as broken:
+                raise LawBroken(
+                    f"After {learnt.past} it knows {learnt.state}, and then: {broken}", error=broken.error
+                ) from broken
+
+
+def check_wide(policy: TreePolicy, models: int) -> None:
+    """The same over eight tokens, at the root and below it."""
+    for supports in ((8, 1), (1, 8, 1)):
+        prove_law(policy, narrow(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
+
+
+def check_arithmetic(policy: TreePolicy, models: int) -> None:
+    """In float32, and from logits in half precision, children follow the declared law to its rounding."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for toys in TOYS[:2]:
+            prove_law(policy, toys.of(dtype))
+
+
+def prove_law(policy: TreePolicy, toys: Toys) -> None:
+    """Prove law P on one set of toys."""
+    assert_proposal_law(policy, toy_drafter(policy, *toys.drafts), prompt=PROMPT)
 
 
 def check_lossless(policy: TreePolicy, models: int) -> None:
     """With recursive rejection the emitted tokens have the target's law."""
     verifier = registry.create("verifiers", "recursive-rejection")
-
-    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
-        drafter = toy_drafter(policy, draft, other)
-        assert_lossless(policy, verifier, target=target, drafter=drafter, prompt=PROMPT, rounds=1)
-
-    for_models(prove, None, models)
+    for toys in TOYS[:2]:
+        drafter = toy_drafter(policy, *toys.drafts)
+        assert_lossless(policy, verifier, target=toys.target, drafter=drafter, prompt=PROMPT, rounds=1)
 
 
 def check_budget(policy: TreePolicy, models: int) -> None:

@@ -16,7 +16,10 @@ from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, Request, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
+from draftwood.testing.arithmetic import rounding
+from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.likely import likely_mistake
 from draftwood.testing.watched import numbers
 from draftwood.tree import TokenTree
 
@@ -45,6 +48,7 @@ class _Drawn:
     declared: Tensor
     law: str
     weights: Tensor
+    allowed: float
 
 
 def assert_proposal_law(
@@ -54,7 +58,8 @@ def assert_proposal_law(
     prompt: Sequence[int] = (0,),
     temperature: float = 1.0,
     budget: int = 100_000,
-    tolerance: float = 1e-12,
+    tolerance: float | None = None,
+    state: Any = None,
 ) -> None:
     """Prove that `policy` draws what it declares, by visiting every tree it may grow after `prompt`.
 
@@ -76,16 +81,17 @@ def assert_proposal_law(
         prompt: the text before; its last token is the root.
         temperature: of the draft.
         budget: random outcomes to visit at most.
-        tolerance: largest difference of a probability.
+        tolerance: largest difference of a probability; None is what the dtype of its laws allows.
+        state: what a policy that learns has learnt; None is its first state.
 
     Raises:
-        AssertionError: the message names the context and the two laws.
+        LawBroken: the message names the context, the two laws, and the likely mistake.
     """
     existence: dict[Context, _Existence] = {}
     drawn: dict[tuple[Context, tuple[float, ...]], _Drawn] = {}
 
     def grow(rng: Randomness) -> TokenTree:
-        return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng)
+        return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng, state=state)
 
     trees: list[tuple[float, TokenTree]] = []
     for weight, tree in enumerate_outcomes(grow, budget=budget):
@@ -97,30 +103,38 @@ def assert_proposal_law(
             if child is None or proposal is None:
                 continue
             seen.with_child += weight
-            declared = proposal.conditional(len(context[1]), context[1]).double()
+            declared = proposal.conditional(len(context[1]), context[1])
+            allowed = rounding(declared.dtype) if tolerance is None else tolerance
+            declared = declared.double()
             key = (context, tuple(round(p, 13) for p in declared.tolist()))
             if key not in drawn:
-                drawn[key] = _Drawn(declared, type(proposal).__name__, torch.zeros_like(declared))
+                law = type(proposal).__name__
+                drawn[key] = _Drawn(declared, law, torch.zeros_like(declared), allowed)
             drawn[key].weights[child] += weight
     for (context, _), one in drawn.items():
-        _check_law(policy, context, one, tolerance)
+        _check_law(policy, context, one, existence[context])
+    allowed = max((one.allowed for one in drawn.values()), default=0.0)
     if not policy.adaptive:
-        _check_not_adaptive(policy, existence, tolerance)
+        _check_not_adaptive(policy, existence, allowed)
     if policy.local:
-        _check_local(policy, trees, tolerance)
+        _check_local(policy, trees, allowed)
 
 
-def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, tolerance: float) -> None:
+def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, existence: _Existence) -> None:
     total = float(drawn.weights.sum())
     if total < _NEGLIGIBLE:
         return
     found = drawn.weights / total
     off = float((found - drawn.declared).abs().max())
+    if off <= drawn.allowed:
+        return
     path, earlier = context
     behind = f" behind the siblings {earlier}" if earlier else ""
-    assert off <= tolerance, (
+    raise LawBroken(
         f"{policy} breaks law P after {path}{behind}: child {len(earlier)}, where it exists, has the law "
-        f"{numbers(found)}, and {drawn.law} declares {numbers(drawn.declared)} (off by {off:.2g})."
+        f"{numbers(found)}, and {drawn.law} declares {numbers(drawn.declared)} (off by {off:.2g}).",
+        error=off,
+        likely=likely_mistake(found, drawn.declared, exists=existence.with_child / existence.weight),
     )
 
 
@@ -131,11 +145,13 @@ def _check_not_adaptive(policy: TreePolicy, existence: dict[Context, _Existence]
             continue
         chance = seen.with_child / seen.weight
         other, known = chances.setdefault((path, len(earlier)), (earlier, chance))
-        assert abs(chance - known) <= tolerance, (
-            f"{policy} declares adaptive = False, but after {path} child {len(earlier)} exists with "
-            f"probability {known:.6g} behind the siblings {other} and {chance:.6g} behind {earlier}; "
-            "declare adaptive = True."
-        )
+        if abs(chance - known) > tolerance:
+            raise LawBroken(
+                f"{policy} declares adaptive = False, but after {path} child {len(earlier)} exists with "
+                f"probability {known:.6g} behind the siblings {other} and {chance:.6g} behind {earlier}; "
+                "declare adaptive = True.",
+                error=abs(chance - known),
+            )
 
 
 def _check_local(policy: TreePolicy, trees: list[tuple[float, TokenTree]], tolerance: float) -> None:
@@ -158,10 +174,13 @@ def _check_local(policy: TreePolicy, trees: list[tuple[float, TokenTree]], toler
             beside[other] = beside.get(other, 0.0) + weight / total
         for one, other in itertools.product(below, beside):
             off = abs(joint.get((one, other), 0.0) / total - below[one] * beside[other])
-            assert off <= tolerance, (
-                f"{policy} declares local = True, but the subtree {one} after {path_tokens} comes with the "
-                f"rest {other} more or less often than by itself (off by {off:.2g}); declare local = False."
-            )
+            if off > tolerance:
+                raise LawBroken(
+                    f"{policy} declares local = True, but the subtree {one} after {path_tokens} comes with "
+                    f"the rest {other} more or less often than by itself (off by {off:.2g}); declare local = "
+                    "False.",
+                    error=off,
+                )
 
 
 def _grown(tree: TokenTree, tokens: list[int], node: int, without: int = -1) -> Grown:

@@ -41,20 +41,18 @@ def furthest(
         temperature: of the target.
     """
     at_least: dict[Text, float] = {}
-    ended: dict[Text, float] = dict(emitted)
+    longer_than: dict[Text, float] = {}
     for text, chance in emitted.items():
         for length in range(len(text) + 1):
             at_least[text[:length]] = at_least.get(text[:length], 0.0) + chance
-    lengths = sorted(at_least, key=len)
+            if length < len(text):
+                longer_than[text[:length]] = longer_than.get(text[:length], 0.0) + chance
     found: dict[Text, float] = {(): at_least.get((), 0.0)}
     wanted: dict[Text, float] = {(): 1.0}
     worst = Departure((), found[()], 1.0)
-    for text in lengths:
-        inner = at_least[text] - ended.get(text, 0.0)
-        if inner <= 0 and text:
-            continue  # nothing longer is emitted behind it
-        # Emitted less the longer: what ended at or before `text`, which the target takes over.
-        left = found[text] - inner
+    for text in sorted(longer_than, key=len):
+        # Rounds that ended at or before `text`; the target takes over from there.
+        left = found[text] - longer_than[text]
         row = target.probs([*prompt, *text], temperature).tolist()
         for token, p in enumerate(row):
             longer = (*text, token)

@@ -104,7 +104,6 @@ class SeenTree:
             self.open.shape, tokens=torch.cat([tokens, padding]), proposals=dict(self.proposals.items())
         )
 
-
     def looked_at(self) -> TokenTree:
         """The tree of the nodes that were seen, with those that had to be drawn before them."""
         known = sorted(self.seen)
@@ -128,7 +127,11 @@ class _Drawn:
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], _: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        _: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return func(*map(_whole, args), **{name: _whole(one) for name, one in (kwargs or {}).items()})
 

@@ -34,11 +34,11 @@ BRANCHING: dict[str, Shape] = {
 
 
 DEEP: dict[str, Shape] = {
-    "four levels": ((((((),),), ()),), ()),
-    "two, chains of 2 below": ((((),),), (((),),)),
-    "a pair below a pair": ((((), ()),), ((), ())),
+    "chain of 4 beside a leaf": ((((((),),),), ())),
+    "a chain of 2 below each of two": ((((),),), (((),),)),
+    "a pair below each of two": (((), ()), ((), ())),
 }
-WIDE: dict[str, Shape] = {"five": ((), (), (), (), ())}
+FIVE: Shape = ((), (), (), (), ())
 
 
 @attrs.frozen
@@ -70,6 +70,10 @@ class Shaped(TreePolicy):
                 below += zip(tree.add_children(node, tokens, drawn.proposal), shape, strict=False)
             level = below
         return tree.finish()
+
+
+class TooNarrow(InvalidInput):
+    """A draft leaves fewer tokens open than a shape has children."""
 
 
 @attrs.define(eq=False)
@@ -139,9 +143,9 @@ class ShapeTrees(OpenTree):
             self.children_law, p.unsqueeze(0), count=count, rng=TorchRandomness.seeded(0)
         )
         if len(drawn.tokens) < count:
-            raise InvalidInput(
-                f"After {tuple(text)} the draft has {len(drawn.tokens)} tokens for {count} children; give one "
-                "whose support is wider."
+            raise TooNarrow(
+                f"After {tuple(text)} the draft has {len(drawn.tokens)} tokens for {count} children; "
+                "give one whose support is wider."
             )
         return drawn.proposal
 

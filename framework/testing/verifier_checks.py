@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -12,19 +12,29 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution
-from draftwood.proposals import PerChild, Proposal
+from draftwood.proposals import Deterministic, PerChild, Proposal, TopThenSample, WithoutReplacement
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
+from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, narrow
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
 from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.shapes import BRANCHING, CHAINS, Shape, Shaped
+from draftwood.testing.rounds import assert_round_lossless
+from draftwood.testing.shapes import (
+    BRANCHING,
+    CHAINS,
+    DEEP,
+    DEEP_CHAINS,
+    FIVE,
+    Shape,
+    Shaped,
+    ShapeTrees,
+    TooNarrow,
+)
 from draftwood.testing.toy import ToyModel
 from draftwood.testing.watched import Watched
 from draftwood.tree import TokenTree
-
-VOCAB = 3
 
 CORNERS: dict[str, tuple[list[float], list[float]]] = {
     "draft and target equal": ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
@@ -43,11 +53,17 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
     """The checks that apply to `verifier`, by name."""
     yield "declaration", partial(check_declaration, verifier)
     if verifier.lossless:
-        for law in sorted(verifier.laws, key=lambda law: law.__name__):
+        laws = sorted(verifier.laws, key=lambda law: law.__name__)
+        for law in laws:
             yield f"lossless-{law.__name__}", partial(check_lossless, verifier, law)
             yield f"corners-{law.__name__}", partial(check_corners, verifier, law)
             if verifier.adaptive and verifier.branches:
                 yield f"adaptive-{law.__name__}", partial(check_adaptive, verifier, law)
+        # What is wrong in a simple case is told by the checks above, so these ask for what is left.
+        for law in laws:
+            yield f"deep-{law.__name__}", partial(check_deep, verifier, law)
+            yield f"wide-{law.__name__}", partial(check_wide, verifier, law)
+            yield f"arithmetic-{law.__name__}", partial(check_arithmetic, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "repeatable", partial(check_repeatable, verifier)
@@ -74,25 +90,55 @@ def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The emitted tokens have the target's law on trees of several small shapes."""
 
-    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def prove(toys: Toys) -> None:
         for shape in shapes(verifier):
-            policy = Shaped(shape, law)
-            drafter = toy_drafter(policy, draft, other)
-            assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
+            prove_round(verifier, shape, law, toys)
 
-    for_models(prove, verifier, models)
+    for toys in chosen(verifier, TOYS):
+        prove(toys)
+    for_models(lambda target, *drafts: prove(Toys(target, drafts)), verifier, models)
 
 
 def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The same on trees where a sibling's existence depends on the tokens of those before it."""
 
-    def prove(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def prove(target: ToyModel, *drafts: ToyModel) -> None:
         for shape in BRANCHING.values():
             policy = Shaped(shape, law, adaptive=True)
-            drafter = toy_drafter(policy, draft, other)
+            drafter = toy_drafter(policy, *drafts)
             assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
 
-    for_models(prove, verifier, models)
+    for toys in chosen(verifier, TOYS[:3]):
+        prove(toys.target, *toys.drafts)
+    for_models(prove, verifier, models // 2)
+
+
+def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The same down to depth 4, whatever the order in which nodes are numbered, and with padding behind."""
+    deep = DEEP if verifier.branches else DEEP_CHAINS
+    (toys,) = chosen(verifier, [narrow(11, (3, 3, 2, 2), drafters=2)])
+    for shape in deep.values():
+        prove_round(verifier, shape, law, toys, depth_first=True, padding=2)
+
+
+def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The same over eight tokens, and with five siblings."""
+    (wide,) = chosen(verifier, WIDE)
+    prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
+    if verifier.branches:
+        # Where siblings may be equal, two tokens make thirty-two of them.
+        distinct = law in (WithoutReplacement, Deterministic, TopThenSample)
+        (five,) = chosen(verifier, [narrow(12, (5 if distinct else 2,), vocab_size=6)])
+        prove_round(verifier, FIVE, law, five)
+
+
+def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """In float32, and from logits in half precision, it is as exact as that arithmetic allows."""
+    names = ("chain of 2", "two, the first with a child", "three")
+    for toys in chosen(verifier, TOYS[:2]):
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in shapes(verifier, *names):
+                prove_round(verifier, shape, law, toys.of(dtype))
 
 
 def check_rounds(verifier: Verifier, models: int) -> None:
@@ -220,6 +266,32 @@ def check_together(verifier: Verifier, models: int) -> None:
     both()
 
 
+def prove_round(
+    verifier: Verifier,
+    shape: Shape,
+    law: type[Proposal],
+    toys: Toys,
+    *,
+    depth_first: bool = False,
+    padding: int = 0,
+) -> None:
+    """Prove one round on trees of `shape`; where the draft runs out of tokens, on what is left of them."""
+    try:
+        trees = ShapeTrees(shape, law, toys.drafts, depth_first=depth_first, padding=padding)
+        assert_round_lossless(trees, verifier, toys.target)
+    except TooNarrow:
+        policy = Shaped(shape, law)
+        drafter = toy_drafter(policy, *toys.drafts)
+        assert_lossless(policy, verifier, target=toys.target, drafter=drafter, rounds=1)
+
+
+def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
+    """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
+    if not verifier.greedy:
+        return list(toys)
+    return [Toys(attrs.evolve(one.target, sparsity=1.0), one.drafts) for one in toys]
+
+
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:
     """The shapes that `verifier` judges; those of `names` where any are given."""
     known = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
@@ -257,6 +329,8 @@ def for_models(
     prove: Callable[[ToyModel, ToyModel, ToyModel], None], verifier: Verifier | None, models: int
 ) -> None:
     """Call `prove` with `models` random targets and two drafts each: one near the target, one anywhere."""
+    if not models:
+        return
 
     @given(data=st.data())
     @quietly(models)

@@ -1,0 +1,112 @@
+"""The toy models on which strategies are proved by default: few, and chosen for what they find.
+
+`python -m tests.mutations.power` chose the seeds: of many pairs of models, those on which the known mistakes
+err the most. Half of the mistakes took part; the other half shows what the choice is worth (docs/proofs.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.testing.toy import ToyModel
+
+VOCAB = 3
+
+
+@attrs.frozen(eq=False)
+class Narrow(ToyModel):
+    """A toy model that leaves only some tokens open, by how long the text is.
+
+    Attributes:
+        supports: tokens left after `start`, `start + 1`, ... tokens of text; the last number holds on.
+        start: length of the text at the root.
+    """
+
+    supports: tuple[int, ...] = attrs.field(kw_only=True)
+    start: int = attrs.field(default=1, kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        logits = super().logits(text)
+        place = min(max(len(text) - self.start, 0), len(self.supports) - 1)
+        dropped = logits.argsort(descending=True)[self.supports[place] :]
+        return logits.index_fill(0, dropped, -torch.inf)
+
+
+@attrs.frozen
+class Toys:
+    """A target and the models that draft for it; policies of several drafters ask them one after another."""
+
+    target: ToyModel
+    drafts: tuple[ToyModel, ...]
+
+    @property
+    def draft(self) -> ToyModel:
+        return self.drafts[0]
+
+    def of(self, dtype: torch.dtype) -> Toys:
+        """The same models with logits of `dtype`."""
+        return Toys(_of(self.target, dtype), tuple(_of(draft, dtype) for draft in self.drafts))
+
+
+def _of(model: ToyModel, dtype: torch.dtype) -> ToyModel:
+    return attrs.evolve(model, dtype=dtype)
+
+
+def toys(
+    seed: int,
+    *,
+    vocab_size: int = VOCAB,
+    target: float = 1.5,
+    draft: float = 1.0,
+    mix: float | None = None,
+    target_sparsity: float = 0.0,
+    draft_sparsity: float = 0.0,
+    drafters: int = 2,
+) -> Toys:
+    """Toys by the sharpness of target and draft; with `mix` the drafts resemble the target that much."""
+    wanted = ToyModel(vocab_size, seed=10 * seed, sharpness=target, sparsity=target_sparsity)
+    drafts = tuple(
+        ToyModel(
+            vocab_size,
+            seed=10 * seed + 1 + which,
+            sharpness=draft,
+            sparsity=draft_sparsity,
+            near=wanted if mix is not None else None,
+            mix=mix or 0.0,
+        )
+        for which in range(drafters)
+    )
+    return Toys(wanted, drafts)
+
+
+TOYS: tuple[Toys, ...] = (
+    toys(1),
+    toys(2, target=3.0, draft=0.5),
+    toys(3, target=0.7, draft=3.0),
+    toys(4, mix=0.6),
+    toys(5, target_sparsity=0.4, draft_sparsity=0.4),
+    toys(6, target=6.0, draft=1.0, target_sparsity=0.4),
+)
+"""Moderate, sharp over flat, flat over sharp, a draft near its target, zeros in both, nearly one-hot."""
+
+WIDE: tuple[Toys, ...] = (toys(7, vocab_size=8, target=2.0, draft=1.5),)
+"""Over eight tokens."""
+
+
+def narrow(
+    seed: int, supports: Sequence[int], *, vocab_size: int = VOCAB, start: int = 1, drafters: int = 5
+) -> Toys:
+    """Toys whose drafts leave `supports[d]` tokens open at depth d, so that deep and wide trees stay few."""
+    return Toys(
+        ToyModel(vocab_size, seed=10 * seed),
+        tuple(
+            Narrow(
+                vocab_size, seed=10 * seed + 1 + which, sharpness=1.0, supports=tuple(supports), start=start
+            )
+            for which in range(drafters)
+        ),
+    )

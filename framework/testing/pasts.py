@@ -1,0 +1,92 @@
+"""What a policy that learns may have learnt: the states of long pasts that make it grow other trees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from draftwood import learning
+from draftwood.protocols import Drafter, Outcome, TreePolicy
+from draftwood.randomness import TorchRandomness
+from draftwood.testing.proposal_law import grow_tree
+from draftwood.tree import TokenTree
+
+ROUNDS = 64
+"""A past is at least this long, and twice as long as the largest number among the policy's settings."""
+
+MOST_ROUNDS = 300
+_SEEDS = (0, 1, 2, 3)
+
+
+@attrs.frozen
+class Learnt:
+    """A state, and how it came about: after how many rounds of which kind."""
+
+    state: Any
+    past: str
+
+
+Fate = Callable[[TokenTree, random.Random], int]
+"""The last accepted node of a round."""
+
+FATES: dict[str, Fate] = {
+    "in which nothing was accepted": lambda tree, _: 0,
+    "in which the deepest path was accepted": lambda tree, _: int(tree.depths[: tree.size].argmax()),
+    "of random outcomes": lambda tree, chance: chance.randrange(len(tree)),
+}
+
+
+def pasts(
+    policy: TreePolicy, drafter: Drafter, *, prompt: tuple[int, ...], most: int = 12
+) -> Iterator[Learnt]:
+    """States after which `policy` grows other trees than after those before, and the last of every past.
+
+    Args:
+        policy: one that learns; for others there is nothing.
+        drafter: supplies the draft distributions.
+        prompt: the text at which the trees are compared.
+        most: states of one kind of past at most; those that come first, and the last.
+    """
+    if not policy.learns:
+        return
+    known = {_grown(policy, drafter, prompt, learning.first_state(policy))}
+    for words, fate in FATES.items():
+        found = list[Learnt]()
+        state, chance = learning.first_state(policy), random.Random(0)
+        for number in range(1, _memory(policy) + 1):
+            # Another root every round, since a policy may learn from the tokens themselves.
+            root = number % drafter.vocab_size
+            rng = TorchRandomness.seeded(number)
+            tree = grow_tree(policy, drafter, prompt=(*prompt[:-1], root), rng=rng, state=state)
+            path = tree.path(fate(tree, chance))
+            outcome = Outcome.of(
+                tree,
+                path,
+                extra=chance.randrange(drafter.vocab_size),
+                bonus=not tree.children(path[-1]),
+            )
+            state = learning.observe(policy, state, outcome, tree)
+            trees = _grown(policy, drafter, prompt, state)
+            if trees not in known:
+                known.add(trees)
+                found.append(Learnt(state, f"{number} rounds {words}"))
+        yield from found[: most - 1]
+        yield Learnt(state, f"{_memory(policy)} rounds {words}")
+
+
+def _memory(policy: TreePolicy) -> int:
+    fields = attrs.asdict(policy, recurse=False) if attrs.has(type(policy)) else vars(policy)
+    numbers = [value for value in fields.values() if isinstance(value, int)]
+    return min(max(ROUNDS, *(2 * number for number in numbers), 0), MOST_ROUNDS)
+
+
+def _grown(policy: TreePolicy, drafter: Drafter, prompt: tuple[int, ...], state: Any) -> tuple[Any, ...]:
+    """The trees that some seeds give: equal ones are no proof, but other ones are another behaviour."""
+    trees = (
+        grow_tree(policy, drafter, prompt=prompt, rng=TorchRandomness.seeded(seed), state=state)
+        for seed in _SEEDS
+    )
+    return tuple((tuple(tree.tokens.tolist()), tuple(tree.parents.tolist())) for tree in trees)
