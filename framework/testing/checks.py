@@ -11,6 +11,7 @@ import attrs
 
 from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
+from draftwood.randomness import Randomness
 from draftwood.testing.broken import LawBroken
 
 MODELS = "DRAFTWOOD_MODELS"
@@ -52,10 +53,10 @@ class Check:
 
 
 def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple[str, Check]]:
-    """The named checks that apply to a policy, verifier, drafter or backend.
+    """The named checks that apply to a policy, verifier, drafter, backend or source of chance.
 
     Args:
-        strategy: an instance whose class is derived from one of the four protocols. A policy should grow
+        strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
         models: random toy models that a check tries beside the chosen ones. Default: what
             `--draftwood-models` says, else 4.
@@ -144,6 +145,10 @@ def _kind(strategy: object) -> Iterator[tuple[str, Callable[[int], None]]]:
         from draftwood.testing.policy_checks import policy_checks
 
         return policy_checks(strategy)  # type: ignore[arg-type]
+    if Randomness in bases:
+        from draftwood.testing.randomness_checks import randomness_checks
+
+        return randomness_checks(strategy)  # type: ignore[arg-type]
     if Drafter in bases:
         from draftwood.testing.state_checks import drafter_checks
 
@@ -153,6 +158,6 @@ def _kind(strategy: object) -> Iterator[tuple[str, Callable[[int], None]]]:
 
         return backend_checks(strategy)  # type: ignore[arg-type]
     raise InvalidInput(
-        f"{type(strategy).__name__} is derived from none of TreePolicy, Verifier, Drafter and StateBackend; "
-        "give an instance of such a class."
+        f"{type(strategy).__name__} is derived from none of TreePolicy, Verifier, Drafter, StateBackend "
+        "and Randomness; give an instance of such a class."
     )
