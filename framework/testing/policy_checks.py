@@ -30,6 +30,9 @@ PROMPT = (2, 0, 2)
 def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
     """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
     yield "declaration", partial(check_declaration, policy)
+    # What is not a function of its rng has no law, so this comes before the laws.
+    yield "repeatable", partial(check_repeatable, policy)
+    yield "interleaved", partial(check_interleaved, policy)
     yield "proposal-law", partial(check_proposal_law, policy)
     if policy.learns:
         yield "learnt", partial(check_learnt, policy)
@@ -41,8 +44,6 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
         yield "budget", partial(check_budget, policy)
     yield "chain", partial(check_branches, policy)
     yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
-    yield "repeatable", partial(check_repeatable, policy)
-    yield "interleaved", partial(check_interleaved, policy)
     yield "copies", partial(check_copies, policy)
 
 

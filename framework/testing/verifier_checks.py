@@ -52,6 +52,8 @@ CORNERS: dict[str, tuple[list[float], list[float]]] = {
 def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], None]]]:
     """The checks that apply to `verifier`, by name."""
     yield "declaration", partial(check_declaration, verifier)
+    # What is not a function of its rng has no law, so this comes before the laws.
+    yield "repeatable", partial(check_repeatable, verifier)
     if verifier.lossless:
         laws = sorted(verifier.laws, key=lambda law: law.__name__)
         for law in laws:
@@ -66,7 +68,6 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
             yield f"arithmetic-{law.__name__}", partial(check_arithmetic, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
     yield "bad-input", partial(check_bad_input, verifier)
-    yield "repeatable", partial(check_repeatable, verifier)
     yield "together", partial(check_together, verifier)
 
 

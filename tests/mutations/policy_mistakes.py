@@ -1,0 +1,405 @@
+"""Mistakes in policies, each beside the policy that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import (
+    Deterministic,
+    LearningPolicy,
+    Outcome,
+    Proposal,
+    Randomness,
+    Request,
+    TokenTree,
+    TreeBuilder,
+    TreePolicy,
+    WithoutReplacement,
+    WithReplacement,
+    draw_children,
+)
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from tests.mutations.mistake import Mistake
+
+Growth = Generator[Request, Tensor, TokenTree]
+WITHOUT, WITH = frozenset({WithoutReplacement}), frozenset({WithReplacement})
+
+
+def _pair() -> FixedTree:
+    return FixedTree(1, 2)
+
+
+def kept(tree: TokenTree, keep: Any) -> TokenTree:
+    """The tree without nodes for which `keep(token, chance)` is false, and what hangs below them."""
+    tokens, left = tree.tokens.tolist(), []
+    for node in range(len(tree)):
+        parent = int(tree.parents[node])
+        if parent < 0:
+            left.append(node)
+            continue
+        siblings = tree.children(parent)
+        place = siblings.index(node)
+        earlier = [tokens[sibling] for sibling in siblings[:place]]
+        chance = float(tree.proposals[parent].conditional(place, earlier)[tokens[node]])
+        if parent in left and keep(tokens[node], chance):
+            left.append(node)
+    return tree.subtree(torch.tensor(left))
+
+
+@attrs.frozen
+class PrunesAfterBadRounds(LearningPolicy[int]):
+    """After `patience` rounds without an accepted token, drops drawn children that are unlikely."""
+
+    patience: int = 1
+    laws = WITHOUT
+
+    def first_state(self) -> int:
+        return 0
+
+    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growth:
+        tree = yield from _pair().grow(root, rng)
+        if (state or 0) < self.patience:
+            return tree
+        return kept(tree, lambda _, chance: chance > 0.4)
+
+    def observe(self, state: int, outcome: Outcome, tree: TokenTree) -> int:
+        return 0 if outcome.accepted else min(state + 1, self.patience)
+
+
+@attrs.frozen
+class Counts(LearningPolicy[int]):
+    """Learns and does nothing wrong: a second child after a bad round."""
+
+    laws = WITHOUT
+
+    def first_state(self) -> int:
+        return 0
+
+    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growth:
+        return (yield from FixedTree(1, 1 + (state or 0)).grow(root, rng))
+
+    def observe(self, state: int, outcome: Outcome, tree: TokenTree) -> int:
+        return int(not outcome.accepted)
+
+
+@attrs.frozen
+class DropsRejected(LearningPolicy[tuple[int, ...]]):
+    """Drops tokens that were rejected in the last round, once they are drawn."""
+
+    laws = WITHOUT
+
+    def first_state(self) -> tuple[int, ...]:
+        return ()
+
+    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growth:
+        tree = yield from _pair().grow(root, rng)
+        return kept(tree, lambda token, _: token not in (state or ()))
+
+    def observe(self, state: tuple[int, ...], outcome: Outcome, tree: TokenTree) -> tuple[int, ...]:
+        rejected = set(range(1, len(tree))) - set(outcome.path)
+        return tuple(sorted({int(tree.tokens[node]) for node in rejected}))
+
+
+@attrs.frozen
+class AvoidsRejected(DropsRejected):
+    """What it was meant to do: leaves those tokens out of the draw, and declares so."""
+
+    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growth:
+        tree = TreeBuilder(root)
+        probs = (yield tree.request([0])).clone()
+        probs[:, list(state or ())] = 0
+        total = probs.sum()
+        (drawn,) = draw_children(
+            WithoutReplacement, probs / total if float(total) > 0 else probs, count=2, rng=rng
+        )
+        tree.add_children(0, drawn.tokens, drawn.proposal)
+        return tree.finish()
+
+
+class LeftOnSelf(TreePolicy):
+    """Keeps the distributions of the tree that grows on the policy, where another row's growth writes too."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        self.probs = yield tree.request([0])
+        (drawn,) = draw_children(WithoutReplacement, self.probs, count=1, rng=rng)
+        (child,) = tree.add_children(0, drawn.tokens, drawn.proposal) or [0]
+        if not child:
+            return tree.finish()
+        below = yield tree.request([child])
+        (second,) = draw_children(WithoutReplacement, (self.probs + below) / 2, count=1, rng=rng)
+        tree.add_children(child, second.tokens, second.proposal)
+        return tree.finish()
+
+
+@attrs.frozen
+class DrawnInHalf(TreePolicy):
+    """Draws from bfloat16 where its distributions are float32, as a fused kernel might."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        (p,) = yield tree.request([0])
+        if not bool(p.any()):
+            return tree.finish()
+        token = rng.choose(p.bfloat16().double() if p.dtype == torch.float32 else p)
+        tree.add_children(0, [token], WithoutReplacement(p))
+        return tree.finish()
+
+
+@attrs.frozen
+class Draws(TreePolicy):
+    """One level of children that `draw` draws and declares; the root of the mistakes below."""
+
+    laws = WITHOUT
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        (drawn,) = draw_children(WithoutReplacement, p.unsqueeze(0), count=2, rng=rng)
+        return drawn.tokens, drawn.proposal
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        (p,) = yield tree.request([0])
+        if bool(p.any()):
+            tree.add_children(0, *self.draw(p, rng))
+        return tree.finish()
+
+
+class StopsAtUnlikely(Draws):
+    """Draws no second child behind an unlikely first one, and does not say that it is adaptive."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        tokens, law = super().draw(p, rng)
+        return (tokens if float(p[tokens[0]]) > 0.4 else tokens[:1]), law
+
+
+@attrs.frozen
+class LooksAcross(TreePolicy):
+    """Expands the second child only beside an even first one, and calls itself local."""
+
+    laws = WITHOUT
+    local = True
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        probs = yield tree.request([0])
+        (drawn,) = draw_children(WithoutReplacement, probs, count=2, rng=rng)
+        nodes = tree.add_children(0, drawn.tokens, drawn.proposal)
+        if len(nodes) == 2 and drawn.tokens[0] % 2 == 0:
+            below = yield tree.request(nodes[1:])
+            (one,) = draw_children(WithoutReplacement, below, count=1, rng=rng)
+            tree.add_children(nodes[1], one.tokens, one.proposal)
+        return tree.finish()
+
+
+class FromTheTopFour(Draws):
+    """Draws among the four most likely tokens and declares the whole distribution."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        best = torch.zeros_like(p).index_put_((p.topk(min(4, len(p))).indices,), p.new_ones(()))
+        return rng.without_replacement(p * best, 2), WithoutReplacement(p)
+
+
+class DuplicatesDropped(Draws):
+    """Draws twice with replacement, drops a duplicate, and calls it without replacement."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        tokens = [rng.choose(p), rng.choose(p)]
+        return list(dict.fromkeys(tokens)), WithoutReplacement(p)
+
+
+class Sorted(Draws):
+    """Puts the siblings into order of likelihood once they are drawn."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        tokens, law = super().draw(p, rng)
+        return sorted(tokens, key=lambda token: -float(p[token])), law
+
+
+class BestFirst(Draws):
+    """Takes the most likely token for the first child and draws the second, all declared as drawn."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        best = int(p.argmax())
+        rest = p.index_fill(0, torch.tensor(best), 0)
+        return [best, *rng.without_replacement(rest, 1)], WithoutReplacement(p)
+
+
+class OwnChance(Draws):
+    """Draws from torch's generator instead of the row's stream."""
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        return [int(torch.multinomial(p, 1))], WithoutReplacement(p)
+
+
+class SecondFromWhole(Draws):
+    """Draws the second child from the whole distribution again and declares that it is without the first."""
+
+    laws = WITH
+
+    def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
+        return rng.without_replacement(p, 2), WithReplacement(p)
+
+
+@attrs.frozen
+class ParentsLaw(TreePolicy):
+    """Declares at the second level the distribution that belongs to the root."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = yield from Chain(2).grow(root, rng)
+        return attrs.evolve(tree, proposals=dict.fromkeys(tree.proposals, tree.proposals.get(0)))
+
+
+@attrs.frozen
+class WarmBelow(TreePolicy):
+    """From the second level on it draws at another temperature than it declares."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        growing = Chain(3).grow(root, rng)
+        request, told, level = next(growing), {}, 0
+        try:
+            while True:
+                probs = yield request
+                told[level] = probs[0]
+                request = growing.send(probs.sqrt() / probs.sqrt().sum() if level else probs)
+                level += 1
+        except StopIteration as finished:
+            tree = finished.value
+        return attrs.evolve(tree, proposals={node: WithoutReplacement(told[node]) for node in tree.proposals})
+
+
+@attrs.frozen
+class GuessesSilently(TreePolicy):
+    """Where the drafter has nothing to propose it takes token 0 and names the empty distribution."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        (p,) = yield tree.request([0])
+        token = rng.choose(p) if bool(p.any()) else 0
+        tree.add_children(0, [token], WithoutReplacement(p))
+        return tree.finish()
+
+
+@attrs.frozen
+class OneOver(TreePolicy):
+    """Counts the root among its budget of nodes when it should not, and drafts one more at the end."""
+
+    budget: int = 2
+    laws = frozenset({Deterministic})
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        return (yield from FixedTree(1, self.budget + 1, law="top-k").grow(root, rng))
+
+
+@attrs.frozen
+class DropsTheLosingBranch(TreePolicy):
+    """Keeps of the first level the child alone that is the likeliest, once both are drawn."""
+
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = yield from FixedTree(1, 2).grow(root, rng)
+        best = max(tree.children(0), key=lambda node: _chance(tree, node), default=0)
+        return tree.subtree(torch.tensor([0, best] if best else [0]))
+
+
+def _chance(tree: TokenTree, node: int) -> float:
+    return float(tree.proposals[0].marginal(0)[int(tree.tokens[node])])
+
+
+MISTAKES = [
+    Mistake(
+        "a learning policy prunes drawn children after a bad round",
+        "a threshold that is raised when little is accepted",
+        "policy",
+        Counts,
+        PrunesAfterBadRounds,
+    ),
+    Mistake(
+        "the same after four rounds",
+        "a warm-up that no short test reaches",
+        "policy",
+        Counts,
+        lambda: PrunesAfterBadRounds(4),
+    ),
+    Mistake(
+        "a policy drops tokens that were rejected in the last round",
+        "after they are drawn",
+        "policy",
+        AvoidsRejected,
+        DropsRejected,
+    ),
+    Mistake(
+        "state kept on self during grow, rows share it",
+        "one object serves all rows of a batch",
+        "policy",
+        lambda: Chain(2),
+        LeftOnSelf,
+    ),
+    Mistake(
+        "a draw in bfloat16, in float32 runs only",
+        "a kernel that draws from the logits as the model left them",
+        "policy",
+        lambda: Chain(1),
+        DrawnInHalf,
+    ),
+    Mistake("siblings stop behind an unlikely one, undeclared", "adaptive", "policy", Draws, StopsAtUnlikely),
+    Mistake("one branch grows by another's token, undeclared", "local", "policy", Draws, LooksAcross),
+    Mistake(
+        "a draw among the top four, the whole distribution declared",
+        "top-k sampling that is invisible over three tokens",
+        "policy",
+        Draws,
+        FromTheTopFour,
+    ),
+    Mistake(
+        "duplicates dropped from draws with replacement",
+        "declared as without replacement",
+        "policy",
+        Draws,
+        DuplicatesDropped,
+    ),
+    Mistake("siblings sorted once they are drawn", "most likely first", "policy", Draws, Sorted),
+    Mistake("the best token first, then a draw", "TopThenSample undeclared", "policy", Draws, BestFirst),
+    Mistake("chance from torch's own generator", "torch.multinomial in grow", "policy", Draws, OwnChance),
+    Mistake(
+        "drawn without replacement, declared with",
+        "the wrong law by name",
+        "policy",
+        lambda: FixedTree(1, 2, law="with-replacement"),
+        SecondFromWhole,
+    ),
+    Mistake("the root's distribution declared below it", "stale", "policy", lambda: Chain(2), ParentsLaw),
+    Mistake(
+        "another temperature from the second level on",
+        "one request is scaled and the next is not",
+        "policy",
+        lambda: Chain(3),
+        WarmBelow,
+    ),
+    Mistake("a guess where nothing is proposed", "token 0", "policy", lambda: Chain(1), GuessesSilently),
+    Mistake("one node over the budget", "the root counted", "policy", lambda: FixedTree(1, 2, 2), OneOver),
+    Mistake(
+        "of two drawn children the likelier one is kept",
+        "best-of-two",
+        "policy",
+        lambda: StochasticBeam(2, 1),
+        DropsTheLosingBranch,
+    ),
+]

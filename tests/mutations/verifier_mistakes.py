@@ -1,0 +1,273 @@
+"""Mistakes in verifiers, each beside the verifier that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood import Outcome, Proposal, Randomness, TokenTree
+from draftwood.strategies.verifiers.class_order import ClassOrder
+from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.window import Window
+from tests.mutations.mistake import Mistake
+
+Judged = tuple[int | None, Tensor]
+
+
+class Tokenwise(RecursiveRejection):
+    """Recursive rejection written out once more, for mistakes to be made in: without one it is right."""
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        for place, token in enumerate(tokens):
+            draft = self.law(proposal, place, tokens[:place]).to(target.dtype)
+            if rng.accept(self.chance(target, draft, token, place)):
+                return place, target
+            target = self.left(target, draft, place)
+        return None, target
+
+    def law(self, proposal: Proposal, place: int, earlier: Sequence[int]) -> Tensor:
+        return proposal.conditional(place, earlier)
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+        wanted, offered = float(target[token]), float(draft[token])
+        if wanted <= 0:
+            return 0.0
+        return min(1.0, wanted / offered) if offered > 0 else 1.0
+
+    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
+        left = (target - draft).clamp(min=0)
+        return left / left.sum() if bool(left.any()) else target
+
+
+class TargetForResidualInSingle(Tokenwise):
+    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
+        return target if target.dtype == torch.float32 else super().left(target, draft, place)
+
+
+class WrongFromDepthTwo(Tokenwise):
+    """Takes the target for the residual below the first level."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        tokens, path = tree.tokens.tolist(), [0]
+        while children := tree.children(path[-1]):
+            node = path[-1]
+            target = target_probs[node]
+            accepted, left = self.judge([tokens[c] for c in children], tree.proposals[node], target, rng)
+            if accepted is None:
+                left = left if len(path) < 3 else target
+                return Outcome.of(tree, path, extra=rng.choose(left), bonus=False)
+            path.append(children[accepted])
+        return Outcome.of(tree, path, extra=rng.choose(target_probs[path[-1]]), bonus=True)
+
+
+class WrongFromTheThirdSibling(Tokenwise):
+    """Later siblings than the second are judged by the second's law."""
+
+    def law(self, proposal: Proposal, place: int, earlier: Sequence[int]) -> Tensor:
+        return proposal.conditional(min(place, 1), earlier[:1])
+
+
+class FifthSiblingFree(Tokenwise):
+    """A buffer of four siblings: what comes behind is accepted."""
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+        return float(target[token] > 0) if place >= 4 else super().chance(target, draft, token, place)
+
+
+class LikeliestFirst(Tokenwise):
+    """Tries the siblings in the order of the target's wish, by the laws of their places."""
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        order = sorted(range(len(tokens)), key=lambda place: -float(target[tokens[place]]))
+        place, left = super().judge([tokens[one] for one in order], proposal, target, rng)
+        return (None if place is None else order[place]), left
+
+
+class DuplicatesOnce(Tokenwise):
+    """Skips a sibling whose token was tried before."""
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        places = [place for place, token in enumerate(tokens) if token not in tokens[:place]]
+        place, left = super().judge([tokens[one] for one in places], proposal, target, rng)
+        return (None if place is None else places[place]), left
+
+
+class EpsilonBelow(Tokenwise):
+    """Divides by the draft plus a small number, so as not to divide by zero."""
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+        return min(1.0, float(target[token]) / (float(draft[token]) + 1e-5))
+
+
+class TinyIsNothing(Tokenwise):
+    """Takes target probabilities below a thousandth for nothing."""
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+        return 0.0 if float(target[token]) < 1e-3 else super().chance(target, draft, token, place)
+
+
+class SureIsGreedy(Tokenwise):
+    """Where the target is nearly certain, its best token is taken without a draw."""
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        if float(target.max()) < 0.95:
+            return super().judge(tokens, proposal, target, rng)
+        best = int(target.argmax())
+        left = torch.zeros_like(target).index_fill_(0, torch.tensor(best), 1)
+        return (list(tokens).index(best) if best in tokens else None), left
+
+
+class ResidualOfTheTopFour(Tokenwise):
+    """Keeps of the residual the four largest entries alone."""
+
+    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
+        left = super().left(target, draft, place)
+        best = left.topk(min(4, len(left)))
+        return torch.zeros_like(left).index_put_((best.indices,), best.values)
+
+
+class HalfPrecision(Tokenwise):
+    """Compares in half precision where the target comes in float32."""
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+        if target.dtype == torch.float32:
+            target, draft = target.half().float(), draft.half().float()
+        return super().chance(target, draft, token, place)
+
+
+class SiblingsInARow(Tokenwise):
+    """Takes it for granted that the children of a node are numbered one after another."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        return super().verify(_Contiguous.of(tree), target_probs, rng)
+
+
+class _Contiguous(TokenTree):
+    @classmethod
+    def of(cls, tree: TokenTree) -> _Contiguous:
+        return cls(tree.tokens[: tree.size], tree.parents[: tree.size], dict(tree.proposals.items()))
+
+    def children(self, node: int) -> list[int]:
+        right = super().children(node)
+        return list(range(right[0], right[0] + len(right))) if right else []
+
+
+class PaddingToo(Tokenwise):
+    """Looks at the padding behind the tree as if it were nodes."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        whole = TokenTree(tree.tokens[:], tree.parents[:], dict(tree.proposals.items()))
+        rows = torch.cat([target_probs[: tree.size], target_probs[:1].expand(len(whole) - tree.size, -1)])
+        outcome = super().verify(whole, rows, rng)
+        return Outcome.of(tree, outcome.path, extra=outcome.extra, bonus=outcome.bonus)
+
+
+class RemembersTheResidual(Tokenwise):
+    """Keeps the residual of a rejection for the next call that rejects over the same tokens."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "known", {})
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        accepted, left = super().judge(tokens, proposal, target, rng)
+        if accepted is None:
+            left = self.known.setdefault(tuple(tokens), left)  # type: ignore[attr-defined]
+        return accepted, left
+
+
+class OneStreamForAll(Tokenwise):
+    """Judges all rows by the first row's stream."""
+
+    def verify_rows(
+        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+    ) -> list[Outcome]:
+        rows = zip(trees, target_probs, strict=True)
+        return [self.verify(tree, probs, rngs[0]) for tree, probs in rows]
+
+
+class BonusEverywhere(Tokenwise):
+    """Calls every extra token a bonus."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        outcome = super().verify(tree, target_probs, rng)
+        return Outcome.of(tree, outcome.path, extra=outcome.extra, bonus=True)
+
+
+class LastRowForTheBonus(Tokenwise):
+    """Draws the bonus token from the last row of the pass."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        outcome = super().verify(tree, target_probs, rng)
+        if not outcome.bonus or outcome.path[-1] == len(tree) - 1:
+            return outcome
+        extra = rng.choose(target_probs[len(tree) - 1])
+        return Outcome.of(tree, outcome.path, extra=extra, bonus=True)
+
+
+class AdaptiveByWord(ClassOrderedTraversal):
+    """Class order without phantoms, which says that it holds on adaptive trees."""
+
+    adaptive = True  # type: ignore[assignment]
+
+
+_open, _window = Window.__dict__["open"].__func__, ClassOrder._window
+_seen = {"token": 0}
+
+
+def _peeking_window(self: ClassOrder, residual: Any, chances: Tensor) -> Any:
+    _seen["token"] = self.tokens[self._next] if self._next < len(self.tokens) else 0
+    return _window(self, residual, chances)
+
+
+def _open_by_token(cls: type[Window], h: Tensor, p: Tensor, *, further: int, **given: Any) -> Window:
+    return _open(cls, h, p, further=further + _seen["token"] % 2, **given)  # type: ignore[no-any-return]
+
+
+def _verifier(name: str, story: str, wrong: Any, right: Any = Tokenwise) -> Mistake:
+    return Mistake(name, story, "verifier", right, wrong)
+
+
+MISTAKES = [
+    _verifier(
+        "the target for the residual, in float32 only",
+        "a branch by dtype that no float64 test runs",
+        TargetForResidualInSingle,
+    ),
+    _verifier("wrong from depth 2 on", "tests of one level", WrongFromDepthTwo),
+    Mistake(
+        "class order that peeks at a later sibling's token",
+        "the class must be chosen before the next token is seen",
+        "verifier",
+        ClassOrderedRejection,
+        patches=[
+            (ClassOrder, "_window", _peeking_window),
+            (Window, "open", classmethod(_open_by_token)),
+        ],
+    ),
+    _verifier("wrong from the third sibling on", "a law kept from the second", WrongFromTheThirdSibling),
+    _verifier("the fifth sibling is accepted", "a buffer of four", FifthSiblingFree),
+    _verifier("siblings by the target's wish", "in the laws of their places", LikeliestFirst),
+    _verifier("a duplicate is not tried again", "draws with replacement", DuplicatesOnce),
+    _verifier("an epsilon in the denominator", "1e-5, against a division by zero", EpsilonBelow),
+    _verifier("small target probabilities are nothing", "below a thousandth", TinyIsNothing),
+    _verifier("greedy where the target is nearly certain", "above 0.95", SureIsGreedy),
+    _verifier("the residual's four largest entries alone", "sparse kernels", ResidualOfTheTopFour),
+    _verifier("half precision in the comparison, in float32 only", "a kernel's dtype", HalfPrecision),
+    _verifier("siblings taken to be numbered in a row", "breadth-first trees alone", SiblingsInARow),
+    _verifier("padding judged as nodes", "a captured pass runs any tree", PaddingToo),
+    _verifier("a residual remembered from another call", "a cache by tokens", RemembersTheResidual),
+    _verifier("one stream for all rows", "rngs[0]", OneStreamForAll),
+    _verifier("every extra token called a bonus", "bonus says that the path ends in a leaf", BonusEverywhere),
+    _verifier("the bonus from the last row of the pass", "[-1] for [path[-1]]", LastRowForTheBonus),
+    _verifier(
+        "class order said to hold on adaptive trees",
+        "without phantoms",
+        AdaptiveByWord,
+        lambda: ClassOrderedTraversal(phantoms=True),
+    ),
+]
