@@ -88,25 +88,31 @@ TOYS: tuple[Toys, ...] = (
     toys(2, target=3.0, draft=0.5),
     toys(3, target=0.7, draft=3.0),
     toys(4, mix=0.6),
-    toys(5, target_sparsity=0.4, draft_sparsity=0.4),
-    toys(6, target=6.0, draft=1.0, target_sparsity=0.4),
+    toys(5, target=4.0, target_sparsity=0.4, draft_sparsity=0.4),
 )
-"""Moderate, sharp over flat, flat over sharp, a draft near its target, zeros in both, nearly one-hot."""
+"""Moderate, sharp over flat, flat over sharp, a draft near its target, zeros and one-hot in both."""
 
 WIDE: tuple[Toys, ...] = (toys(7, vocab_size=8, target=2.0, draft=1.5),)
 """Over eight tokens."""
 
 
 def narrow(
-    seed: int, supports: Sequence[int], *, vocab_size: int = VOCAB, start: int = 1, drafters: int = 5
+    seed: int,
+    supports: Sequence[int],
+    *,
+    vocab_size: int = VOCAB,
+    target_support: int | None = None,
+    start: int = 1,
+    drafters: int = 5,
 ) -> Toys:
-    """Toys whose drafts leave `supports[d]` tokens open at depth d, so that deep and wide trees stay few."""
-    return Toys(
-        ToyModel(vocab_size, seed=10 * seed),
-        tuple(
-            Narrow(
-                vocab_size, seed=10 * seed + 1 + which, sharpness=1.0, supports=tuple(supports), start=start
-            )
-            for which in range(drafters)
-        ),
-    )
+    """Toys whose drafts leave `supports[d]` tokens open at depth d, so that deep and wide trees stay few.
+
+    The target leaves `target_support` tokens open, or all.
+    """
+
+    def model(which: int, sharpness: float, open_tokens: Sequence[int]) -> Narrow:
+        own = 10 * seed + which
+        return Narrow(vocab_size, seed=own, sharpness=sharpness, supports=tuple(open_tokens), start=start)
+
+    target = model(0, 1.5, (target_support or vocab_size,))
+    return Toys(target, tuple(model(1 + which, 1.0, supports) for which in range(drafters)))

@@ -59,13 +59,13 @@ def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple
         strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
         models: random toy models that a check tries beside the chosen ones. Default: what
-            `--draftwood-models` says, else 4.
+            `--draftwood-models` says, else 2.
 
     Raises:
         InvalidInput: `strategy` implements none of the protocols.
     """
     if models is None:
-        models = int(os.environ.get(MODELS, "4"))
+        models = int(os.environ.get(MODELS, "2"))
     for name, check in _kind(strategy):
         said = inspect.getdoc(getattr(check, "func", check)) or ""
         yield name, Check(strategy, name, said.partition("\n")[0], models, check)

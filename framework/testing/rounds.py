@@ -14,7 +14,7 @@ from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.arithmetic import rounding
 from draftwood.testing.broken import LawBroken
-from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.round_law import Departure, Text, furthest
 from draftwood.testing.seen import SeenTargets, SeenTree
 from draftwood.testing.shapes import ShapeTrees
@@ -47,6 +47,8 @@ def emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: 
         found = _emitted(trees, verifier, target, budget=budget, whole=False)
         if not found.fault:
             return found
+    except BudgetExceeded:
+        raise
     except Exception:  # whatever it is, a whole tree will tell
         pass
     return _emitted(trees, verifier, target, budget=budget, whole=True)

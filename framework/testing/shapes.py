@@ -38,7 +38,6 @@ DEEP: dict[str, Shape] = {
     "a chain of 2 below each of two": ((((),),), (((),),)),
     "a pair below each of two": (((), ()), ((), ())),
 }
-FIVE: Shape = ((), (), (), (), ())
 
 
 @attrs.frozen
