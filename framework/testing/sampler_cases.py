@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -62,19 +63,21 @@ class Draft:
 
 
 def sampler_models(vocab_size: int = 3) -> dict[str, tuple[ToyModel, ToyModel]]:
-    """Pairs of target and draft by name: each is where some kind of mistake shows, or where one cannot be told."""
-    plain = ToyModel(vocab_size, seed=1)
-    sharp = ToyModel(vocab_size, seed=3, sharpness=5.0)
-    forbidding = ToyModel(vocab_size, seed=5, sparsity=0.5)
+    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
+
+    def model(seed: int, **options: Any) -> ToyModel:
+        return ToyModel(vocab_size, seed, **options)
+
+    plain = model(1)
     return {
-        "plain": (plain, ToyModel(vocab_size, seed=2)),
-        "sharp": (sharp, ToyModel(vocab_size, seed=4, sharpness=5.0)),
-        "flat": (ToyModel(vocab_size, seed=6, sharpness=0.2), ToyModel(vocab_size, seed=7, sharpness=0.2)),
-        "a target that forbids tokens": (forbidding, ToyModel(vocab_size, seed=2)),
-        "a draft that lacks tokens": (plain, ToyModel(vocab_size, seed=8, sparsity=0.5)),
-        "both one-hot": (ToyModel(vocab_size, seed=9, sparsity=1.0), ToyModel(vocab_size, seed=10, sparsity=1.0)),
+        "plain": (plain, model(2)),
+        "sharp": (model(3, sharpness=5.0), model(4, sharpness=5.0)),
+        "flat": (model(6, sharpness=0.2), model(7, sharpness=0.2)),
+        "a target that forbids tokens": (model(5, sparsity=0.5), model(2)),
+        "a draft that lacks tokens": (plain, model(8, sparsity=0.5)),
+        "both one-hot": (model(9, sparsity=1.0), model(10, sparsity=1.0)),
         "draft and target equal": (plain, plain),
-        "a draft near the target": (plain, ToyModel(vocab_size, seed=11, near=plain, mix=0.9)),
+        "a draft near the target": (plain, model(11, near=plain, mix=0.9)),
     }
 
 
@@ -132,13 +135,10 @@ def likely_breaks(draft: Draft) -> Iterator[float]:
         for rank, child in enumerate(tree.children(node)):
             token = int(tree.tokens[child])
             law = tree.proposals[node].conditional(rank, tuple(earlier)).double()
-            raw = draft.case.draft_probs[child - 1].double()
             shared += float(rows[node][token])
             yield shared
-            for proposed in (law, raw):
-                yield from (left / proposed)[proposed > 0].tolist()
-                yield from proposed.cumsum(0).tolist()
-            yield from _residual(left, raw).cumsum(0).tolist()
+            for proposed in (law, draft.case.draft_probs[child - 1].double()):
+                yield float(left[token] / proposed[token])
             left = _residual(left, law)
             yield from left.cumsum(0).tolist()
             earlier.append(token)

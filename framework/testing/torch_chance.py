@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from draftwood.randomness import Randomness
+from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate
+from draftwood.testing.lossless import JointLaw
+
+RAISED = (-1,)
+"""What stands for the tokens of a call that raised."""
 
 _COMPARED: dict[Any, tuple[Callable[[float, float], bool], bool]] = {}
 """For every way to compare: the comparison, and whether it is answered by "below" or by "not below"."""
@@ -30,13 +35,27 @@ for _names, _compare in (
             if hasattr(_place, _name):
                 _COMPARED[getattr(_place, _name)] = (_compare, True)
 
-_MOVED = {
-    getattr(Tensor, name)
-    for name in (
-        "__getitem__ view reshape squeeze unsqueeze flatten expand expand_as permute transpose contiguous "
-        "clone detach to cpu cuda size dim numel __len__ stride is_contiguous t"
-    ).split()
-} | {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.transpose}
+_MOVED = {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.transpose} | {
+    Tensor.__getitem__,
+    Tensor.__len__,
+    Tensor.clone,
+    Tensor.contiguous,
+    Tensor.cpu,
+    Tensor.detach,
+    Tensor.dim,
+    Tensor.expand,
+    Tensor.expand_as,
+    Tensor.flatten,
+    Tensor.numel,
+    Tensor.permute,
+    Tensor.reshape,
+    Tensor.size,
+    Tensor.squeeze,
+    Tensor.to,
+    Tensor.transpose,
+    Tensor.unsqueeze,
+    Tensor.view,
+}
 """What leaves uniforms as they are, in other places."""
 
 _PROPERTIES = {
@@ -156,7 +175,9 @@ def torch_chance(rng: Randomness) -> Iterator[None]:
 
     def refused(name: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
-            raise CannotEnumerate(f"torch's {name} is continuous noise and cannot be enumerated; give samples=.")
+            raise CannotEnumerate(
+                f"torch's {name} is continuous noise and cannot be enumerated; give samples=."
+            )
 
         return refuse
 
@@ -174,3 +195,43 @@ def torch_chance(rng: Randomness) -> Iterator[None]:
         ]:
             stack.enter_context(mock.patch.object(place, name, new))
         yield
+
+
+def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_000) -> JointLaw:
+    """The exact law of the tokens that `run` returns, where torch is its only chance.
+
+    So the whole of a `generate` can be enumerated, with models over a few tokens; `error` of the result says
+    how far it is from another's.
+
+    Args:
+        run: returns tokens; it is called once for every outcome and must begin anew each time.
+        budget: outcomes to visit at most.
+
+    Returns:
+        The law. Where `run` raises, its outcome is `RAISED` and `fault` has the first error.
+
+    Raises:
+        CannotEnumerate: as `torch_chance` does.
+        BudgetExceeded: more than `budget` outcomes.
+    """
+    fault = ""
+
+    def once(rng: Randomness) -> tuple[int, ...]:
+        nonlocal fault
+        with torch_chance(rng):
+            try:
+                found = run()
+            except CannotEnumerate:
+                raise
+            except Exception as error:
+                fault = fault or f"raises ({type(error).__name__}: {error})"
+                return RAISED
+        return tuple(found.flatten().tolist() if isinstance(found, Tensor) else (int(one) for one in found))
+
+    law: dict[tuple[int, ...], float] = {}
+    runs = 0
+    for weight, text in enumerate_outcomes(once, budget=budget):
+        law[text] = law.get(text, 0.0) + weight
+        runs += 1
+    expected = sum(weight * len(text) for text, weight in law.items() if text != RAISED)
+    return JointLaw(law, expected, runs, fault)
