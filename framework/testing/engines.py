@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.proposals import Deterministic
 from draftwood.testing.sampler_cases import PROMPT, SamplerCase
-from draftwood.testing.samplers import Sampler
+from draftwood.testing.sampler_runs import Sampler
 
 
 @attrs.frozen(eq=False)
@@ -161,7 +161,7 @@ def transformers_sampler(*, assistant_ensemble_weight: float | None = None) -> S
     """
     from transformers.generation import utils
 
-    function: Any = utils._speculative_sampling  # type: ignore[attr-defined]
+    function: Any = utils._speculative_sampling
     weight = (
         {} if assistant_ensemble_weight is None else {"assistant_ensemble_weight": assistant_ensemble_weight}
     )
@@ -182,5 +182,5 @@ def transformers_sampler(*, assistant_ensemble_weight: float | None = None) -> S
 
 
 def _named(sampler: Sampler, name: str) -> Sampler:
-    sampler.__name__ = name  # type: ignore[attr-defined]
+    sampler.__name__ = name
     return sampler

@@ -188,7 +188,7 @@ class _Splitting(Generic[T]):
         between = {(low + high) // 2 for low, high in itertools.pairwise(marks)}
         more = {point[len(before)] for point in self._missed}
         points = sorted({0, top, *between, *more})
-        ends = []
+        ends: list[int] = []
         for low, high in itertools.pairwise(points):
             ends += self._breaks(signature, low, high)
         return [*ends, top + 1]

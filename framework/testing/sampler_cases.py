@@ -130,7 +130,8 @@ def likely_breaks(draft: Draft) -> Iterator[float]:
     """Where a sampler that works with this draft may change its mind as a uniform grows."""
     tree, rows = draft.tree, draft.target_rows
     for node in range(len(tree)):
-        left, earlier, shared = rows[node], [], 0.0
+        left, shared = rows[node], 0.0
+        earlier: list[int] = []
         yield from left.cumsum(0).tolist()
         for rank, child in enumerate(tree.children(node)):
             token = int(tree.tokens[child])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import torch
@@ -50,8 +51,7 @@ class WatchedSampler:
             return self._call(draft, case, target)
 
         def with_chance(rng: Randomness) -> Text:
-            with torch_chance(rng):
-                return self._call(draft, draft.case, target)
+            return self._call(draft, draft.case, target, torch_chance(rng))
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -121,14 +121,22 @@ class WatchedSampler:
                 self._judge(possible[place], text, target)
                 yield place, text, times
 
-    def _call(self, draft: Draft, case: SamplerCase, target: ToyModel) -> Text:
+    def _call(
+        self,
+        draft: Draft,
+        case: SamplerCase,
+        target: ToyModel,
+        chance: AbstractContextManager[None] | None = None,
+    ) -> Text:
         self.calls += 1
         # A sampler may write to what it is given, as engines' kernels do.
         given = attrs.evolve(
             case, target_probs=case.target_probs.clone(), draft_probs=case.draft_probs.clone()
         )
         try:
-            found = self.sampler(given)
+            # Only the sampler's own chance is replaced: the toy models draw theirs.
+            with chance or nullcontext():
+                found = self.sampler(given)
         except (CannotEnumerate, InvalidInput):
             raise
         except Exception as error:
@@ -144,6 +152,7 @@ class WatchedSampler:
         most = draft.tree.depth + 1
         if not 1 <= len(text) <= most:
             self._blame(draft, f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens", case)
+            return
         for place, token in enumerate(text):
             if not 0 <= token < target.vocab_size:
                 self._blame(draft, f"emits {text}; token {token} does not exist", case)
