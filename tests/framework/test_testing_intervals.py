@@ -75,7 +75,6 @@ def compared(compare, dtype=torch.float32):
         (lambda u: u <= 0.25, 0.25 + 2**-24),
         (lambda u: u > 0.25, 0.75 - 2**-24),
         (lambda u: u >= 0.25, 0.75),
-        (lambda u: 0.25 > u, 0.25),
         (lambda u: torch.tensor([0.25]) <= u, 0.75),
         (lambda u: torch.tensor([0.25]) >= u, 0.25 + 2**-24),
         (lambda u: u.squeeze(0).unsqueeze(0)[0:1] < 2.0, 1.0),
