@@ -208,7 +208,5 @@ def written_on(
 
 
 def _rests(text: Text, target: ToyModel, tokens: int) -> Emitted:
-    """What the target writes behind `text`, up to `tokens` in all; nothing where there is no such text."""
-    if any(not 0 <= token < target.vocab_size for token in text):
-        return {(): 1.0}
+    """What the target writes behind `text`, up to `tokens` in all."""
     return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))

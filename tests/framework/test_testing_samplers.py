@@ -25,12 +25,12 @@ EQUAL = {"equal": ALL["draft and target equal"]}
 FEW = {name: ALL[name] for name in ("plain", "a target that forbids tokens")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_right_sampler_of_chains_is_proved(dtype):
-    report = prove_sampler(foreign.chain, uniforms=3, dtype=dtype)
-    assert report.error < (1e-15 if dtype == torch.float64 else 1e-7)
+def test_a_right_sampler_of_chains_is_proved():
+    report = prove_sampler(foreign.chain, uniforms=3)
+    assert report.error < 1e-15
     assert set(report.errors) == set(ALL)
     assert report.likely == report.fault == ""
+    assert 1e-10 < prove_sampler(foreign.chain, uniforms=3, models=FEW, dtype=torch.float32).error < 1e-7
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_mistakes_behind_sglangs_signature_are_caught(mistake):
     assert caught.value.error > 0.02
 
 
-VLLM = {"samples": 100_000, "batched": True, "dtype": torch.float32, "models": FEW}
+VLLM = {"samples": 50_000, "batched": True, "dtype": torch.float32, "models": FEW}
 
 
 def test_vllms_signature_is_proved_by_samples():
     report = prove_sampler(vllm_sampler(foreign.vllm), **VLLM)
     assert report.p_value > 0.001
-    assert 0.005 < report.smallest_bias < 0.02
+    assert 0.01 < report.smallest_bias < 0.03
     assert report.calls == 2 * VLLM["samples"]
     assert prove_sampler(vllm_sampler(foreign.vllm, drafted=True), law=Deterministic, **VLLM).p_value > 0.001
 
@@ -214,11 +214,11 @@ def test_the_bias_that_is_stated_is_found():
     rng = np.random.default_rng(0)
 
     def found(law):
-        draws = rng.multinomial(100_000, law, size=400)
+        draws = rng.multinomial(100_000, law, size=200)
         judged = [judge(dict(zip(wanted, row, strict=True)), wanted).p_value for row in draws]
         return np.mean([p_value < SIGNIFICANCE for p_value in judged])
 
-    assert found(worst) > 0.97
+    assert found(worst) > 0.95
     assert found(p + (worst - p) / 4) < 0.5
     assert found(p) == 0
 
