@@ -124,8 +124,8 @@ def test_the_whole_of_generate_has_the_targets_law(assisted, plain):
 
 
 def test_an_ensemble_weight_shows_in_generate():
-    found = law(TARGET, tokens=2, assistant=DRAFT, assistant_ensemble_weight=0.9)
-    assert 0.01 < found.error(law(TARGET, tokens=2).probabilities) < 0.1
+    found = law(TARGET, tokens=2, assistant=DRAFT, assistant_ensemble_weight=0.5)
+    assert 0.01 < found.error(law(TARGET, tokens=2).probabilities) < 0.5
 
 
 def test_an_assistant_that_is_the_target_may_end_in_an_error():
