@@ -58,3 +58,15 @@ def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     assert zoo.tokenizer().decode(known["counted"][0, start:]) == "3210<|endoftext|>"
     plain = known["model"].generate(**known["inputs"], max_new_tokens=32, do_sample=False)
     assert known["output"].tolist() == plain.tolist()  # what the hub form wrote last
+
+
+def test_the_examples_of_the_sampler_page_run(capsys):
+    text = (DOCS / "prove-your-sampler.md").read_text(encoding="utf-8")
+    known: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "prove-your-sampler.md", "exec"), known)
+    printed = capsys.readouterr().out
+    assert float(printed.splitlines()[0]) < 1e-15
+    assert "Most likely: after a rejection it draws from the target;" in printed
+    assert "though the target gives token 0 probability 0" in printed
+    assert float(printed.splitlines()[-1]) < 1e-6

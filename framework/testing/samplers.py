@@ -1,0 +1,257 @@
+"""The proof of law V for somebody else's sampler: a function from probabilities and drafts to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import attrs
+import torch
+
+from draftwood.errors import InvalidInput
+from draftwood.proposals import (
+    Deterministic,
+    Proposal,
+    TopThenSample,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.testing.broken import LawBroken
+from draftwood.testing.goodness import SIGNIFICANCE, Sampled, judge
+from draftwood.testing.lossless import JointLaw, target_law
+from draftwood.testing.mistakes import likely_mistake
+from draftwood.testing.sampler_cases import (
+    PROMPT,
+    Draft,
+    Models,
+    drafts,
+    sampler_models,
+)
+from draftwood.testing.sampler_runs import Emitted, Sampler, Text, WatchedSampler, continued, written_on
+from draftwood.testing.torch_chance import RAISED
+from draftwood.testing.watched import drawn_as_text
+
+LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
+
+
+@attrs.frozen
+class SamplerReport:
+    """What a sampler's law was found to be.
+
+    Attributes:
+        errors: by model, the largest difference of a sequence's probability from the target's; where
+            samples were drawn, of its share.
+        expected_tokens: by model, the mean number of tokens a call emits.
+        calls: of the sampler; rows, in a batch.
+        fault: what the sampler did that none may, however rarely: raise, emit a token that the target
+            forbids or that does not exist; empty if nothing.
+        counterexample: the sequence that is furthest off, and the draft from which it most likely comes.
+        likely: the mistake that has the same law, in a sentence; empty where none of those known has.
+        p_value: where samples were drawn: how likely a lossless sampler is to be off as much as this one in
+            any of the models (a chi-square test each); None where all was enumerated.
+        smallest_bias: where samples were drawn: every law further from the target's than this, in total
+            variation, fails in a model with probability 99 %; None where all was enumerated.
+    """
+
+    errors: dict[str, float]
+    expected_tokens: dict[str, float]
+    calls: int
+    fault: str
+    counterexample: str
+    likely: str = ""
+    p_value: float | None = None
+    smallest_bias: float | None = None
+
+    @property
+    def error(self) -> float:
+        """The largest of `errors`."""
+        return max(self.errors.values())
+
+
+def prove_sampler(
+    sampler: Sampler,
+    *,
+    parents: Sequence[int] = (0, 1),
+    law: type[Proposal] = WithReplacement,
+    uniforms: int | None = None,
+    samples: int | None = None,
+    batched: bool = False,
+    vocab_size: int = 3,
+    models: Models | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> SamplerReport:
+    """Prove that `sampler` emits the target's law; takes what `measure_sampler` takes.
+
+    Args:
+        tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
+            probabilities are float32 or less.
+
+    Returns:
+        The report, with the error found.
+
+    Raises:
+        LawBroken: it does not, or `report.fault`. The message has the worst sequence with the probability
+            found and wanted, and the draft from which it most likely comes.
+    """
+    report = measure_sampler(
+        sampler,
+        parents=parents,
+        law=law,
+        uniforms=uniforms,
+        samples=samples,
+        batched=batched,
+        vocab_size=vocab_size,
+        models=models,
+        dtype=dtype,
+        seed=seed,
+    )
+    name = getattr(sampler, "__name__", None) or repr(sampler)
+    if tolerance is None:
+        tolerance = 1e-9 if dtype == torch.float64 else 1e-6
+    what = ""
+    if report.fault:
+        what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}."
+    elif report.p_value is not None and report.p_value < SIGNIFICANCE:
+        what = f"{name} is biased (p = {report.p_value:.2g}): {report.counterexample}"
+    elif report.p_value is None and not report.error <= tolerance:
+        what = f"{name} is biased: {report.counterexample}"
+    if what:
+        raise LawBroken(what, error=report.error, likely=report.likely)
+    return report
+
+
+def measure_sampler(
+    sampler: Sampler,
+    *,
+    parents: Sequence[int] = (0, 1),
+    law: type[Proposal] = WithReplacement,
+    uniforms: int | None = None,
+    samples: int | None = None,
+    batched: bool = False,
+    vocab_size: int = 3,
+    models: Models | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> SamplerReport:
+    """The law of the tokens that `sampler` emits, on toy models, against the target's.
+
+    Every draft that the law allows is made with its exact weight. What the sampler emits is continued by the
+    target up to one token more than the draft is deep, and the joint law of these tokens compared.
+    The sampler's own chance is dealt with in one of three ways:
+
+    - `uniforms=k`: it takes k uniforms as `case.uniforms`, and has no other chance. Enumerated by interval
+      splitting (`draftwood.testing.intervals` says what that can miss).
+    - neither: it draws with `torch.rand`, `torch.rand_like` and `torch.multinomial`, and does nothing with
+      the uniforms but compare them. Enumerated exactly (`draftwood.testing.torch_chance`).
+    - `samples=N`: any chance at all. N drafts a model are drawn and judged, and a chi-square test says
+      whether their law is the target's; `report.smallest_bias` says what it would have found. Needs scipy.
+
+    Args:
+        sampler: takes a `SamplerCase`, returns the emitted tokens.
+        parents: for every drafted token the target's row behind which it stands: 0 is the root, i + 1 the
+            row behind drafted token i. `range(n)` is a chain.
+        law: how siblings are drawn: `WithReplacement` and `WithoutReplacement` from `draft_probs`,
+            `Deterministic` takes its most likely tokens, `TopThenSample` all but the last of them.
+        uniforms: how many the sampler takes; with `samples` they are drawn.
+        samples: how many to draw for each model.
+        batched: the sampler judges a batch: every tensor of its case but `parents` has one dimension more
+            in front. With `samples` only.
+        vocab_size: of the models; at least 2.
+        models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
+        dtype: of the probabilities and uniforms that the sampler gets.
+        seed: of the samples, or of the random points at which interval splitting tests itself.
+
+    Raises:
+        CannotEnumerate: chance that has no finite list of outcomes; give samples.
+        InvalidInput: arguments that do not go together.
+    """
+    if batched and samples is None:
+        raise InvalidInput("batched=True needs samples=N; outcomes are enumerated one draft at a time.")
+    if law not in LAWS:
+        raise InvalidInput(
+            f"law is {getattr(law, '__name__', law)}; give one of {[one.__name__ for one in LAWS]}."
+        )
+    watched = WatchedSampler(sampler, dtype, uniforms, seed)
+    errors, expected, worst = {}, {}, _Worst()
+    judged: list[Sampled] = []
+    known = sampler_models(vocab_size) if models is None else models
+    for name, (target, draft) in known.items():
+        possible = drafts(target, draft, parents=parents, law=law, dtype=dtype)
+        tokens = max(one.tree.depth for one in possible) + 1
+        wanted = target_law(target, prompt=PROMPT, tokens=tokens)
+        if samples is None:
+            emitted = [watched.enumerated(one, target) for one in possible]
+            found = JointLaw(continued(possible, emitted, target, tokens), 0.0, 0)
+        else:
+            counts = watched.sampled(possible, target, samples, batched)
+            texts = written_on(counts, target, tokens, seed)
+            judged.append(judge(texts, wanted, models=len(known)))
+            found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
+            emitted = [{text: count / sum(one.values()) for text, count in one.items()} for one in counts]
+        errors[name] = found.error(wanted)
+        expected[name] = sum(
+            one.weight * chance * len(text)
+            for one, law_of_one in zip(possible, emitted, strict=True)
+            for text, chance in law_of_one.items()
+            if text != RAISED
+        )
+        worst.see(name, found, wanted, possible, emitted)
+    return SamplerReport(
+        errors=errors,
+        expected_tokens=expected,
+        calls=watched.calls,
+        fault=watched.fault,
+        counterexample=worst.text,
+        likely=_likely(watched.fault, worst) if samples is None else "",
+        p_value=min(1.0, len(judged) * min(one.p_value for one in judged)) if judged else None,
+        smallest_bias=max(one.smallest_bias for one in judged) if judged else None,
+    )
+
+
+@attrs.define(eq=False)
+class _Worst:
+    """The sequence that is furthest off in all models, in words."""
+
+    error: float = -1.0
+    text: str = ""
+    drafts: Sequence[Draft] = ()
+    emitted: Sequence[Emitted] = ()
+
+    def see(
+        self,
+        model: str,
+        found: JointLaw,
+        wanted: dict[Text, float],
+        possible: Sequence[Draft],
+        emitted: Sequence[Emitted],
+    ) -> None:
+        error = found.error(wanted)
+        if not error > self.error:
+            return
+        self.error, self.drafts, self.emitted = error, possible, emitted
+        tokens = found.worst(wanted)
+        place = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
+        likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[place].items()))
+        self.text = (
+            f"tokens {tokens} have probability {found.probabilities.get(tokens, 0.0):.12g} and should have "
+            f"{wanted.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
+            f"They most likely come of this draft (their way is marked), of which comes {{{likely}}}:\n"
+            f"{drawn_as_text(possible[place].tree, possible[place].target_rows, tokens)}"
+        )
+
+
+def _likely(fault: str, worst: _Worst) -> str:
+    if "nan" in fault:
+        return (
+            "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
+        )
+    if fault.startswith("emits") and worst.error < 1e-6:
+        return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
+    return "" if worst.error < 1e-9 else likely_mistake(worst.drafts, worst.emitted, 1e-6)
+
+
+def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, place: int) -> float:
+    begun = sum(chance for text, chance in emitted[place].items() if tokens[: len(text)] == text)
+    return possible[place].weight * begun
