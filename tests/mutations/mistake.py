@@ -10,10 +10,10 @@ from unittest import mock
 import attrs
 
 from draftwood.testing import checks_for
-from draftwood.testing.checks import Check
+from draftwood.testing.decoding_checks import decoding_checks
 
 Patch = tuple[Any, str, Any]
-"""An object or class, the name of one of its attributes, and what stands there instead."""
+"""An object, class or module, the name of one of its attributes, and what stands there instead."""
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class Mistake:
         name: what is wrong, in a few words.
         story: where it was seen, or why somebody would write it.
         part: "policy", "verifier", "drafter", "backend", "randomness" or "decoding".
-        right: builds the part without the mistake, in which no check fails.
+        right: builds the part without the mistake, in which no check fails; for decoding it builds nothing.
         wrong: builds it with the mistake; None where `patches` make it.
         patches: what is replaced in the code below the part.
     """
@@ -50,22 +50,18 @@ class Mistake:
         with ExitStack() as stack:
             for patch in self.patches:
                 stack.enter_context(mock.patch.object(*patch))
-            return first_failure((self.wrong or self.right)())
+            return self._first_failure(self.wrong or self.right)
 
     def clean(self) -> Caught | None:
         """The first check that fails without the mistake; None as it should be."""
-        return first_failure(self.right())
+        return self._first_failure(self.right)
+
+    def _first_failure(self, build: Callable[[], object]) -> Caught | None:
+        checks = decoding_checks() if self.part == "decoding" else checks_for(build())
+        return next((caught for name, check in checks if (caught := failure(name, check))), None)
 
 
-def first_failure(strategy: object) -> Caught | None:
-    """The first of all checks of `strategy` that fails."""
-    for name, check in checks_for(strategy):
-        if (caught := failure(name, check)) is not None:
-            return caught
-    return None
-
-
-def failure(name: str, check: Check) -> Caught | None:
+def failure(name: str, check: Callable[[], None]) -> Caught | None:
     """What `check` raises; None where it passes."""
     try:
         check()

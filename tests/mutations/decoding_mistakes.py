@@ -1,0 +1,228 @@
+"""Mistakes in decoding itself and in sources of chance, as patches of the production code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood import Randomness, SamplingParams, Streams, TokenTree, TorchRandomness, decoder, randomness
+from draftwood.loop import RoundLoop, Row
+from draftwood.prefixes import Path, Prefixes
+from draftwood.stopping import StopConditions
+from tests.mutations import suite
+from tests.mutations.mistake import Mistake
+
+_scores = RoundLoop._target_scores
+_constrained, _prefixes = Row.constrained, Row.prefixes
+
+
+def scores_at_the_root_alone(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+    """Filters and processors change the root's logits and nobody else's."""
+    right = _scores(self, row, tree, logits)
+    return torch.cat([right[:1], logits[1 : tree.size].to(right.dtype)])
+
+
+def draft_sampling_for_both(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+    return self.draft_sampling.scores(logits[: tree.size], row.prefixes([()] * tree.size))
+
+
+def one_verification_stream() -> Any:
+    shared: list[Randomness] = []
+
+    def seeded(seed: int) -> Streams:
+        own = _seeded(seed)
+        shared.append(own.verify)
+        return Streams(own.draft, shared[0])
+
+    return seeded
+
+
+_seeded = Streams.seeded
+
+
+def equal_verification_streams(seed: int) -> Streams:
+    return Streams(_seeded(seed).draft, TorchRandomness.seeded(7))
+
+
+def one_seed_for_both(seed: int) -> Streams:
+    return Streams(TorchRandomness.seeded(seed), TorchRandomness.seeded(seed))
+
+
+def consecutive_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
+    return list(seed) if isinstance(seed, Sequence) else [(seed or 0) + row for row in range(rows)]
+
+
+def every_row_with_the_same_seed(seed: int | Sequence[int] | None, rows: int) -> list[int]:
+    return list(seed) if isinstance(seed, Sequence) else [seed or 0] * rows
+
+
+_others: dict[str, Any] = {}
+
+
+def text_of_another_row(self: Row, paths: Sequence[Path]) -> Prefixes | None:
+    """Processors see the text of whichever row came last."""
+    right = _prefixes(self, paths)
+    before = _others.get("text", self.text)
+    _others["text"] = self.text
+    return None if right is None or before is None else Prefixes(before, paths)
+
+
+def warpers_the_other_way(self: SamplingParams) -> tuple[Any, ...]:
+    return tuple(reversed(_warpers(self)))
+
+
+_warpers = SamplingParams._build_warpers
+
+
+def masks_of_the_parents(self: Row, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+    return _constrained(self, logits, [path[:-1] for path in paths])
+
+
+def root_from_the_path(self: Row, tokens: Sequence[int]) -> None:
+    _commit(self, tokens)
+    self.root = tokens[-2] if len(tokens) > 1 else tokens[-1]
+
+
+_commit = Row.commit
+
+
+def ends_one_early(self: StopConditions, row: int, new: Sequence[int], scores: Any = None) -> Any:
+    """At the limit, a path that was accepted as a whole is cut and its last token drawn again as token 0."""
+    kept, reason = _take(self, row, new, scores)
+    return ((*kept[:-1], 0), reason) if reason == "length" and len(kept) > 1 else (kept, reason)
+
+
+_take = StopConditions.take
+
+
+class EightBits(TorchRandomness):
+    """Uniforms of 8 bits."""
+
+    def uniforms(self, n: int) -> Tensor:
+        return (super().uniforms(n) * 256).floor() / 256
+
+
+class SinglePrecision(TorchRandomness):
+    """Uniforms of 24 bits."""
+
+    def uniforms(self, n: int) -> Tensor:
+        return super().uniforms(n).float().double()
+
+
+class ClosedCoin(TorchRandomness):
+    def accept(self, p: float) -> bool:
+        return float(self.uniforms(1)) <= p
+
+
+class DrawnAtOnce(TorchRandomness):
+    """Draws all from the whole and drops duplicates, so that fewer come and in another order."""
+
+    def without_replacement(self, p: Tensor, k: int) -> list[int]:
+        drawn = [self.choose(p) for _ in range(4 * k)]
+        return sorted(dict.fromkeys(drawn))[:k]
+
+
+class TakesAhead(TorchRandomness):
+    def ahead(self, n: int) -> Tensor:
+        return self.uniforms(n)
+
+
+class ExponentialForGumbel(TorchRandomness):
+    def gumbel(self, shape: Sequence[int]) -> Tensor:
+        u = self.uniforms(int(np.prod(tuple(shape)))).reshape(tuple(shape))
+        return -torch.log1p(-u)
+
+
+def _stream() -> TorchRandomness:
+    return TorchRandomness.seeded(3)
+
+
+def _wrong(kind: type[TorchRandomness]) -> Any:
+    return lambda: kind(torch.Generator().manual_seed(3))
+
+
+def _decoding(name: str, story: str, *patches: Any) -> Mistake:
+    return Mistake(name, story, "decoding", lambda: None, patches=patches)
+
+
+def _chance(name: str, story: str, wrong: Any = None, *patches: Any) -> Mistake:
+    return Mistake(name, story, "randomness", _stream, wrong, patches)
+
+
+MISTAKES = [
+    _decoding(
+        "filters and processors applied at the root alone",
+        "a tree scored as one position",
+        (RoundLoop, "_target_scores", scores_at_the_root_alone),
+    ),
+    _decoding(
+        "two rows share a verification stream",
+        "a generator kept for the batch",
+        (Streams, "seeded", staticmethod(one_verification_stream())),
+    ),
+    _decoding(
+        "all rows verify by equal streams",
+        "the seed forgotten",
+        (Streams, "seeded", staticmethod(equal_verification_streams)),
+    ),
+    _decoding(
+        "draft and verification draw from one seed",
+        "the same noise twice",
+        (Streams, "seeded", staticmethod(one_seed_for_both)),
+    ),
+    _decoding("row i has the seed plus i", "consecutive calls", (decoder, "row_seeds", consecutive_seeds)),
+    _decoding("all rows have one seed", "a batch", (decoder, "row_seeds", every_row_with_the_same_seed)),
+    _decoding(
+        "the draft's sampling used for the target",
+        "one set of parameters too many",
+        (RoundLoop, "_target_scores", draft_sampling_for_both),
+    ),
+    _decoding(
+        "processors see another row's text", "a buffer shared by rows", (Row, "prefixes", text_of_another_row)
+    ),
+    _decoding(
+        "filters before the temperature",
+        "another order than transformers'",
+        (SamplingParams, "_build_warpers", warpers_the_other_way),
+    ),
+    _decoding(
+        "a node is masked by its parent's constraint state",
+        "one step late",
+        (Row, "constrained", masks_of_the_parents),
+    ),
+    _decoding("the next root is the last accepted token", "off by one", (Row, "commit", root_from_the_path)),
+    _decoding(
+        "the last token at the limit is padding", "a cut path", (StopConditions, "take", ends_one_early)
+    ),
+    _decoding(
+        "the target's temperature is not applied",
+        "vllm#10198",
+        (RoundLoop, "_target_scores", suite.unscaled),
+    ),
+    _decoding(
+        "processors that read the prefix see the root's at every node",
+        "grammars and penalties on trees",
+        (RoundLoop, "_target_scores", suite.seen_from_the_root),
+    ),
+    _decoding(
+        "an end-of-text inside the accepted path is ignored",
+        "only a round's last token looked at",
+        (StopConditions, "take", suite.last_token_alone),
+    ),
+    _chance("uniforms of 8 bits", "vllm#51367: low resolution starves the tail", _wrong(EightBits)),
+    _chance("uniforms of 24 bits", "the same over 128,000 tokens", _wrong(SinglePrecision)),
+    _chance("the coin's test is coin <= p, and the coin may be 0", "sglang#35771", _wrong(ClosedCoin)),
+    _chance("without replacement by dropping duplicates", "out of order", _wrong(DrawnAtOnce)),
+    _chance("looking ahead takes the numbers", "a kernel's tape", _wrong(TakesAhead)),
+    _chance("exponential noise for Gumbel noise", "a logarithm forgotten", _wrong(ExponentialForGumbel)),
+    _chance(
+        "an inverse CDF whose test is not strict",
+        "a token of probability 0 drawn at u = 0",
+        None,
+        (randomness, "_at", suite.at_or_above),
+    ),
+]
