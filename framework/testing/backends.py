@@ -19,7 +19,8 @@ tokens are, and every test runs under pytest or by hand:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.protocols import StateBackend
+from draftwood.testing.broken import LawBroken
 from draftwood.testing.diagnosis import Node
 from draftwood.testing.mirror import Mirror, WrongLogits
 
@@ -147,8 +149,8 @@ class StateBackendTests:
         mirror, tokens = self.mirror(), self.text(9, 6)
         mirror.prefill([self.text(5)])
         mirror.extend([[(tokens[0], -1)]])
-        mirror.extend([[(tokens[1], 0), (tokens[2], 0), (tokens[3], 2), (tokens[4], 1)]])
-        mirror.commit([[0, 2, 3]])
+        mirror.extend([[(tokens[1], -1), (tokens[2], 0), (tokens[3], 0), (tokens[4], 3), (tokens[8], 1)]])
+        mirror.commit([[0, 3, 4]])
         mirror.extend([[(tokens[5], -1), (tokens[6], -1), (tokens[7], 1)]])
         mirror.commit([[]])
         mirror.check_state()
@@ -233,7 +235,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_many_rows(self) -> None:
-        """Seven rows, two of one text, are as right as one: in trees, on differing paths, and where high ones come and go."""
+        """Seven rows, two of one text, are as right as one, on paths of their own; high ones come and go."""
         mirror, rng = self.mirror(), random.Random(2)
         mirror.prefill([self.text(length, length) for length in (3, 9, 0, 5, 12, 5, 7)])
         for gone in ((4,), (), (0, 5), (2, 3)):
@@ -321,36 +323,66 @@ class StateBackendTests:
         mirror.prefill([self.text(5), self.text(2, 1)])
         mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1), (5, 0), (6, 1)]])
         backend, fine = mirror.backend, torch.zeros(2, 1, dtype=torch.int64)
-        calls: list[Callable[[], object]] = [
-            lambda: backend.extend(fine + backend.vocab_size, fine),
-            lambda: backend.extend(fine - 1, fine),
-            lambda: backend.extend(fine, fine + 3),
-            lambda: backend.extend(fine, fine - 2),
-            lambda: backend.extend(fine[:1], fine[:1]),
-            lambda: backend.extend(fine, torch.zeros(2, 2, dtype=torch.int64)),
-            lambda: backend.extend(fine, fine, [1]),
-            lambda: backend.extend(fine, fine, [2, 1]),
-            lambda: backend.commit([[0]]),
-            lambda: backend.commit([[1], []]),
-            lambda: backend.commit([[0], [0, 2]]),
-            lambda: backend.commit([[0, 3], []]),
-            lambda: backend.commit([[0, -1], []]),
-        ]
-        for call in calls:
-            raises_on_purpose(call)
-        mirror.extend([[(7, 2)], [(8, 2)]])
-        mirror.commit([[0, 2, 3], [0, 1]])
-        raises_on_purpose(lambda: backend.prefill([torch.tensor([1, backend.vocab_size])]))
-        raises_on_purpose(lambda: backend.prefill([torch.tensor([[1, 2]])]))
-        mirror.check_state()
+        calls: dict[str, Callable[[], object]] = {
+            "extend with a token beyond the vocabulary": lambda: backend.extend(
+                fine + backend.vocab_size, fine
+            ),
+            "extend with the token -1": lambda: backend.extend(fine - 1, fine),
+            "extend with a parent that is not there": lambda: backend.extend(fine, fine + 3),
+            "extend with the parent -2": lambda: backend.extend(fine, fine - 2),
+            "extend of one row of two": lambda: backend.extend(fine[:1], fine[:1]),
+            "extend with more parents than tokens": lambda: backend.extend(
+                fine, torch.zeros(2, 2, dtype=torch.int64)
+            ),
+            "extend with one count for two rows": lambda: backend.extend(fine, fine, [1]),
+            "extend with a count above the nodes": lambda: backend.extend(fine, fine, [2, 1]),
+            "commit of one path for two rows": lambda: backend.commit([[0]]),
+            "commit of a path that does not start below the committed state": lambda: backend.commit(
+                [[1], []]
+            ),
+            "commit of a path that leaves out a node": lambda: backend.commit([[0], [0, 2]]),
+            "commit of a node that is not there": lambda: backend.commit([[0, 3], []]),
+            "commit of the node -1": lambda: backend.commit([[0, -1], []]),
+        }
+        for what, call in calls.items():
+            raises_on_purpose(what, call)
+        with _state_as_it_was():
+            mirror.extend([[(7, 2)], [(8, 2)]])
+            mirror.commit([[0, 2, 3], [0, 1]])
+        one, bad = torch.tensor([1]), torch.tensor([1, backend.vocab_size])
+        raises_on_purpose("prefill with a token beyond the vocabulary", lambda: backend.prefill([one, bad]))
+        raises_on_purpose("prefill with a matrix", lambda: backend.prefill([torch.tensor([[1, 2]])]))
+        with _state_as_it_was():
+            mirror.check_lengths()
+            mirror.check_state()
 
 
-def raises_on_purpose(call: Callable[[], object]) -> None:
-    """Fail unless `call` raises one of draftwood's errors with one sentence."""
-    raised = None
+@contextmanager
+def _state_as_it_was() -> Iterator[None]:
+    """Blame what fails here on the malformed calls before."""
+    likely = "a call that raises has changed the state; check all of it before anything is written."
+    try:
+        yield
+    except LawBroken as broken:
+        raise LawBroken(f"After malformed calls {broken}", error=broken.error, likely=likely) from broken
+    except DraftwoodError as error:
+        raise LawBroken(f"After malformed calls a good one raises: {error}", likely=likely) from error
+
+
+def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
+    """Fail unless the malformed `call` (`what` it is) raises one of draftwood's errors, a sentence."""
     try:
         call()
     except DraftwoodError as error:
-        raised = str(error)
-    assert raised is not None, "a malformed call went through"
-    assert raised.endswith("."), f"not a sentence: {raised}"
+        said = str(error)
+        assert said.endswith("."), f"The error of {what} is not a sentence: {said}"
+    except Exception as error:  # a backend may fail in any way
+        raise LawBroken(
+            f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        ) from error
+    else:
+        raise LawBroken(
+            f"{what} goes through; it should raise InvalidTree or InvalidInput.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        )

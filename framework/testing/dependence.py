@@ -190,7 +190,9 @@ class Suspect:
         known = {*me.text, *me.nodes}
         dropped = [(me.number, number) for number in range(me.given) if number not in known]
         if self._first(dropped) is not None:
-            return f"row {self.row} still sees a node that an earlier commit dropped."
+            return (
+                f"row {self.row} sees a node that a commit should have dropped: another path was committed."
+            )
         for place, row in enumerate(rows):
             if row is not me and self._first([(row.number, number) for number in range(row.given)]):
                 return f"row {self.row} sees tokens of row {place}: rows are mixed up or share a state."
@@ -232,7 +234,7 @@ class Suspect:
         alone = self.backend.extend(*as_tensors([chain]))[0, -1]
         tokens = [*self.text, *(token for token, _ in chain)]
         if difference(alone, self.logits_after(tokens)) > self.tolerance:
-            return f"{len(tokens)} tokens are wrong as a plain chain too: look at positions and limits."
+            return f"a plain chain of {len(tokens)} in all is wrong too: look at positions and limits."
         if self.node != len(path) - 1:
             return (
                 f"the same path alone is right: positions count places, not depths (node {self.node} has "

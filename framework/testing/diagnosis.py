@@ -14,7 +14,9 @@ Node = tuple[int, int]
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference of two logits; infinite for NaN, none where both have -inf."""
     found, wanted = found.double(), wanted.to(found.device).double()
-    off = torch.where(found == wanted, 0.0, (found - wanted).abs()).nan_to_num(nan=torch.inf)
+    off = torch.where(found == wanted, 0.0, (found - wanted).abs()).nan_to_num(
+        nan=torch.inf, posinf=torch.inf
+    )
     return float(off.max()) if off.numel() else 0.0
 
 
@@ -31,6 +33,8 @@ def likely_mistake(
     """
     if not bool(((found == -torch.inf) | found.isfinite()).all()):
         return "the logits hold NaN or +inf."
+    if not bool(found.isfinite().any()):
+        return "nothing is proposed (-inf throughout): the answer stands in another place, or is none."
     for mistake, other in others:
         if difference(found, other) <= tolerance:
             return mistake
@@ -77,10 +81,14 @@ def alternatives(
     before = list(text)
     tokens = [nodes[place][0] for place in path]
     everything = list(range(node + 1))
+    counted = _path_by(nodes, node, start) if start and nodes[node][1] >= 0 else None
     if path != everything:
         other = next(place for place in everything if place not in path)
+        # One node cannot tell these two apart.
+        too = "; or parents are counted from this call" if counted == everything else ""
         yield (
-            f"the tree mask is not applied: node {node} sees node {other}, {relation(nodes, node, other)}.",
+            f"the tree mask is not applied: node {node} sees node {other}, "
+            f"{relation(nodes, node, other)}{too}.",
             before + [nodes[place][0] for place in everything],
         )
     if len(path) > 1:
@@ -88,14 +96,12 @@ def alternatives(
             f"node {node} is scored right behind the text: its ancestors are forgotten.",
             before + tokens[-1:],
         )
-    if start and nodes[node][1] >= 0:
-        counted = _path_by(nodes, node, start)
-        if counted is not None and counted != path:
-            yield (
-                f"parents are counted from this call: node {node} hangs below node {counted[-2]} "
-                f"instead of node {nodes[node][1]}; places count on until the next commit.",
-                before + [nodes[place][0] for place in counted],
-            )
+    if counted is not None and counted != path:
+        yield (
+            f"parents are counted from this call: node {node} hangs below node {counted[-2]} "
+            f"instead of node {nodes[node][1]}; places count on until the next commit.",
+            before + [nodes[place][0] for place in counted],
+        )
     for other in range(node - 1, -1, -1):
         yield (
             f"node {node} has the logits of node {other}, "
@@ -106,6 +112,11 @@ def alternatives(
         yield "the last committed token is missing from the state.", before[:-1] + tokens
         yield "the first committed token is missing from the state.", before[1:] + tokens
         yield "the last committed token stands in the state twice.", [*before, before[-1], *tokens]
+    for window in (16, 32, 64, 128, 256):
+        if len(before) > window:
+            yield f"only the last {window} tokens of the text are kept.", before[-window:] + tokens
+        if len(before) + len(tokens) > window:
+            yield f"only the last {window} tokens are seen.", (before + tokens)[-window:]
     if len(path) > 1:
         yield "the nodes of the path are taken in the wrong order.", before + tokens[::-1]
         yield "the parent is taken for the node: one row too early.", before + tokens[:-1]

@@ -85,7 +85,7 @@ def check_commit(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> N
             mirror.prefill([_text(drafter, 7)])
             mirror.ask([[(3, -1), (1, 0), (2, 0)]])
             mirror.ask([[(4, 2)]])
-            mirror.commit([accepted])
+            mirror.commit([accepted], extra=8)
             mirror.ask([[(1, -1), (2, 0)]])
             mirror.commit([[0]])
             mirror.ask([[(5, -1)]])

@@ -34,6 +34,9 @@ class Answer:
         node: number of the node among them.
         start: how many there were before the call.
         before: the last commit's; None in the first round.
+        extra: the token after that commit's path; None in the first round.
+        beside: what all rows had asked for by the end of the call.
+        gone: texts of released rows, and what they had asked for.
         found: logits `[vocab]`, or `[drafters, vocab]`.
     """
 
@@ -44,6 +47,9 @@ class Answer:
     node: int
     start: int
     before: Before | None
+    extra: int | None
+    beside: list[list[Node]]
+    gone: list[tuple[list[int], list[Node]]]
     found: Tensor
 
     @property
@@ -54,13 +60,27 @@ class Answer:
     def others(self) -> Iterator[tuple[str, list[int]]]:
         """Mistakes, and the whole text that each would answer for."""
         text = self.texts[self.row]
-        yield from diagnosis.alternatives(text, self.nodes, self.node, start=self.start)
-        if self.before is not None:
+        if self.before is not None and self.extra is not None:
+            mistake = "the token after the accepted path was committed too; it is the next root."
+            yield mistake, [*text, self.extra, *self.tokens]
             yield from diagnosis.after_another_commit(*self.before, self.tokens)
+        yield from diagnosis.alternatives(text, self.nodes, self.node, start=self.start)
         for other, theirs in enumerate(self.texts):
-            if other != self.row:
-                mistake = f"rows are exchanged: row {self.row} stands on the text of row {other}."
-                yield mistake, theirs + self.tokens
+            if other == self.row:
+                continue
+            mistake = f"rows are exchanged: row {self.row} stands on the text of row {other}."
+            yield mistake, theirs + self.tokens
+            if self.node < len(self.beside[other]):
+                path = path_to(self.beside[other], self.node)
+                mistake = f"rows are exchanged: row {self.row} has the answer of row {other}."
+                yield mistake, theirs + [self.beside[other][place][0] for place in path]
+        for old, nodes in self.gone:
+            mistake = f"row {self.row} stands on the text of a row that was released."
+            yield mistake, old + self.tokens
+            both = nodes + self.nodes[self.start :]
+            if all(parent < place for place, (_, parent) in enumerate(both)):
+                path = path_to(both, len(nodes) + self.node - self.start)
+                yield mistake, old + [both[place][0] for place in path]
 
 
 @attrs.define
@@ -79,6 +99,8 @@ class DrafterMirror:
     nodes: list[list[Node]] = attrs.field(factory=list)
     answers: list[Answer] = attrs.field(factory=list)
     _before: list[Before | None] = attrs.field(factory=list, init=False)
+    _gone: list[tuple[list[int], list[Node]]] = attrs.field(factory=list, init=False)
+    _extra: int | None = attrs.field(default=None, init=False)
     _rounds: int = attrs.field(default=0, init=False)
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False)
 
@@ -92,6 +114,7 @@ class DrafterMirror:
     def release(self, rows: Sequence[int]) -> None:
         """Forget rows."""
         self.drafter.release(rows)
+        self._gone += [(self.texts[row], self.nodes[row]) for row in rows]
         keep = [row for row in range(len(self.texts)) if row not in rows]
         self.texts = [self.texts[row] for row in keep]
         self.nodes = [self.nodes[row] for row in keep]
@@ -103,6 +126,7 @@ class DrafterMirror:
         asked = [None if nodes is None else [(t % vocab, parent) for t, parent in nodes] for nodes in new]
         requests = [None if nodes is None else _request(nodes) for nodes in asked]
         logits = self.drafter.distributions(requests)
+        texts, asked_before = [list(text) for text in self.texts], len(self.answers)
         for row, (nodes, request) in enumerate(zip(asked, requests, strict=True)):
             if nodes is None or request is None:
                 continue
@@ -113,7 +137,6 @@ class DrafterMirror:
                 )
             start = len(self.nodes[row])
             self.nodes[row] += nodes
-            texts = [list(text) for text in self.texts]
             for place in range(len(nodes)):
                 found = logits[row, place].clone()
                 self.answers.append(
@@ -125,9 +148,15 @@ class DrafterMirror:
                         start + place,
                         start,
                         self._before[row],
+                        self._extra,
+                        [],
+                        list(self._gone),
                         found,
                     )
                 )
+        beside = [list(nodes) for nodes in self.nodes]
+        for place in range(asked_before, len(self.answers)):
+            self.answers[place] = attrs.evolve(self.answers[place], beside=beside)
         self._unchanged()
         self._returned = logits, logits.clone()
         return logits
@@ -153,7 +182,7 @@ class DrafterMirror:
             self.texts[row] = self.texts[row] + tokens
             self.nodes[row] = []
         self.drafter.commit(outcomes)
-        self._rounds += 1
+        self._rounds, self._extra = self._rounds + 1, extra % vocab
         self._unchanged()
 
     def _unchanged(self) -> None:
@@ -192,7 +221,13 @@ class DrafterMirror:
                 for mistake, text in answer.others()
                 if text
             )
-            return diagnosis.likely_mistake(answer.found, wanted, others, tolerance=TOLERANCE)
+            known = diagnosis.likely_mistake(answer.found, wanted, others, tolerance=TOLERANCE)
+            text = answer.texts[answer.row]
+            if not known and difference(alone(drafter, text, answer.tokens), wanted) > TOLERANCE:
+                if oracle:
+                    return "the same text and path are wrong alone too: look at what a single row answers."
+                return "something is remembered beyond release(), or chance is at work."
+            return known
 
         text = ", ".join(diagnosis.shortened(answer.texts[answer.row]))
         against = "the model's" if oracle else "those that it gives for the same path alone"

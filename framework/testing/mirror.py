@@ -186,11 +186,11 @@ class WrongLogits(LawBroken):
     def _others(self) -> Iterator[tuple[str, list[int]]]:
         mirror, (row, place, start) = self._mirror, self._place
         text, nodes, node = mirror.texts[row], mirror.nodes[row], start + place
-        yield from diagnosis.alternatives(text, nodes, node, start=start)
         tokens = [nodes[step][0] for step in path_to(nodes, node)]
         before = mirror.story.rows[row].before
         if before is not None:
             yield from diagnosis.after_another_commit(*before, tokens)
+        yield from diagnosis.alternatives(text, nodes, node, start=start)
         for other, theirs in enumerate(mirror.texts):
             if other == row:
                 continue

@@ -43,7 +43,7 @@ class Listed(Drafter):
         for row, request in enumerate(requests):
             start = len(self.nodes[row])
             for place, (token, parent) in enumerate(self.asked(request)):
-                self.nodes[row].append((token, self.parent(parent, start)))
+                self.nodes[row].append((token, self.parent(parent, start, start + place)))
                 logits[row, place] = self.logits(row, self.path(row, start + place))
         return logits
 
@@ -57,7 +57,7 @@ class Listed(Drafter):
             return []
         return list(zip(request.tokens.tolist(), request.parents.tolist(), strict=True))
 
-    def parent(self, given: int, start: int) -> int:
+    def parent(self, given: int, start: int, place: int) -> int:
         return given
 
     def path(self, row: int, node: int) -> list[int]:
@@ -117,8 +117,8 @@ class LastTokensAlone(Listed):
 
 
 class ParentsOfTheRequest(Listed):
-    def parent(self, given: int, start: int) -> int:
-        return given + start if given > 0 else given
+    def parent(self, given: int, start: int, place: int) -> int:
+        return given + start if 0 <= given + start < place and given >= 0 else given
 
 
 class NodesAsTheyStand(Listed):
