@@ -176,16 +176,13 @@ def relation(nodes: Sequence[Node], node: int, other: int) -> str:
     return "which is no ancestor of it"
 
 
-def _path_by(nodes: Sequence[Node], node: int, start: int) -> list[int] | None:
-    """The path where the last call's parents count from its first node; None where that leads nowhere."""
+def _path_by(nodes: Sequence[Node], node: int, start: int) -> list[int]:
+    """The path where the last call's parents count from its first node, as far as that leads somewhere."""
     path = []
     while node >= 0:
         path.append(node)
         parent = nodes[node][1]
-        up = parent + start if node >= start and parent >= 0 else parent
-        if up >= node:
-            return None
-        node = up
+        node = parent + start if start <= parent + start < node and parent >= 0 else parent
     return path[::-1]
 
 

@@ -15,7 +15,7 @@ from draftwood.testing.drafter_mirror import DrafterMirror
 from draftwood.testing.oracles import LogitsAfter, oracle_of
 
 ROUNDS = 14
-"""Of the check `rounds`, in which a row grows by six tokens at most."""
+"""Of the check `many-rounds`, in which a row grows by six tokens at most."""
 
 
 def drafter_checks(
@@ -34,8 +34,8 @@ def drafter_checks(
     yield "tree", partial(check_tree, drafter, oracle)
     yield "commit", partial(check_commit, drafter, oracle)
     yield "rows", partial(check_rows, drafter, oracle)
-    yield "rounds", partial(check_rounds, drafter, oracle)
-    yield "repeatable", partial(check_repeatable, drafter)
+    yield "many-rounds", partial(check_many_rounds, drafter, oracle)
+    yield "deterministic", partial(check_deterministic, drafter)
 
 
 def check_declaration(drafter: Drafter, models: int) -> None:
@@ -117,7 +117,7 @@ def check_rows(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> Non
     drafter.release([5])
 
 
-def check_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
+def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
     """Round after round, to beyond 64 tokens, each row on a path of its own."""
     mirror, rng = _rounds(drafter, seed=0), random.Random(1)
     # One row in full, and of the others some: alone, every answer takes a prefill.
@@ -126,7 +126,7 @@ def check_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> N
     mirror.compare(oracle)
 
 
-def check_repeatable(drafter: Drafter, models: int) -> None:
+def check_deterministic(drafter: Drafter, models: int) -> None:
     """The same calls give the same logits, so that a seed gives one text."""
     first = _rounds(drafter, seed=1, rounds=3).answers
     for one, other in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
