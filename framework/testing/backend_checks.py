@@ -24,12 +24,14 @@ def backend_checks(
     Raises:
         InvalidInput: neither an oracle nor a model.
     """
-    logits_after = oracle or oracle_of(backend)
-    if logits_after is None:
+    found = oracle or oracle_of(backend)
+    if found is None:
         raise InvalidInput(
             f"{type(backend).__name__} names no model to compare it with; give oracle=, a function from a "
             "list of tokens to the logits [vocab] after them, or its torch module as the attribute `model`."
         )
+
+    right: LogitsAfter = found
 
     class Tests(StateBackendTests):
         vocab_size = backend.vocab_size
@@ -39,7 +41,7 @@ def backend_checks(
             return backend
 
         def logits_after(self, tokens: list[int]) -> Tensor:
-            return logits_after(tokens)
+            return right(tokens)
 
     for name in vars(StateBackendTests):
         if name.startswith("test_"):

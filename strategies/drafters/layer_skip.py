@@ -71,7 +71,7 @@ class LayerSkip(Drafter):
         return self._drafter.weight_bytes
 
     @property
-    def model(self) -> Any:  # type: ignore[override]
+    def model(self) -> Any:
         return self._drafter.model
 
     def prefill(self, rows: Sequence[Tensor]) -> None:

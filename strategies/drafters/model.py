@@ -56,7 +56,7 @@ class ModelDrafter(Drafter):
         return self.backend.weight_bytes
 
     @property
-    def model(self) -> Any:  # type: ignore[override]
+    def model(self) -> Any:
         return self.backend.model
 
     def prefill(self, rows: Sequence[Tensor]) -> None:

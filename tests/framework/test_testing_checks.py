@@ -380,8 +380,7 @@ CASES = """
     import os
     from draftwood import Verifier
     from draftwood.testing.checks import parametrize_with_checks
-    from draftwood.testing.oracles import PlainForward, oracle_of
-from tests.framework.third_party import FirstChildren, TargetAgain
+    from tests.framework.third_party import FirstChildren, TargetAgain
 
     biased = {f"TargetAgain-{name}": "the residual is the target" for name in ("rounds", "declaration")}
 
