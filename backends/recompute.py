@@ -27,7 +27,7 @@ class RecomputingBackend(StateBackend):
         Args:
             backend: without rows; it is not to be used otherwise.
         """
-        self.backend, self.device = backend, backend.device
+        self.backend, self.model, self.device = backend, backend.model, backend.device
         self.vocab_size, self.max_length = backend.vocab_size, backend.max_length
         self.weight_bytes, self.hidden_size = backend.weight_bytes, backend.hidden_size
         self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id

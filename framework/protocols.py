@@ -9,7 +9,7 @@ tokens prefills n - 1 and its last token is the first root.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 import torch
@@ -164,6 +164,8 @@ class Drafter(Protocol):
         backends: those whose rows it keeps, which nobody else may use meanwhile.
         weight_bytes: bytes of its weights, which a memory-bound pass must read; 0 for a table.
         source: paper and algorithm.
+        model: whose next-token logits it gives, for the checks to compare with, as in `StateBackend`; None
+            where they are no model's.
     """
 
     vocab_size: int
@@ -171,6 +173,7 @@ class Drafter(Protocol):
     backends: Sequence[StateBackend] = ()
     weight_bytes: int = 0
     source: str = ""
+    model: Any = None
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
@@ -211,6 +214,8 @@ class StateBackend(Protocol):
         skippable_layers: layers that `without_layers` may leave out, counted from 0; 0: it cannot.
         hidden_size: width of the states that `last_hidden` gives; None: it cannot.
         device: where token ids go, and logits are unless a model is spread over several.
+        model: what it runs, for the checks to compare with: a torch module, which answers by its plain
+            forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or None.
     """
 
     vocab_size: int
@@ -221,6 +226,7 @@ class StateBackend(Protocol):
     skippable_layers: int = 0
     hidden_size: int | None = None
     device: torch.device = torch.device("cpu")
+    model: Any = None
 
     @property
     def lengths(self) -> list[int]:
@@ -250,7 +256,7 @@ class StateBackend(Protocol):
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:
-            Logits `[rows, nodes, vocab]`; rows beyond `counts` are undefined.
+            Logits `[rows, nodes, vocab]`, which no later call changes; rows beyond `counts` are undefined.
         """
         ...
 

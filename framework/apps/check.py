@@ -23,6 +23,7 @@ from draftwood.imports import imported
 
 if TYPE_CHECKING:
     from draftwood.testing.checks import Check
+    from draftwood.testing.oracles import LogitsAfter
 
 PROTOCOLS: dict[type, str] = {
     TreePolicy: "tree policy",
@@ -61,9 +62,13 @@ REMEDIES: Mapping[str, str] = {
     "chain": "Declare branches = True, or give a node one child at most.",
     "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "
     "the branch.",
+    "tree": "A node's distribution is that of the text and its own path; its parent's number counts on over "
+    "the requests of a round.",
     "shapes": "See Drafter.distributions: padded to the longest request, -inf where nothing is proposed.",
     "rows": "Keep the rows apart, and let those behind a released row move up.",
     "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
+    "many-rounds": "Look for what is cut off, or one too few, when rows grow over many commits.",
+    "deterministic": "Draw nothing at random, and forget a row's text when it is released.",
 }
 """By the check's name, or by what stands before its law: where to look first."""
 FOLLOWS: Mapping[str, str] = {
@@ -71,6 +76,9 @@ FOLLOWS: Mapping[str, str] = {
     "corners": "lossless",
     "rounds": "lossless",
     "adaptive": "lossless",
+    "commit": "tree",
+    "rows": "commit",
+    "many-rounds": "rows",
 }
 """Checks that what fails another one makes fail too."""
 _LAW_S = (
@@ -94,6 +102,15 @@ def check(
         typer.Option("--option", "-o", help="name=value for the class or function; repeatable."),
     ] = None,
     models: Annotated[int, typer.Option(min=1, help="Random toy models that a check tries.")] = 20,
+    oracle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="What a backend or drafter is compared with: a function from a list of tokens to the logits "
+            "after them. Default: its model.",
+            show_default=False,
+        ),
+    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
@@ -102,14 +119,16 @@ def check(
     """Check a policy, verifier, drafter or backend of your own.
 
     Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
-    Policies and verifiers are proved: every random outcome on small random models is visited. The module
-    is found as Python finds it, and in the current folder. The exit code is 1 when a check fails.
+    Policies and verifiers are proved: every random outcome on small random models is visited. Backends and
+    drafters are compared with an oracle that has no part in them. The module is found as Python finds it,
+    and in the current folder. The exit code is 1 when a check fails.
 
     \b
     Examples:
       draftwood check my_policy:Comb
       draftwood check my_policy:Comb -o length=3 --models 50
       draftwood check my_package.drafters:build
+      draftwood check my_backend:make --oracle my_backend:logits_after
       draftwood check my_verifier:Mine --expect "rounds=a known mistake"
     """
     from rich.console import Console
@@ -121,7 +140,7 @@ def check(
     from draftwood.testing.checks import checks_for
 
     strategy = build(target, options.parse(option or []))
-    checks = dict(checks_for(strategy, models=models))
+    checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle)))
     expected = _expected(expect or [], checks)
     console = Console(highlight=False)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
@@ -144,6 +163,20 @@ def check(
         console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
         raise typer.Exit(FAILED)
     console.print(f"All {len(checks)} checks passed." if not expected else "Every check did as expected.")
+
+
+def _oracle(named: str | None) -> LogitsAfter | None:
+    """The function that `module:name` stands for."""
+    if named is None:
+        return None
+    found = imported(named, [])
+    if not callable(found) or isinstance(found, type):
+        raise InvalidInput(
+            f"{named!r} is no function; name one that takes a list of tokens and gives the logits [vocab] "
+            "after them."
+        )
+    oracle: LogitsAfter = found
+    return oracle
 
 
 def build(target: str, given: Mapping[str, str]) -> Any:
@@ -229,11 +262,13 @@ class Failure:
         check: its name.
         what: the demand, what was found, and where to look first.
         raised: an error of the strategy's own code, in words; empty where there was none.
+        law: whose breach fails several checks, the first of which is the simplest; empty where there is none.
     """
 
     check: str
     what: str
     raised: str = ""
+    law: str = ""
 
     @property
     def stem(self) -> str:
@@ -244,6 +279,8 @@ class Failure:
         """What is equal for failures that one mistake explains."""
         if self.raised:
             return self.raised
+        if self.law:
+            return self.law
         stem, stems = self.stem, {other.stem for other in failed if not other.raised}
         while FOLLOWS.get(stem) in stems:
             stem = FOLLOWS[stem]
@@ -266,7 +303,10 @@ def _run(name: str, one: Check, reason: str | None, console: Any) -> Failure | N
             return Failure(name, f"{name}: {one.demand}\n{found}\n{_TOO_LARGE}")
         raised = _raised(error, type(one.strategy))
         remedy = f"Mend this first: {raised}." if raised else _remedy(one)
-        return Failure(name, f"{name}: {one.demand}\n{found}\n{remedy}", raised)
+        backend = StateBackend in type(one.strategy).__mro__
+        # What malformed calls do is a matter of its own, unless an answer is wrong before them.
+        law = "S" if backend and (not name.startswith("bad-") or found.startswith("node ")) else ""
+        return Failure(name, f"{name}: {one.demand}\n{found}\n{remedy}", raised, law)
     if reason is None:
         console.print(f"  ok        {name}", markup=False)
         return None

@@ -13,14 +13,15 @@ tokens are, and every test runs under pytest or by hand:
             return model(torch.tensor([tokens])).logits[0, -1]
 
 `logits_after` is the oracle: it must share nothing with the backend, so no cache and no mask.
+`check_strategy(backend, oracle=logits_after)` runs the same tests.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-import attrs
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -35,100 +36,11 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.protocols import StateBackend
+from draftwood.testing.broken import LawBroken
+from draftwood.testing.diagnosis import Node
+from draftwood.testing.mirror import Mirror, WrongLogits
 
-Node = tuple[int, int]
-"""A node's token and its parent's place in the row's uncommitted region (-1: the committed state)."""
-
-
-@attrs.define
-class Mirror:
-    """A backend and the lists of tokens that it should stand for; every call is made on both and compared.
-
-    Attributes:
-        backend: what is tested, without rows at first.
-        logits_after: next-token logits `[vocab]` after a list of tokens.
-        tolerance: largest absolute difference allowed in a logit.
-        texts: committed tokens of every row.
-        nodes: uncommitted nodes of every row.
-        worst: largest difference seen.
-    """
-
-    backend: StateBackend
-    logits_after: Callable[[list[int]], Tensor]
-    tolerance: float = 1e-4
-    texts: list[list[int]] = attrs.field(factory=list)
-    nodes: list[list[Node]] = attrs.field(factory=list)
-    worst: float = 0.0
-
-    def prefill(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append rows."""
-        self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
-        self.texts += [list(row) for row in rows]
-        self.nodes += [[] for _ in rows]
-        self.check_lengths()
-
-    def release(self, rows: Sequence[int] | None) -> None:
-        """Forget rows; None means all."""
-        self.backend.release(rows)
-        rows = range(len(self.texts)) if rows is None else rows
-        self.texts = [text for row, text in enumerate(self.texts) if row not in rows]
-        self.nodes = [nodes for row, nodes in enumerate(self.nodes) if row not in rows]
-        self.check_lengths()
-
-    def extend(self, new: Sequence[Sequence[Node]]) -> None:
-        """Append nodes to every row and compare all their logits; padding holds what must not matter."""
-        counts = [len(nodes) for nodes in new]
-        width = max(counts, default=0)
-        tokens = torch.full((len(new), width), -100)
-        parents = torch.full((len(new), width), 10**6)
-        for row, nodes in enumerate(new):
-            for place, (token, parent) in enumerate(nodes):
-                tokens[row, place], parents[row, place] = token, parent
-        full = all(count == width for count in counts)
-        logits = self.backend.extend(tokens, parents, None if full else counts)
-        assert logits.shape == (len(new), width, self.backend.vocab_size), logits.shape
-        for row, nodes in enumerate(new):
-            start = len(self.nodes[row])
-            self.nodes[row] += nodes
-            for place in range(len(nodes)):
-                self._compare(logits[row, place], row, start + place)
-        self.check_lengths()
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep one path a row."""
-        self.backend.commit(paths)
-        for row, path in enumerate(paths):
-            self.texts[row] += [self.nodes[row][node][0] for node in path]
-            self.nodes[row] = []
-        self.check_lengths()
-
-    def path(self, row: int, node: int) -> list[int]:
-        """Places from a root of `row` down to `node`."""
-        path = []
-        while node >= 0:
-            path.append(node)
-            node = self.nodes[row][node][1]
-        return path[::-1]
-
-    def check_lengths(self) -> None:
-        """The backend counts committed tokens as the lists do."""
-        expected = [len(text) for text in self.texts]
-        assert self.backend.lengths == expected, f"lengths {self.backend.lengths}, expected {expected}"
-
-    def check_state(self) -> None:
-        """Drop all nodes and compare one step from the committed state of every row."""
-        self.commit([[] for _ in self.texts])
-        self.extend([[(1, -1), (2, -1)] for _ in self.texts])
-        self.commit([[] for _ in self.texts])
-
-    def _compare(self, logits: Tensor, row: int, node: int) -> None:
-        tokens = self.texts[row] + [self.nodes[row][place][0] for place in self.path(row, node)]
-        expected = self.logits_after(tokens).to(logits.device)
-        off = float((logits.double() - expected.double()).abs().max())
-        self.worst = max(self.worst, off)
-        assert off <= self.tolerance, (
-            f"node {node} of row {row} (after {tokens}) is off by {off:.2e}, more than {self.tolerance:.0e}"
-        )
+__all__ = ["Mirror", "StateBackendTests", "backend_machine", "raises_on_purpose"]
 
 
 def backend_machine(
@@ -158,7 +70,8 @@ def backend_machine(
     class BackendMachine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.mirror = Mirror(make_backend(), logits_after, tolerance)
+            # What went wrong is looked into once, when the shortest calls are found.
+            self.mirror = Mirror(make_backend(), logits_after, tolerance, explains=False)
 
         @precondition(lambda self: len(self.mirror.texts) < max_rows and not any(self.mirror.nodes))
         @rule(data=st.data())
@@ -201,7 +114,8 @@ class StateBackendTests:
     Attributes:
         vocab_size: tokens below it are used.
         tolerance: largest absolute difference allowed in a logit.
-        context: tokens of the long prompts; set it beyond the model's attention window.
+        context: tokens of the longer prompts; set it beyond the model's attention window.
+        longest: tokens of the longest texts and nodes of the largest tree, or what the model can hold.
         examples: Hypothesis examples of the state machine.
         steps: calls in each.
     """
@@ -209,6 +123,7 @@ class StateBackendTests:
     vocab_size: int
     tolerance: float = 1e-4
     context: int = 21
+    longest: int = 270
     examples: int = 12
     steps: int = 10
 
@@ -229,25 +144,16 @@ class StateBackendTests:
         rng = random.Random(seed)
         return [rng.randrange(self.vocab_size) for _ in range(length)]
 
-    def test_random_calls(self) -> None:
-        """Any sequence of calls agrees with lists of tokens."""
-        machine = backend_machine(
-            self.make_backend,
-            self.logits_after,
-            vocab_size=self.vocab_size,
-            tolerance=self.tolerance,
-        )
-        budget = settings(
-            max_examples=self.examples,
-            stateful_step_count=self.steps,
-            deadline=None,
-            database=None,
-            # Which values are beside the point costs minutes, and the message says what matters.
-            phases=[Phase.generate, Phase.shrink],
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        run_state_machine_as_test(machine, settings=budget)
+    def test_one_tree(self) -> None:
+        """A node sees its text and its ancestors, and nothing else; a commit keeps one path."""
+        mirror, tokens = self.mirror(), self.text(9, 6)
+        mirror.prefill([self.text(5)])
+        mirror.extend([[(tokens[0], -1)]])
+        mirror.extend([[(tokens[1], -1), (tokens[2], 0), (tokens[3], 0), (tokens[4], 3), (tokens[8], 1)]])
+        mirror.commit([[0, 3, 4]])
+        mirror.extend([[(tokens[5], -1), (tokens[6], -1), (tokens[7], 1)]])
+        mirror.commit([[]])
+        mirror.check_state()
 
     def test_rounds_of_trees(self) -> None:
         """Several rounds over rows of differing length; trees come in one call or layer by layer."""
@@ -328,42 +234,155 @@ class StateBackendTests:
         mirror.prefill([self.text(3, 4)])
         mirror.check_state()
 
+    def test_many_rows(self) -> None:
+        """Seven rows, two of one text, are as right as one, on paths of their own; high ones come and go."""
+        mirror, rng = self.mirror(), random.Random(2)
+        mirror.prefill([self.text(length, length) for length in (3, 9, 0, 5, 12, 5, 7)])
+        for gone in ((4,), (), (0, 5), (2, 3)):
+            for most in (4, 3):
+                mirror.extend([self._grown(held, rng.randint(1, most), rng) for held in mirror.nodes])
+            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+            mirror.commit([mirror.path(row, end) for row, end in enumerate(ends)])
+            mirror.release(gone)
+            mirror.prefill([self.text(4 + len(gone), len(mirror.texts))] * min(len(gone), 1))
+        mirror.check_state()
+
+    def test_large_trees(self) -> None:
+        """More than 64 nodes in one call, and chains as deep."""
+        mirror, rng = self.mirror(), random.Random(3)
+        size = self._room(mirror, 72)
+        mirror.prefill([self.text(3), self.text(1, 1)])
+        mirror.extend([self._grown([], size, rng), self._grown([], 2, rng)])
+        mirror.extend([self._grown(held, 3, rng) for held in mirror.nodes])
+        deepest = max(range(size + 3), key=lambda node: len(mirror.path(0, node)))
+        mirror.commit([mirror.path(0, deepest), [0]])
+        mirror.check_state()
+        mirror.release([0])
+        chain = [(token, node - 1) for node, token in enumerate(self.text(self._room(mirror, 69) - 4, 4))]
+        mirror.extend([chain])
+        mirror.commit([list(range(len(chain) - 1))])
+        mirror.check_state()
+
+    def test_long_texts(self) -> None:
+        """Texts beyond 64, 128 and 256 tokens, by prefill and by commits, behind each other and beside."""
+        mirror, rng = self.mirror(), random.Random(4)
+        longest = self._room(mirror, self.longest)
+        lengths = [min(length, longest - 16) for length in (61, 125, 251)]
+        mirror.prefill([self.text(lengths[0]), self.text(2, 1)])
+        mirror.prefill([self.text(lengths[1], 2)])
+        mirror.prefill([self.text(lengths[2], 3)])
+        for round_ in range(4):
+            trees = [[(rng.randrange(self.vocab_size), parent) for parent in (-1, 0, 0, 1)] for _ in lengths]
+            mirror.extend([trees[0], self._grown([], 24, rng, depth=True), *trees[1:]])
+            long = mirror.path(1, 23) if len(mirror.texts[1]) + 26 < longest else [0]
+            mirror.commit([[0, 2], long, [0, 1, 3] if round_ % 2 else [0], [0, 1]])
+        mirror.release([0, 2])
+        mirror.check_state()
+
+    def _room(self, mirror: Mirror, wanted: int) -> int:
+        """`wanted` tokens, or as many as a text may have."""
+        limit = mirror.backend.max_length
+        return min(wanted, self.longest) if limit is None else min(wanted, self.longest, limit)
+
+    def _grown(
+        self, held: Sequence[Node], count: int, rng: random.Random, *, depth: bool = False
+    ) -> list[Node]:
+        """More nodes for a tree at random places, or one below the other."""
+        places = range(len(held), len(held) + count)
+        return [
+            (rng.randrange(self.vocab_size), place - 1 if depth else rng.randint(-1, place - 1))
+            for place in places
+        ]
+
+    def test_random_calls(self) -> None:
+        """Any sequence of calls agrees with lists of tokens."""
+        machine = backend_machine(
+            self.make_backend,
+            self.logits_after,
+            vocab_size=self.vocab_size,
+            tolerance=self.tolerance,
+        )
+        budget = settings(
+            max_examples=self.examples,
+            stateful_step_count=self.steps,
+            deadline=None,
+            database=None,
+            # Which values are beside the point costs minutes, and the message says what matters.
+            phases=[Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        )
+        try:
+            run_state_machine_as_test(machine, settings=budget)
+        except WrongLogits as wrong:
+            raise wrong.explained() from None
+
     def test_bad_calls_leave_the_state(self) -> None:
         """Malformed trees, paths and prompts raise on purpose, and the state is as it was."""
         mirror = self.mirror()
         mirror.prefill([self.text(5), self.text(2, 1)])
         mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1), (5, 0), (6, 1)]])
         backend, fine = mirror.backend, torch.zeros(2, 1, dtype=torch.int64)
-        calls: list[Callable[[], object]] = [
-            lambda: backend.extend(fine + backend.vocab_size, fine),
-            lambda: backend.extend(fine - 1, fine),
-            lambda: backend.extend(fine, fine + 3),
-            lambda: backend.extend(fine, fine - 2),
-            lambda: backend.extend(fine[:1], fine[:1]),
-            lambda: backend.extend(fine, torch.zeros(2, 2, dtype=torch.int64)),
-            lambda: backend.extend(fine, fine, [1]),
-            lambda: backend.extend(fine, fine, [2, 1]),
-            lambda: backend.commit([[0]]),
-            lambda: backend.commit([[1], []]),
-            lambda: backend.commit([[0], [0, 2]]),
-            lambda: backend.commit([[0, 3], []]),
-            lambda: backend.commit([[0, -1], []]),
-        ]
-        for call in calls:
-            raises_on_purpose(call)
-        mirror.extend([[(7, 2)], [(8, 2)]])
-        mirror.commit([[0, 2, 3], [0, 1]])
-        raises_on_purpose(lambda: backend.prefill([torch.tensor([1, backend.vocab_size])]))
-        raises_on_purpose(lambda: backend.prefill([torch.tensor([[1, 2]])]))
-        mirror.check_state()
+        calls: dict[str, Callable[[], object]] = {
+            "extend with a token beyond the vocabulary": lambda: backend.extend(
+                fine + backend.vocab_size, fine
+            ),
+            "extend with the token -1": lambda: backend.extend(fine - 1, fine),
+            "extend with a parent that is not there": lambda: backend.extend(fine, fine + 3),
+            "extend with the parent -2": lambda: backend.extend(fine, fine - 2),
+            "extend of one row of two": lambda: backend.extend(fine[:1], fine[:1]),
+            "extend with more parents than tokens": lambda: backend.extend(
+                fine, torch.zeros(2, 2, dtype=torch.int64)
+            ),
+            "extend with one count for two rows": lambda: backend.extend(fine, fine, [1]),
+            "extend with a count above the nodes": lambda: backend.extend(fine, fine, [2, 1]),
+            "commit of one path for two rows": lambda: backend.commit([[0]]),
+            "commit of a path that does not start below the committed state": lambda: backend.commit(
+                [[1], []]
+            ),
+            "commit of a path that leaves out a node": lambda: backend.commit([[0], [0, 2]]),
+            "commit of a node that is not there": lambda: backend.commit([[0, 3], []]),
+            "commit of the node -1": lambda: backend.commit([[0, -1], []]),
+        }
+        for what, call in calls.items():
+            raises_on_purpose(what, call)
+        with _state_as_it_was():
+            mirror.extend([[(7, 2)], [(8, 2)]])
+            mirror.commit([[0, 2, 3], [0, 1]])
+        one, bad = torch.tensor([1]), torch.tensor([1, backend.vocab_size])
+        raises_on_purpose("prefill with a token beyond the vocabulary", lambda: backend.prefill([one, bad]))
+        raises_on_purpose("prefill with a matrix", lambda: backend.prefill([torch.tensor([[1, 2]])]))
+        with _state_as_it_was():
+            mirror.check_lengths()
+            mirror.check_state()
 
 
-def raises_on_purpose(call: Callable[[], object]) -> None:
-    """Fail unless `call` raises one of draftwood's errors with one sentence."""
-    raised = None
+@contextmanager
+def _state_as_it_was() -> Iterator[None]:
+    """Blame what fails here on the malformed calls before."""
+    likely = "a call that raises has changed the state; check all of it before anything is written."
+    try:
+        yield
+    except LawBroken as broken:
+        raise LawBroken(f"After malformed calls {broken}", error=broken.error, likely=likely) from broken
+    except DraftwoodError as error:
+        raise LawBroken(f"After malformed calls a good one raises: {error}", likely=likely) from error
+
+
+def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
+    """Fail unless the malformed `call` (`what` it is) raises one of draftwood's errors, a sentence."""
     try:
         call()
     except DraftwoodError as error:
-        raised = str(error)
-    assert raised is not None, "a malformed call went through"
-    assert raised.endswith("."), f"not a sentence: {raised}"
+        said = str(error)
+        assert said.endswith("."), f"The error of {what} is not a sentence: {said}"
+    except Exception as error:  # a backend may fail in any way
+        raise LawBroken(
+            f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        ) from error
+    else:
+        raise LawBroken(
+            f"{what} goes through; it should raise InvalidTree or InvalidInput.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        )

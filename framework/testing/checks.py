@@ -13,6 +13,7 @@ from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness
 from draftwood.testing.broken import LawBroken
+from draftwood.testing.oracles import LogitsAfter
 
 MODELS = "DRAFTWOOD_MODELS"
 """Environment variable: random toy models that a check tries; the pytest option sets it."""
@@ -52,32 +53,39 @@ class Check:
             raise broken from error
 
 
-def checks_for(strategy: object, *, models: int | None = None) -> Iterator[tuple[str, Check]]:
+def checks_for(
+    strategy: object, *, models: int | None = None, oracle: LogitsAfter | None = None
+) -> Iterator[tuple[str, Check]]:
     """The named checks that apply to a policy, verifier, drafter, backend or source of chance.
 
     Args:
         strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
-        models: random toy models that a check tries beside the chosen ones. Default: what
-            `--draftwood-models` says, else 2.
+        models: random toy models, or sequences of calls, that a check tries beside the chosen ones.
+            Default: what `--draftwood-models` says, else 2.
+        oracle: what a backend or drafter is compared with, next-token logits `[vocab]` after a list of
+            tokens, computed without its help. Default: what its `model` says. A backend needs one of them.
 
     Raises:
-        InvalidInput: `strategy` implements none of the protocols.
+        InvalidInput: `strategy` implements none of the protocols; a backend with neither oracle nor model;
+            an oracle for a policy or a verifier.
     """
     if models is None:
         models = int(os.environ.get(MODELS, "2"))
-    for name, check in _kind(strategy):
+    for name, check in _kind(strategy, oracle):
         said = inspect.getdoc(getattr(check, "func", check)) or ""
         yield name, Check(strategy, name, said.partition("\n")[0], models, check)
 
 
-def check_strategy(strategy: object, *, models: int | None = None) -> None:
+def check_strategy(strategy: object, *, models: int | None = None, oracle: LogitsAfter | None = None) -> None:
     """Run all checks of `checks_for`; for a policy and a verifier they are proofs on random toy models.
+
+    Arguments as for `checks_for`.
 
     Raises:
         AssertionError: a check failed; the message has its name and what was found.
     """
-    for _, check in checks_for(strategy, models=models):
+    for _, check in checks_for(strategy, models=models, oracle=oracle):
         check()
 
 
@@ -86,6 +94,7 @@ def parametrize_with_checks(
     *,
     expected_failures: Mapping[str, str] | None = None,
     models: int | None = None,
+    oracle: LogitsAfter | None = None,
 ) -> Callable[[Any], Any]:
     """Decorator for a pytest function of one argument, `check`: one case for every strategy and check.
 
@@ -99,6 +108,7 @@ def parametrize_with_checks(
             for one strategy alone. Such a case must fail with an `AssertionError`; when it passes, that
             is a failure.
         models: as for `checks_for`.
+        oracle: as for `checks_for`, of every one of them.
 
     Raises:
         InvalidInput: a reason is empty, or a name belongs to no check.
@@ -112,7 +122,7 @@ def parametrize_with_checks(
     cases, known = [], set()
     labels = _labels(strategies)
     for label, strategy in zip(labels, strategies, strict=True):
-        for name, check in checks_for(strategy, models=models):
+        for name, check in checks_for(strategy, models=models, oracle=oracle):
             case = f"{label}-{name}"
             known |= {name, case}
             reason = expected.get(case, expected.get(name, ""))
@@ -133,10 +143,23 @@ def _labels(strategies: Sequence[object]) -> list[str]:
     ]
 
 
-def _kind(strategy: object) -> Iterator[tuple[str, Callable[[int], None]]]:
+def _kind(strategy: object, oracle: LogitsAfter | None) -> Iterator[tuple[str, Callable[[int], None]]]:
     # The bases are looked up by name: a check by `isinstance` would ask for the attributes one by one,
     # and a class that lacks one should be told which by the check of its declaration.
     bases = type(strategy).__mro__
+    if Drafter in bases:
+        from draftwood.testing.drafter_checks import drafter_checks
+
+        return drafter_checks(strategy, oracle)  # type: ignore[arg-type]
+    if StateBackend in bases:
+        from draftwood.testing.backend_checks import backend_checks
+
+        return backend_checks(strategy, oracle)  # type: ignore[arg-type]
+    if oracle is not None:
+        raise InvalidInput(
+            f"{type(strategy).__name__} is no backend and no drafter, so there is nothing for an oracle to "
+            "say; leave it out."
+        )
     if Verifier in bases:
         from draftwood.testing.verifier_checks import verifier_checks
 
@@ -149,14 +172,6 @@ def _kind(strategy: object) -> Iterator[tuple[str, Callable[[int], None]]]:
         from draftwood.testing.randomness_checks import randomness_checks
 
         return randomness_checks(strategy)  # type: ignore[arg-type]
-    if Drafter in bases:
-        from draftwood.testing.state_checks import drafter_checks
-
-        return drafter_checks(strategy)  # type: ignore[arg-type]
-    if StateBackend in bases:
-        from draftwood.testing.state_checks import backend_checks
-
-        return backend_checks(strategy)  # type: ignore[arg-type]
     raise InvalidInput(
         f"{type(strategy).__name__} is derived from none of TreePolicy, Verifier, Drafter, StateBackend "
         "and Randomness; give an instance of such a class."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,7 +24,7 @@ from draftwood.sampling import SamplingParams
 from draftwood.testing.arithmetic import EXACT
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.decoding import NextToken, Texts, product_law, sequential_law, written_law
-from draftwood.testing.toy import ToyBackend, ToyModel
+from draftwood.testing.toy import Constant, ToyBackend, ToyModel
 
 VOCAB = 3
 TARGET, DRAFT = ToyModel(VOCAB, seed=1), ToyModel(VOCAB, seed=7)
@@ -45,16 +46,31 @@ def decoding_checks() -> Iterator[tuple[str, Callable[[], None]]]:
 
     Laws are exact: every random outcome of whole calls is visited. Streams are judged by many seeds.
     """
-    yield "rounds", check_rounds
-    yield "temperature", check_temperature
-    yield "filters", check_filters
-    yield "processors", check_processors
-    yield "constraint", check_constraint
-    yield "length", check_length
-    yield "end-of-text", check_end_of_text
-    yield "rows", check_rows
-    yield "row-alone", check_row_alone
-    yield "streams", check_streams
+    checks = (
+        check_rounds,
+        check_temperature,
+        check_filters,
+        check_processors,
+        check_constraint,
+        check_length,
+        check_end_of_text,
+        check_rows,
+        check_row_alone,
+        check_streams,
+    )
+    for check in checks:
+        name = check.__name__.removeprefix("check_").replace("_", "-")
+        yield name, partial(_judged, check)
+
+
+def _judged(check: Callable[[], None]) -> None:
+    """Run a check; an error of decoding itself is a failure too."""
+    try:
+        check()
+    except LawBroken:
+        raise
+    except Exception as error:
+        raise LawBroken(f"Decoding raises {type(error).__name__}: {error}") from error
 
 
 def check_rounds() -> None:
@@ -138,9 +154,11 @@ def check_row_alone() -> None:
 def check_streams() -> None:
     """Rows, calls with consecutive seeds, and draft and verification have streams that are independent."""
     rows, calls = 16, 60
-    decoder = _decoder(_ONE)
+    # Here a draft that is judged by the number that drew it is always accepted.
+    target = Constant(2, p=torch.tensor([0.25, 0.75], dtype=torch.float64))
+    decoder = _decoder(_ONE, target, Constant(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
     texts = [_written(decoder, [list(PROMPT)] * rows, seed, tokens=2) for seed in range(1000, 1000 + calls)]
-    law = sequential_law(TARGET, PROMPT, _by(SamplingParams(1.0)), tokens=2)
+    law = sequential_law(target, PROMPT, _by(SamplingParams(1.0)), tokens=2)
     flat = [text for call in texts for text in call]
     for text, p in law.items():
         _count(f"the text {text}", flat.count(text), p, len(flat), _SAME_NOISE)

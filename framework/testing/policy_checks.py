@@ -20,8 +20,8 @@ from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.pairs import fits, toy_drafter
 from draftwood.testing.pasts import pasts
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
-from draftwood.testing.toy import ToyModel
-from draftwood.testing.verifier_checks import Constant, assert_declared, for_models
+from draftwood.testing.toy import Constant, ToyModel
+from draftwood.testing.verifier_checks import assert_declared, for_models
 from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)

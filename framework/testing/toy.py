@@ -80,6 +80,16 @@ class ToyModel:
         return (logits / temperature).softmax(-1)
 
 
+@attrs.frozen(eq=False)
+class Constant(ToyModel):
+    """The same probabilities `p` `[vocab_size]` in every context."""
+
+    p: Tensor = attrs.field(kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return self.p.log().to(self.dtype)
+
+
 @attrs.define(eq=False)
 class ToyBackend(StateBackend):
     """A `ToyModel` behind the backend protocol; the state is the list of tokens itself."""

@@ -32,7 +32,7 @@ from draftwood.testing.shapes import (
     ShapeTrees,
     TooNarrow,
 )
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import Constant, ToyModel
 from draftwood.testing.watched import Watched
 from draftwood.tree import TokenTree
 
@@ -325,16 +325,6 @@ def shapes(verifier: Verifier, *names: str) -> list[Shape]:
     """The shapes that `verifier` judges; those of `names` where any are given."""
     known = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
     return [shape for name, shape in known.items() if not names or name in names]
-
-
-@attrs.frozen(eq=False)
-class Constant(ToyModel):
-    """The same probabilities `p` `[vocab_size]` in every context."""
-
-    p: Tensor = attrs.field(kw_only=True)
-
-    def logits(self, text: object) -> Tensor:
-        return self.p.log()
 
 
 def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:

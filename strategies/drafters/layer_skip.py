@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -68,6 +69,10 @@ class LayerSkip(Drafter):
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         return self._drafter.weight_bytes
+
+    @property
+    def model(self) -> Any:
+        return self._drafter.model
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._drafter.prefill(rows)

@@ -55,6 +55,10 @@ class ModelDrafter(Drafter):
     def weight_bytes(self) -> int:  # type: ignore[override]
         return self.backend.weight_bytes
 
+    @property
+    def model(self) -> Any:
+        return self.backend.model
+
     def prefill(self, rows: Sequence[Tensor]) -> None:
         room = self.backend.max_length
         # A prompt beyond the context leaves the row without proposals rather than without an answer.

@@ -85,6 +85,24 @@ star = Star(2)
 '''
 
 
+SERVED = """
+from draftwood import StateBackend
+from draftwood.testing import ToyBackend, ToyModel
+
+toy = ToyBackend(ToyModel(5))
+
+
+class Nameless(StateBackend):
+    vocab_size, max_length, weight_bytes = 5, None, 0
+
+
+def logits_after(tokens):
+    return ToyModel(5).logits(tokens)
+
+
+def warmer(tokens):
+    return ToyModel(5).logits(tokens) / 2
+"""
 WRONG = """
 import time
 
@@ -230,6 +248,29 @@ def test_a_backends_mistake_is_explained_by_law_s(draftwood, mine):
     assert "Forgetful, a state backend" in result.stdout or "Forgetful(" in result.stdout
     assert "FAILS     rounds-of-trees" in result.stdout
     assert "Law S in the docstring of StateBackend" in result.stdout
+
+
+def test_a_backend_is_held_to_an_oracle_of_ones_own(draftwood, refused, mine):
+    (mine / "served.py").write_text(SERVED)
+    right = draftwood("check", "served:toy", "--oracle", "served:logits_after", "--models", 1)
+    assert "1 of 12 checks failed." in right.stdout  # a toy checks no call
+    assert "goes through; it should raise InvalidTree" in right.stdout
+    warm = draftwood("check", "served:toy", "--oracle", "served:warmer", "--models", 1).stdout
+    told = warm.partition("\n\n")[2]
+    assert told.startswith("one-tree: ")
+    assert "the logits are 2 times the right ones." in told
+    assert told.count("Law S in the docstring") == 1
+    assert "of 12 checks failed." in told
+    for arguments, message in (
+        (("served:toy", "--oracle", "served:no"), "has no 'no'"),
+        (
+            ("served:toy", "--oracle", "served:ToyBackend"),
+            "'served:ToyBackend' is no function; name one that",
+        ),
+        (("mine:star", "--oracle", "served:warmer"), "Star is no backend and no drafter"),
+        (("served:Nameless",), "Nameless names no model to compare it with; give oracle=, a function from"),
+    ):
+        assert message in refused("check", *arguments)
 
 
 def test_an_expected_failure_must_fail(draftwood, mine):

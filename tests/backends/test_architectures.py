@@ -150,7 +150,7 @@ class TestArchitectures(StateBackendTests):
         self.stock = copy.deepcopy(self.model)
         self.kind = TransformerBackend if name in MASKED else UnrolledBackend
         if dtype != torch.float32:
-            self.examples = 2
+            self.examples, self.longest = 2, 40
 
     def make_backend(self) -> StateBackend:
         return self.kind(self.model)

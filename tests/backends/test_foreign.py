@@ -58,7 +58,7 @@ def oracle(name: str, dtype: torch.dtype) -> Sequential:
 class TestCheckpoints(StateBackendTests):
     """In double precision, where what is not exact shows."""
 
-    examples, tolerance = 4, 1e-9
+    examples, tolerance, longest = 4, 1e-9, 40
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str, tmp_path: Path) -> Iterator[None]:

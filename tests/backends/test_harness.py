@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ VOCAB = 13
 
 def law(tokens: Sequence[int]) -> Tensor:
     """Logits that depend on every token and its position."""
+    return _law(tuple(tokens))
+
+
+@cache
+def _law(tokens: tuple[int, ...]) -> Tensor:
     return torch.tensor([random.Random(f"{tokens}{token}").random() for token in range(VOCAB)])
 
 

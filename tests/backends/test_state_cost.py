@@ -30,7 +30,7 @@ def oracle(name: str) -> Stepwise:
 @pytest.mark.parametrize("name", KINDS)
 class TestRecomputing(StateBackendTests):
     vocab_size = VOCAB
-    examples = 6
+    examples, longest = 6, 80
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str) -> None:

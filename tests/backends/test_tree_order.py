@@ -157,7 +157,7 @@ class Reordered(StateBackendTests):
 
 class TestWindows(Reordered):
     vocab_size = VOCAB
-    examples, steps = 4, 6
+    examples, steps, longest = 4, 6, 80
     model = tiny(MODELS["soft-cap, windows"][0], **MODELS["soft-cap, windows"][1], **NARROW)
 
     def make_backend(self) -> TransformerBackend:

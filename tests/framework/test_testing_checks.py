@@ -1,5 +1,6 @@
 """`check_strategy` and its pytest side: what is right passes, what is wrong is named."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,16 +8,19 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+import transformers
 
 from draftwood import (
     Deterministic,
     InvalidInput,
     Outcome,
+    StateBackend,
     TokenTree,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
     draw_children,
+    load,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -25,8 +29,9 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
-from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing import LawBroken, ToyBackend, ToyModel
 from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
+from draftwood.testing.oracles import PlainForward, oracle_of
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,6 +287,76 @@ class Flattened(ModelDrafter):
 )
 def test_every_check_of_a_drafter_can_fail(drafter, check):
     assert check in failing(drafter(ToyBackend(ToyModel(13))))
+
+
+class Unnamed(StateBackend):
+    vocab_size, max_length, weight_bytes = 13, None, 0
+
+    def __init__(self):
+        self.toy = ToyBackend(ToyModel(13))
+
+    lengths = property(lambda self: self.toy.lengths)
+
+    def prefill(self, rows):
+        self.toy.prefill(rows)
+
+    def release(self, rows=None):
+        self.toy.release(rows)
+
+    def extend(self, tokens, parents, counts=None):
+        return self.toy.extend(tokens, parents, counts)
+
+    def commit(self, paths):
+        self.toy.commit(paths)
+
+
+def test_a_backend_that_names_no_model_needs_an_oracle():
+    with pytest.raises(InvalidInput, match="Unnamed names no model to compare it with; give oracle="):
+        list(checks_for(Unnamed()))
+    checks = dict(checks_for(Unnamed(), oracle=ToyModel(13).logits, models=2))
+    checks["one-tree"]()
+    checks["long-texts"]()
+    with pytest.raises(LawBroken, match="are 0.5 times the right ones") as raised:
+        dict(checks_for(Unnamed(), oracle=lambda tokens: 2 * ToyModel(13).logits(tokens)))["one-tree"]()
+    assert raised.value.error > 0.1
+    assert raised.value.likely.startswith("a temperature or scale")
+
+
+def test_the_oracle_of_a_module_is_its_plain_forward():
+    module = zoo_model()
+    backend = load(module)
+    assert backend.model is module
+    oracle = oracle_of(backend)
+    tokens = [5, 3, 8, 1]
+    with torch.no_grad():
+        wanted = module(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    assert torch.equal(oracle(tokens), wanted)
+    assert isinstance(oracle_of(ModelDrafter(backend)), PlainForward)
+    dict(checks_for(backend))["rounds-of-trees"]()
+    with torch.no_grad():  # the oracle has no part in what the backend does
+        oracle.module = copy.deepcopy(module)
+        next(oracle.module.parameters()).mul_(1.01)
+    with pytest.raises(LawBroken):
+        dict(checks_for(backend, oracle=PlainForward(oracle.module)))["one-tree"]()
+
+
+def zoo_model():
+    config = transformers.LlamaConfig(
+        vocab_size=23, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_a_drafter_is_held_to_an_oracle_where_one_is_given():
+    checks = dict(checks_for(PromptLookup(13), oracle=ToyModel(13).logits))
+    with pytest.raises(LawBroken, match="are not the model's"):
+        checks["tree"]()
+
+
+def test_a_policy_takes_no_oracle():
+    with pytest.raises(InvalidInput, match="Chain is no backend and no drafter"):
+        list(checks_for(Chain(2), oracle=ToyModel(13).logits))
 
 
 def test_a_tree_is_no_strategy():

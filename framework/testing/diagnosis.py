@@ -1,0 +1,209 @@
+"""Which mistake wrong logits look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Node = tuple[int, int]
+"""A node's token and its parent's place in the row's uncommitted region (-1: the committed state)."""
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference of two logits; infinite for NaN, none where both have -inf."""
+    found, wanted = found.double(), wanted.to(found.device).double()
+    off = torch.where(found == wanted, 0.0, (found - wanted).abs()).nan_to_num(
+        nan=torch.inf, posinf=torch.inf
+    )
+    return float(off.max()) if off.numel() else 0.0
+
+
+def likely_mistake(
+    found: Tensor, wanted: Tensor, others: Iterable[tuple[str, Tensor]], *, tolerance: float
+) -> str:
+    """The mistake that makes `found` out of what should be `wanted`, in a sentence; empty if none is known.
+
+    Args:
+        found: logits `[vocab]`.
+        wanted: logits `[vocab]`, right and not equal to `found`.
+        others: mistakes, and the logits `[vocab]` that each of them would give.
+        tolerance: largest difference of two logits that count as equal.
+    """
+    if not bool(((found == -torch.inf) | found.isfinite()).all()):
+        return "the logits hold NaN or +inf."
+    if not bool(found.isfinite().any()):
+        return "nothing is proposed (-inf throughout): the answer stands in another place, or is none."
+    for mistake, other in others:
+        if difference(found, other) <= tolerance:
+            return mistake
+    return _of_numbers(found.double(), wanted.to(found.device).double(), tolerance)
+
+
+def _of_numbers(found: Tensor, wanted: Tensor, tolerance: float) -> str:
+    """Scale, shift and rounding."""
+    finite = wanted.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return "other tokens have -inf: the logits went through a filter such as top-k, or lack one."
+    found, wanted = found[finite], wanted[finite]
+    if len(found) < 3:
+        return ""
+    scale = float((found @ wanted) / (wanted @ wanted).clamp(min=1e-30))
+    if scale > 0 and difference(found, scale * wanted) <= tolerance:
+        return f"a temperature or scale: the logits are {scale:.4g} times the right ones."
+    shift = float((found - wanted).mean())
+    if difference(found, wanted + shift) <= tolerance:
+        return (
+            f"every logit is off by the same {shift:.4g}: these may be log-probabilities; give "
+            "the model's own logits."
+        )
+    for dtype in (torch.bfloat16, torch.float16):
+        near = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
+        if torch.equal(found, found.to(dtype).double()) and difference(found, wanted) <= near:
+            name = str(dtype).removeprefix("torch.")
+            return f"the logits are rounded to {name}; run the checks in float32."
+    return ""
+
+
+def alternatives(
+    text: Sequence[int], nodes: Sequence[Node], node: int, *, start: int = 0
+) -> Iterable[tuple[str, list[int]]]:
+    """What a node of one row may stand for by mistake: the mistake, and the tokens that it puts before it.
+
+    Args:
+        text: committed tokens.
+        nodes: of the tree, the asked one among them.
+        node: the place of the one whose logits are wrong.
+        start: nodes that came in earlier calls.
+    """
+    path = path_to(nodes, node)
+    before = list(text)
+    tokens = [nodes[place][0] for place in path]
+    everything = list(range(node + 1))
+    counted = _path_by(nodes, node, start) if start and nodes[node][1] >= 0 else None
+    if path != everything:
+        other = next(place for place in everything if place not in path)
+        # One node cannot tell these two apart.
+        too = "; or parents are counted from this call" if counted == everything else ""
+        yield (
+            f"the tree mask is not applied: node {node} sees node {other}, "
+            f"{relation(nodes, node, other)}{too}.",
+            before + [nodes[place][0] for place in everything],
+        )
+    if len(path) > 1:
+        yield (
+            f"node {node} is scored right behind the text: its ancestors are forgotten.",
+            before + tokens[-1:],
+        )
+    if counted is not None and counted != path:
+        yield (
+            f"parents are counted from this call: node {node} hangs below node {counted[-2]} "
+            f"instead of node {nodes[node][1]}; places count on until the next commit.",
+            before + [nodes[place][0] for place in counted],
+        )
+    for other in range(node - 1, -1, -1):
+        yield (
+            f"node {node} has the logits of node {other}, "
+            f"{'its parent' if other == nodes[node][1] else 'another one'}: the answers are out of place.",
+            before + [nodes[place][0] for place in path_to(nodes, other)],
+        )
+    if before:
+        yield "the last committed token is missing from the state.", before[:-1] + tokens
+        yield "the first committed token is missing from the state.", before[1:] + tokens
+        yield "the last committed token stands in the state twice.", [*before, before[-1], *tokens]
+    for window in (16, 32, 64, 128, 256):
+        if len(before) > window:
+            yield f"only the last {window} tokens of the text are kept.", before[-window:] + tokens
+        if len(before) + len(tokens) > window:
+            yield f"only the last {window} tokens are seen.", (before + tokens)[-window:]
+    if len(path) > 1:
+        yield "the nodes of the path are taken in the wrong order.", before + tokens[::-1]
+        yield "the parent is taken for the node: one row too early.", before + tokens[:-1]
+
+
+def after_another_commit(
+    text: Sequence[int], nodes: Sequence[Node], accepted: Sequence[int], tokens: Sequence[int]
+) -> Iterable[tuple[str, list[int]]]:
+    """The same for a mistake in the last commit.
+
+    Args:
+        text: committed tokens before it.
+        nodes: uncommitted ones before it.
+        accepted: the path that it should have kept.
+        tokens: on the path of the node whose logits are wrong, in the tree that came after.
+    """
+
+    def stands(*places: int) -> list[int]:
+        return [*text, *(nodes[place][0] for place in places), *tokens]
+
+    right = list(accepted)
+    if right:
+        yield f"the commit forgot the last node of the path {right}.", stands(*right[:-1])
+        yield f"the commit of the path {right} was lost.", stands()
+        yield (
+            f"the commit kept the first {len(right)} nodes instead of the path {right}.",
+            stands(*range(len(right))),
+        )
+        yield f"the commit kept the path {right} in the wrong order.", stands(*right[::-1])
+        yield f"the commit forgot the root of the path {right}.", stands(*right[1:])
+    for leaf in range(len(nodes)):
+        path = path_to(nodes, leaf)
+        if path != right:
+            yield f"another path was committed: {path} instead of {right}.", stands(*path)
+    if list(range(len(nodes))) != right:
+        yield (
+            f"the commit kept all {len(nodes)} nodes instead of the path {right}.",
+            stands(*range(len(nodes))),
+        )
+
+
+def path_to(nodes: Sequence[Node], node: int) -> list[int]:
+    """Places from a root down to `node`."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = nodes[node][1]
+    return path[::-1]
+
+
+def relation(nodes: Sequence[Node], node: int, other: int) -> str:
+    """What `other` is to `node`, which it is no ancestor of."""
+    if nodes[other][1] == nodes[node][1]:
+        return "its sibling"
+    if any(nodes[other][1] == nodes[place][1] for place in path_to(nodes, node)):
+        return "a sibling of an ancestor"
+    return "which is no ancestor of it"
+
+
+def _path_by(nodes: Sequence[Node], node: int, start: int) -> list[int]:
+    """The path where the last call's parents count from its first node, as far as that leads somewhere."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        parent = nodes[node][1]
+        node = parent + start if start <= parent + start < node and parent >= 0 else parent
+    return path[::-1]
+
+
+def drawn(nodes: Sequence[Node], path: Sequence[int]) -> str:
+    """A tree in one line, the nodes on `path` marked."""
+    shown = [
+        f"{'*' if place in path else ''}{place}: {token} below {parent}"
+        for place, (token, parent) in enumerate(nodes)
+    ]
+    return "; ".join(shortened(shown))
+
+
+def shortened(items: Sequence[object], most: int = 24) -> list[str]:
+    """The items in words; of more than `most` the first and last ones."""
+    words = [str(item) for item in items]
+    if len(words) <= most:
+        return words
+    return [*words[: most // 2], f"... {len(words) - most} more ...", *words[-(most // 2) :]]
+
+
+def numbers(logits: Tensor) -> str:
+    """The first logits in short."""
+    few = [f"{value:.5g}" for value in logits.flatten()[:8].tolist()]
+    return "[" + " ".join(few) + (" ..." if logits.numel() > 8 else "") + "]"

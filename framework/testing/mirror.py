@@ -1,0 +1,215 @@
+"""A backend beside lists of tokens; every call is made on both and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.protocols import StateBackend
+from draftwood.testing import diagnosis
+from draftwood.testing.broken import LawBroken
+from draftwood.testing.dependence import Story, Suspect, as_tensors, explained
+from draftwood.testing.diagnosis import Node, difference, path_to
+from draftwood.testing.oracles import LogitsAfter
+
+
+@attrs.define
+class Mirror:
+    """A backend and the lists of tokens that it should stand for; every call is made on both and compared.
+
+    Attributes:
+        backend: what is tested, without rows at first.
+        logits_after: next-token logits `[vocab]` after a list of tokens.
+        tolerance: largest absolute difference allowed in a logit.
+        texts: committed tokens of every row.
+        nodes: uncommitted nodes of every row.
+        worst: largest difference seen.
+        explains: look for the likely mistake at once, for which the backend loses its rows.
+        story: all calls.
+    """
+
+    backend: StateBackend
+    logits_after: LogitsAfter
+    tolerance: float = 1e-4
+    texts: list[list[int]] = attrs.field(factory=list)
+    nodes: list[list[Node]] = attrs.field(factory=list)
+    worst: float = 0.0
+    explains: bool = True
+    story: Story = attrs.field(factory=Story, init=False, repr=False)
+    _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False, repr=False)
+
+    def prefill(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append rows."""
+        self.story.prefill(rows)
+        self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
+        self.texts += [list(row) for row in rows]
+        self.nodes += [[] for _ in rows]
+        self._after("prefill")
+
+    def release(self, rows: Sequence[int] | None) -> None:
+        """Forget rows; None means all."""
+        self.story.release(rows, self.texts)
+        self.backend.release(rows)
+        rows = range(len(self.texts)) if rows is None else rows
+        self.texts = [text for row, text in enumerate(self.texts) if row not in rows]
+        self.nodes = [nodes for row, nodes in enumerate(self.nodes) if row not in rows]
+        self._after("release")
+
+    def extend(self, new: Sequence[Sequence[Node]]) -> None:
+        """Append nodes to every row and compare all their logits; padding holds what must not matter."""
+        self.story.extend(new)
+        tokens, parents, counts = as_tensors(new)
+        given = tokens.clone(), parents.clone()
+        logits = self.backend.extend(tokens, parents, counts)
+        if not (torch.equal(tokens, given[0]) and torch.equal(parents, given[1])):
+            raise LawBroken(
+                "extend() writes to the tokens or parents that it was given.",
+                likely="padding is masked in place; do it on a copy.",
+            )
+        wanted = (*tokens.shape, self.backend.vocab_size)
+        assert tuple(logits.shape) == wanted, (
+            f"The logits have the shape {tuple(logits.shape)}, not {wanted}."
+        )
+        for row, nodes in enumerate(new):
+            start = len(self.nodes[row])
+            self.nodes[row] += nodes
+            for place in range(len(nodes)):
+                self._compare(logits[row, place], row, place, start)
+        self._after("extend")
+        self._returned = logits, logits.clone()
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep one path a row."""
+        self.story.commit(paths, self.texts, self.nodes)
+        self.backend.commit(paths)
+        for row, path in enumerate(paths):
+            self.texts[row] += [self.nodes[row][node][0] for node in path]
+            self.nodes[row] = []
+        self._after("commit")
+
+    def path(self, row: int, node: int) -> list[int]:
+        """Places from a root of `row` down to `node`."""
+        return path_to(self.nodes[row], node)
+
+    def check_lengths(self) -> None:
+        """The backend counts committed tokens as the lists do."""
+        expected, found = [len(text) for text in self.texts], self.backend.lengths
+        if found != expected:
+            name, _ = self.story.calls[-1] if self.story.calls else ("no call", None)
+            raise LawBroken(
+                f"lengths is {found} after {name}, and should be {expected}.",
+                likely=_of_lengths(list(found), expected, name),
+            )
+
+    def check_state(self) -> None:
+        """Drop all nodes and compare one step from the committed state of every row."""
+        self.commit([[] for _ in self.texts])
+        self.extend([[(1, -1), (2, -1)] for _ in self.texts])
+        self.commit([[] for _ in self.texts])
+
+    def _after(self, call: str) -> None:
+        """What holds after every call."""
+        if self._returned is not None:
+            logits, kept = self._returned
+            self._returned = None
+            if not bool(((logits == kept) | (logits.isnan() & kept.isnan())).all()):
+                raise LawBroken(
+                    f"The logits that extend() returned were changed by the {call} that came after.",
+                    likely="a buffer is returned that the next call writes to; return a copy of it.",
+                )
+        self.check_lengths()
+
+    def _compare(self, logits: Tensor, row: int, place: int, start: int) -> None:
+        node = start + place
+        tokens = self.tokens(row, node)
+        expected = self.logits_after(tokens).to(logits.device)
+        assert expected.shape == logits.shape, (
+            f"The oracle's logits have the shape {tuple(expected.shape)}, not {tuple(logits.shape)}."
+        )
+        off = difference(logits, expected)
+        self.worst = max(self.worst, off)
+        if off <= self.tolerance:
+            return
+        wrong = WrongLogits(self, row, place, start, logits.clone(), expected, off)
+        raise wrong.explained() if self.explains else wrong
+
+    def tokens(self, row: int, node: int) -> list[int]:
+        """The committed tokens of `row` and those on the path of `node`."""
+        return self.texts[row] + [self.nodes[row][place][0] for place in self.path(row, node)]
+
+
+class WrongLogits(LawBroken):
+    """A node's logits are not those of its text and path."""
+
+    def __init__(
+        self, mirror: Mirror, row: int, place: int, start: int, found: Tensor, wanted: Tensor, off: float
+    ) -> None:
+        nodes, node = list(mirror.nodes[row]), start + place
+        tokens = ", ".join(diagnosis.shortened(mirror.tokens(row, node)))
+        self.said = (
+            f"node {node} of row {row} (after [{tokens}]) is off by {off:.2e}, more than "
+            f"{mirror.tolerance:.0e}.\n"
+            f"The row holds {len(mirror.texts[row])} committed tokens and the nodes "
+            f"{diagnosis.drawn(nodes, path_to(nodes, node))}\n"
+            f"came {diagnosis.numbers(found)}, should be {diagnosis.numbers(wanted)}"
+        )
+        super().__init__(self.said, error=off)
+        self._mirror, self._place, self._found, self._wanted = mirror, (row, place, start), found, wanted
+
+    def explained(self) -> LawBroken:
+        """The same with the mistake that it looks like; the backend loses its rows."""
+        return LawBroken(self.said, error=self.error, likely=explained(self._why))
+
+    def _why(self) -> str:
+        mirror, (row, place, start) = self._mirror, self._place
+        others = ((mistake, mirror.logits_after(tokens)) for mistake, tokens in self._others() if tokens)
+        tolerance = mirror.tolerance
+        if why := diagnosis.likely_mistake(self._found, self._wanted, others, tolerance=tolerance):
+            return why
+        suspect = Suspect(
+            mirror.backend,
+            mirror.logits_after,
+            mirror.story,
+            row,
+            place,
+            list(mirror.texts[row]),
+            list(mirror.nodes[row]),
+            start + place,
+            self._found,
+            tolerance,
+        )
+        return suspect.why()
+
+    def _others(self) -> Iterator[tuple[str, list[int]]]:
+        mirror, (row, place, start) = self._mirror, self._place
+        text, nodes, node = mirror.texts[row], mirror.nodes[row], start + place
+        tokens = [nodes[step][0] for step in path_to(nodes, node)]
+        before = mirror.story.rows[row].before
+        if before is not None:
+            yield from diagnosis.after_another_commit(*before, tokens)
+        yield from diagnosis.alternatives(text, nodes, node, start=start)
+        for other, theirs in enumerate(mirror.texts):
+            if other == row:
+                continue
+            yield f"rows are exchanged: row {row} stands on the text of row {other}.", theirs + tokens
+            if node < len(mirror.nodes[other]):
+                yield (
+                    f"rows are exchanged: row {row} has the answer of row {other}.",
+                    mirror.tokens(other, node),
+                )
+        for gone in mirror.story.gone:
+            yield f"row {row} stands on the text of a row that was released.", gone + tokens
+
+
+def _of_lengths(found: list[int], expected: list[int], call: str) -> str:
+    """The mistake that wrong lengths look like."""
+    if call == "release":
+        return "another row than the named one was released, or the rows behind it did not move up."
+    if call == "commit" and len(found) == len(expected):
+        return "the commit kept more or fewer nodes than its path names."
+    if call == "extend":
+        return "nodes are counted before they are committed."
+    return "rows are appended behind the others, in the order in which they are given."

@@ -1,0 +1,196 @@
+"""Two tiny models and backends that serve them rightly, made so that one method holds one way to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import StateBackend
+from draftwood.backends.checks import as_nodes, as_rows, check_path, check_paths, kept
+
+VOCAB, WIDTH, LONGEST = 11, 16, 512
+
+
+class Attention(torch.nn.Module):
+    """One layer of one head; `window` is how many tokens a token sees, itself counted."""
+
+    def __init__(self, window: int = LONGEST) -> None:
+        super().__init__()
+        chance = torch.Generator().manual_seed(1)
+        self.window = window
+        self.tokens = torch.randn(VOCAB, WIDTH, generator=chance)
+        self.positions = torch.randn(LONGEST, WIDTH, generator=chance)
+        self.query, self.key, self.value = torch.randn(3, WIDTH, WIDTH, generator=chance) / WIDTH**0.5
+        self.head = torch.randn(WIDTH, VOCAB, generator=chance)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens[input_ids] + self.positions[: input_ids.shape[1]]
+        places = torch.arange(input_ids.shape[1])
+        behind = places.unsqueeze(1) - places
+        scores = (x @ self.query) @ (x @ self.key).mT / WIDTH**0.5
+        scores = scores.masked_fill((behind < 0) | (behind >= self.window), -torch.inf)
+        return (x + scores.softmax(-1) @ (x @ self.value)) @ self.head
+
+    def read(self, seen: Tensor) -> Tensor:
+        """Logits `[vocab]` of the last of the embedded tokens `[n, width]`."""
+        scores = (seen @ self.key) @ (seen[-1] @ self.query) / WIDTH**0.5
+        return (seen[-1] + scores.softmax(-1) @ (seen @ self.value)) @ self.head
+
+
+class Recurrence(torch.nn.Module):
+    """A recurrent layer that forgets slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        chance = torch.Generator().manual_seed(2)
+        self.tokens = torch.randn(VOCAB, WIDTH, generator=chance)
+        self.step = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=chance))[0]
+        self.head = torch.randn(WIDTH, VOCAB, generator=chance)
+
+    def after(self, state: Tensor, token: int) -> Tensor:
+        return torch.tanh(0.9 * (self.step @ state) + self.tokens[token])
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        state, logits = torch.zeros(WIDTH), []
+        for token in input_ids[0].tolist():
+            state = self.after(state, token)
+            logits.append(state @ self.head)
+        return torch.stack(logits).unsqueeze(0)
+
+
+@attrs.define(eq=False)
+class Row:
+    """What is kept of every committed token, and of every uncommitted node."""
+
+    text: list[Tensor] = attrs.field(factory=list)
+    nodes: list[Tensor] = attrs.field(factory=list)
+    parents: list[int] = attrs.field(factory=list)
+
+    def path(self, node: int) -> list[int]:
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def depth(self, node: int) -> int:
+        return len(self.path(node)) - 1
+
+
+class Rowwise(StateBackend):
+    """Keeps rows, refuses malformed calls before it changes anything, and goes node by node."""
+
+    vocab_size, max_length, weight_bytes = VOCAB, LONGEST, 0
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row.text) for row in self.rows]
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        for text in as_rows(rows, vocab=VOCAB, longest=LONGEST):
+            row = self.joined(text.tolist())
+            self.rows.append(row)
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        self.rows = [self.rows[row] for row in kept(rows, have=len(self.rows))]
+
+    def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        have = [len(row.nodes) for row in self.rows]
+        tokens, parents, counts = as_nodes(tokens, parents, counts, have=have, vocab=VOCAB)
+        logits = torch.zeros(*tokens.shape, VOCAB)
+        for place, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
+            for column in range(count):
+                row.parents.append(self.parent(row, int(parents[place, column]), start=have[place]))
+                logits[place, column] = self.score(row, int(tokens[place, column]))
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        check_paths(paths, rows=len(self.rows))
+        for place, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+            check_path(path, row.parents, row=place)
+        for row, path in zip(self.rows, paths, strict=True):
+            row.text += [row.nodes[node] for node in self.accepted(row, path)]
+            row.nodes, row.parents = [], []
+
+    def joined(self, text: Sequence[int]) -> Row:
+        """A row with a text."""
+        raise NotImplementedError
+
+    def score(self, row: Row, token: int) -> Tensor:
+        """Logits of the node whose parent was just noted; keeps it."""
+        raise NotImplementedError
+
+    def parent(self, row: Row, given: int, *, start: int) -> int:
+        """Its place, of what a call says that began behind `start` nodes."""
+        return given
+
+    def accepted(self, row: Row, path: Sequence[int]) -> Sequence[int]:
+        """The nodes that a commit of `path` keeps."""
+        return path
+
+
+class Cached(Rowwise):
+    """Attention with a cache of embedded tokens."""
+
+    model = Attention()
+
+    def joined(self, text: Sequence[int]) -> Row:
+        return Row([self.embedded(token, place) for place, token in enumerate(text)])
+
+    def embedded(self, token: int, position: int) -> Tensor:
+        return self.model.tokens[token] + self.model.positions[position]
+
+    def score(self, row: Row, token: int) -> Tensor:
+        node = len(row.nodes)
+        row.nodes.append(self.embedded(token, self.position(row, node)))
+        return self.model.read(self.seen(row, node))
+
+    def position(self, row: Row, node: int) -> int:
+        return len(row.text) + row.depth(node)
+
+    def seen(self, row: Row, node: int) -> Tensor:
+        """What the node's attention looks at, itself last."""
+        return torch.stack([*row.text, *(row.nodes[place] for place in self.visible(row, node))])
+
+    def visible(self, row: Row, node: int) -> Sequence[int]:
+        return row.path(node)
+
+
+class Windowed(Cached):
+    """The same with a sliding window."""
+
+    model = Attention(window=16)
+
+    def seen(self, row: Row, node: int) -> Tensor:
+        return super().seen(row, node)[-self.model.window :]
+
+
+class Recurrent(Rowwise):
+    """A recurrent model with the state behind every token."""
+
+    model = Recurrence()
+
+    def joined(self, text: Sequence[int]) -> Row:
+        row = Row()
+        for token in text:
+            row.text.append(self.model.after(self.committed(row), token))
+        return row
+
+    def committed(self, row: Row) -> Tensor:
+        """The state behind the committed text."""
+        return row.text[-1] if row.text else torch.zeros(WIDTH)
+
+    def score(self, row: Row, token: int) -> Tensor:
+        row.nodes.append(self.model.after(self.before(row, len(row.nodes)), token))
+        return row.nodes[-1] @ self.model.head
+
+    def before(self, row: Row, node: int) -> Tensor:
+        """The state that a node steps from."""
+        parent = row.parents[node]
+        return row.nodes[parent] if parent >= 0 else self.committed(row)
