@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from draftwood import Drafter, StateBackend, TreePolicy, Verifier, registry
+from draftwood import Drafter, Randomness, StateBackend, TreePolicy, Verifier, registry
 from draftwood.apps import options
 from draftwood.apps.failures import FAILED
 from draftwood.apps.interrupts import heard_during_collections
@@ -30,6 +30,7 @@ PROTOCOLS: dict[type, str] = {
     Verifier: "verifier",
     Drafter: "drafter",
     StateBackend: "state backend",
+    Randomness: "source of chance",
 }
 
 # Every random outcome of a tree is visited, so a policy's own sizes are cut down to these.
@@ -49,6 +50,20 @@ REMEDIES: Mapping[str, str] = {
     "no token to which the target gives probability 0.",
     "rounds": "One round may be right and the next root wrong: the extra token must be drawn after the "
     "last accepted node, and bonus says whether that node is a leaf.",
+    "learnt": "A policy that has learnt something draws by law P too: what a state says counts as known before "
+    "anything is drawn, so it may decide which nodes are drawn, and never which drawn ones are kept.",
+    "wide": "Look for a limit on siblings or tokens: a top-k, a buffer, a kernel's block.",
+    "deep": "Look for what is done at the first levels alone, for children taken to be numbered one after "
+    "another, and for padding taken for nodes.",
+    "arithmetic": "Compute in the dtype that is given, or above; draw from the very tensor that the proposal "
+    "names, and do not round before a comparison.",
+    "accept": "accept(p) is true with probability p: a uniform below p, strictly.",
+    "choose": "choose(p) inverts the cumulative weights in float64.",
+    "without-replacement": "Draw one, leave it out, draw the next by what is left.",
+    "gumbel": "-log(-log(u)) of uniforms in (0, 1), in float64.",
+    "edges": "A uniform may be exactly 0: compare strictly, and search the cumulative weights to the right.",
+    "uniforms": "Give float64 uniforms in [0, 1) with all their digits.",
+    "ahead": "ahead(n) shows what uniforms(n) takes next, and takes nothing.",
     "bad-input": "Emit nothing that the target forbids, end, and give a path of nodes from the root down; "
     "where the input cannot be judged, raise InvalidDistribution.",
     "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls.",
@@ -72,10 +87,15 @@ REMEDIES: Mapping[str, str] = {
 }
 """By the check's name, or by what stands before its law: where to look first."""
 FOLLOWS: Mapping[str, str] = {
+    "proposal-law": "repeatable",
+    "learnt": "proposal-law",
     "lossless": "proposal-law",
     "corners": "lossless",
     "rounds": "lossless",
     "adaptive": "lossless",
+    "deep": "lossless",
+    "wide": "lossless",
+    "arithmetic": "lossless",
     "commit": "tree",
     "rows": "commit",
     "many-rounds": "rows",
@@ -101,7 +121,7 @@ def check(
         list[str] | None,
         typer.Option("--option", "-o", help="name=value for the class or function; repeatable."),
     ] = None,
-    models: Annotated[int, typer.Option(min=1, help="Random toy models that a check tries.")] = 20,
+    models: Annotated[int, typer.Option(min=1, help="Random toy models beside the chosen ones.")] = 2,
     oracle: Annotated[
         str | None,
         typer.Option(
@@ -116,7 +136,7 @@ def check(
         typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
     ] = None,
 ) -> None:
-    """Check a policy, verifier, drafter or backend of your own.
+    """Check a policy, verifier, drafter, backend or source of chance of your own.
 
     Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
     Policies and verifiers are proved: every random outcome on small random models is visited. Backends and

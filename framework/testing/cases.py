@@ -88,7 +88,7 @@ TOYS: tuple[Toys, ...] = (
     toys(2, target=3.0, draft=0.5),
     toys(3, target=0.7, draft=3.0),
     toys(4, mix=0.6),
-    toys(5, target=4.0, target_sparsity=0.4, draft_sparsity=0.4),
+    toys(5, target=6.0, target_sparsity=0.4, draft_sparsity=0.4),
 )
 """Moderate, sharp over flat, flat over sharp, a draft near its target, zeros and one-hot in both."""
 

@@ -159,9 +159,6 @@ def check_streams() -> None:
     decoder = _decoder(_ONE, target, Constant(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
     texts = [_written(decoder, [list(PROMPT)] * rows, seed, tokens=2) for seed in range(1000, 1000 + calls)]
     law = sequential_law(target, PROMPT, _by(SamplingParams(1.0)), tokens=2)
-    flat = [text for call in texts for text in call]
-    for text, p in law.items():
-        _count(f"the text {text}", flat.count(text), p, len(flat), _SAME_NOISE)
     alike = sum(p * p for p in law.values())
     calls_in_turn = list(itertools.pairwise(texts))
     pairs = {
@@ -174,6 +171,9 @@ def check_streams() -> None:
     for what, both in pairs.items():
         same = sum(one == other for one, other in both)
         _count(f"equal texts in {what}", same, alike, len(both), "they draw from one seed.")
+    flat = [text for call in texts for text in call]
+    for text, p in law.items():
+        _count(f"the text {text}", flat.count(text), p, len(flat), _SAME_NOISE)
 
 
 _SAME_NOISE = "the noise that chose a draft token is seen again by its verification."
@@ -200,7 +200,22 @@ def _prove(
     }
     found = written_law(_decoder(place, *models), [PROMPT], options=chosen)
     wanted = sequential_law(models[0], PROMPT, probs or _by(sampling), tokens=tokens, ends=ends)
-    _compare(found, product_law([wanted]), f"{sampling}, the draft with {draft or sampling}, {_named(place)}")
+    _compare(
+        found,
+        product_law([wanted]),
+        f"{_said(sampling)}, the draft with {_said(draft or sampling)}, {_named(place)}",
+    )
+
+
+def _said(sampling: SamplingParams) -> str:
+    """The parameters that are set, in short."""
+    given = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p")
+        if (value := getattr(sampling, name)) is not None
+    }
+    processors = [getattr(one, "__name__", type(one).__name__).strip("_") for one in sampling.processors]
+    return ", ".join([*(f"{name} {value}" for name, value in given.items()), *processors])
 
 
 def _compare(found: dict[Texts, float], wanted: dict[Texts, float], what: str) -> None:

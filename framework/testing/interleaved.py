@@ -16,6 +16,7 @@ from draftwood.prefixes import Path, paths_of
 from draftwood.proposals import PerChild
 from draftwood.protocols import Outcome, TreePolicy
 from draftwood.randomness import TorchRandomness
+from draftwood.testing.broken import LawBroken
 from draftwood.testing.toy import ToyModel
 
 _ROUNDS = 3
@@ -50,10 +51,12 @@ def assert_rows_apart(
     together = _in_turns([row(place) for place in places])
     for place in places:
         for number, (one, other) in enumerate(zip(alone[place], together[place], strict=True)):
-            assert one == other, (
-                f"{policy} does not keep rows apart: in round {number} row {place} has {one} alone and "
-                f"{other} when another row's tree is grown in between."
-            )
+            if one != other:
+                raise LawBroken(
+                    f"{policy} does not keep rows apart: in round {number} row {place} has {one} alone and "
+                    f"{other} when another row's tree is grown in between.",
+                    likely="shared state: something is kept on self while a tree grows, or learnt there.",
+                )
 
 
 def _in_turns(rows: Sequence[Generator[None, None, list[Lived]]]) -> list[list[Lived]]:

@@ -17,8 +17,9 @@ from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.round_law import Departure, Text, furthest
 from draftwood.testing.seen import SeenTargets, SeenTree
-from draftwood.testing.shapes import ShapeTrees
+from draftwood.testing.shapes import Shape, ShapeTrees
 from draftwood.testing.toy import ToyModel
+from draftwood.testing.usual_mistakes import usual_mistake
 from draftwood.testing.watched import Watched, drawn_as_text
 from draftwood.tree import TokenTree
 
@@ -122,7 +123,51 @@ def assert_round_lossless(
         f"{tuple(trees.prompt)} have probability {worst.found:.12g} and should have {worst.wanted:.12g} (off "
         f"by {worst.error:.2g}{_in_words(target.dtype)}).\n{_example(found, worst, trees, target)}",
         error=worst.error,
+        likely=_likely(found, trees, verifier, target),
     )
+
+
+def _likely(found: Emitted, trees: ShapeTrees, verifier: Verifier, target: ToyModel) -> str:
+    """The mistake that it looks like: what goes when the case is made simpler, or a usual one."""
+
+    def exact(simpler: ShapeTrees, wanted: ToyModel = target) -> bool:
+        try:
+            return round_departure(simpler, verifier, wanted).error <= rounding(wanted.dtype)
+        except Exception:  # a simpler case that fails otherwise explains nothing
+            return False
+
+    if target.dtype != torch.float64:
+        exactly = [attrs.evolve(draft, dtype=torch.float64) for draft in trees.drafts]
+        if exact(attrs.evolve(trees, drafts=exactly), attrs.evolve(target, dtype=torch.float64)):
+            return "a step in lower precision, or one that only this dtype takes: in float64 it is exact."
+    if trees.padding and exact(attrs.evolve(trees, padding=0)):
+        return "what lies behind the tree's size is looked at; it is padding."
+    if trees.depth_first and exact(attrs.evolve(trees, depth_first=False, padding=0)):
+        return "siblings are taken to be numbered one after another; ask tree.children(node)."
+    if usual := usual_mistake(found.law, lambda other: emitted(trees, other, target).law):
+        return usual
+    siblings = len(trees.form)
+    while siblings > 1:
+        siblings -= 1
+        if exact(attrs.evolve(trees, form=trees.form[:siblings])):
+            return f"how sibling {siblings + 1} and those behind it are judged: with {siblings} it is exact."
+    shallow = _without_leaves(trees.form)
+    if shallow and exact(attrs.evolve(trees, form=shallow)):
+        return f"what is done at depth {_depth(trees.form)}: on a tree less deep it is exact."
+    return ""
+
+
+def _without_leaves(form: Shape) -> Shape:
+    """The shape without its deepest level."""
+    return _cut(form, _depth(form) - 1)
+
+
+def _cut(form: Shape, depth: int) -> Shape:
+    return tuple(_cut(child, depth - 1) for child in form) if depth > 0 else ()
+
+
+def _depth(form: Shape) -> int:
+    return 1 + max(map(_depth, form)) if form else 0
 
 
 def _in_words(dtype: torch.dtype) -> str:

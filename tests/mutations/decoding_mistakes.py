@@ -17,7 +17,7 @@ from tests.mutations import suite
 from tests.mutations.mistake import Mistake
 
 _scores = RoundLoop._target_scores
-_constrained, _prefixes = Row.constrained, Row.prefixes
+_constrained = Row.constrained
 
 
 def scores_at_the_root_alone(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
@@ -65,10 +65,11 @@ _others: dict[str, Any] = {}
 
 def text_of_another_row(self: Row, paths: Sequence[Path]) -> Prefixes | None:
     """Processors see the text of whichever row came last."""
-    right = _prefixes(self, paths)
+    if self.text is None:
+        return None
     before = _others.get("text", self.text)
     _others["text"] = self.text
-    return None if right is None or before is None else Prefixes(before, paths)
+    return Prefixes(before, paths)
 
 
 def warpers_the_other_way(self: SamplingParams) -> tuple[Any, ...]:
