@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from numbers import Integral
 from os import PathLike
 from time import perf_counter
@@ -135,7 +136,7 @@ class SpeculativeDecoder:
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([prompts[0]]))
-            for finished_round in self.stream(
+            rounds = self.stream(
                 prompts,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling,
@@ -151,10 +152,12 @@ class SpeculativeDecoder:
                 trace=trace,
                 keep=keep,
                 statistics=statistics,
-            ):
-                written.add(finished_round)
-                if streamer is not None:
-                    streamer.put(torch.tensor(finished_round.rows[0].tokens))
+            )
+            with closing(rounds):
+                for finished_round in rounds:
+                    written.add(finished_round)
+                    if streamer is not None:
+                        streamer.put(torch.tensor(finished_round.rows[0].tokens))
         except KeyboardInterrupt:
             pass
         finally:

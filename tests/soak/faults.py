@@ -103,35 +103,40 @@ def failing(call: Call, streamer: Collects, points: Points) -> Iterator[None]:
 
     The classes are wrapped, as instances take no new attributes.
     """
+    roles = {id(part): role for role, part, _ in _roles(call, streamer)}
     with ExitStack() as stack:
         known: set[tuple[type, str]] = set()
-        for role, part, names in _roles(call, streamer):
+        for _, part, names in _roles(call, streamer):
             for name in names:
                 if hasattr(type(part), name) and (type(part), name) not in known:
                     known.add((type(part), name))
-                    wrap = _generator if name == "grow" else _function
-                    original = getattr(type(part), name)
-                    stack.enter_context(patch.object(type(part), name, wrap(original, f"{role}.{name}", points)))
+                    wrapped = (_generator if name == "grow" else _function)(type(part), name, roles, points)
+                    stack.enter_context(patch.object(type(part), name, wrapped))
         yield
 
 
-def _function(original: Any, place: str, points: Points) -> Any:
+def _function(kind: type, name: str, roles: dict[int, str], points: Points) -> Any:
+    original = getattr(kind, name)
+
     @wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        place = f"{roles.get(id(self), kind.__name__)}.{name}"
         points.passing(f"before {place}")
-        found = original(*args, **options)
+        found = original(self, *args, **options)
         points.passing(f"after {place}")
         return found
 
     return call
 
 
-def _generator(original: Any, place: str, points: Points) -> Any:
+def _generator(kind: type, name: str, roles: dict[int, str], points: Points) -> Any:
+    original = getattr(kind, name)
+
     @wraps(original)
-    def grow(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
-        growing, answer = original(*args, **options), None
+    def grow(self: Any, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
+        growing, answer = original(self, *args, **options), None
         while True:
-            points.passing(f"in {place}")
+            points.passing(f"in {roles.get(id(self), kind.__name__)}.{name}")
             try:
                 request = growing.send(answer)
             except StopIteration as finished:
@@ -156,7 +161,7 @@ def one_fault(call: Call, expected: list[list[int]], points: Points, *, operatio
         came = raised
     if not points.place:
         return "the call ended without coming there"
-    wrong = _as_raised(call, error, came, text, expected)
+    wrong = _as_raised(call, error, came, text, expected, twice=points.twice)
     came = None  # its traceback holds frames
     if wrong is None and streamer.prompt is not None and not streamer.ends and "streamer" not in points.place:
         wrong = "streamer.end() was not called"
@@ -178,6 +183,8 @@ def _as_raised(
     came: BaseException | None,
     text: list[list[int]] | None,
     expected: list[list[int]],
+    *,
+    twice: bool,
 ) -> str | None:
     if isinstance(error, KeyboardInterrupt) and text is not None and call.loop is None:
         # `generate` ends by Ctrl-C and returns what was written.
@@ -185,7 +192,8 @@ def _as_raised(
         return None if begun else f"Ctrl-C gave {text}, which does not begin {expected}"
     if came is None:
         return f"{type(error).__name__} was swallowed"
-    if came is error or (isinstance(came, OutOfMemory) and came.__cause__ is error):
+    cause = came.__cause__ if isinstance(came, OutOfMemory) else came
+    if cause is error or (twice and type(cause) is type(error)):
         return None
     return f"{type(error).__name__} came out as {type(came).__name__}: {came}"
 
@@ -210,7 +218,7 @@ def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None
             moments = list(range(counting.passed))
             limit = per_subject or (60 if operations else len(moments))
             for moment in sorted(rng.sample(moments, min(limit, len(moments)))):
-                points = Points(moment, rng.choice(ERRORS)())
+                points = Points(moment, rng.choice(ERRORS)(), twice=rng.random() < 0.3)
                 wrong = one_fault(call, expected, points, operations=operations)
                 found.tried(
                     points.place or "nowhere",

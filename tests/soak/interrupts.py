@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter
 from types import FrameType
 
@@ -44,7 +41,10 @@ def one_interrupt(call: Call, expected: list[list[int]], after: float) -> tuple[
     """Where Ctrl-C came, `after` seconds into a call, and what was wrong then."""
     streamer, alarm = Collects(), Alarm()
     text: list[list[int]] | None = None
-    before = signal.signal(signal.SIGALRM, alarm.ring), signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = (
+        signal.signal(signal.SIGALRM, alarm.ring),
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     came = False
     try:
         try:
@@ -126,7 +126,7 @@ def command_line(count: int, *, seed: int = 0) -> Found:
 
 
 def _ended_plainly(one: Started, after: float) -> str | None:
-    output, errors = one.process.communicate(timeout=120)
+    _, errors = one.process.communicate(timeout=120)
     code = one.process.returncode
     if code != 130 or "Traceback" in errors or "Error" in errors:
         return f"exit code {code} after {after:.2f} s, and on stderr: {errors[-2000:]!r}"

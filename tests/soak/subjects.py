@@ -131,7 +131,7 @@ class Subject:
     def __str__(self) -> str:
         policy, verifier = STRATEGIES[self.strategy]
         return (
-            f"subject {self.number}: {self.kind}, {policy()}, {verifier().__class__.__name__}, {self.drafter}, "
+            f"subject {self.number}: {self.kind}, {policy()}, {type(verifier()).__name__}, {self.drafter}, "
             f"{self.rows} row(s), {sorted(self.features)}"
         )
 
@@ -220,7 +220,11 @@ class Call:
         model.generation_config.eos_token_id = eos
         try:
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), custom_generate=self.loop, streamer=shown, **self.options
+                ids,
+                attention_mask=torch.ones_like(ids),
+                custom_generate=self.loop,
+                streamer=shown,
+                **self.options,
             )
         finally:
             model.generation_config.eos_token_id = kept

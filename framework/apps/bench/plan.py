@@ -183,6 +183,10 @@ def from_file(file: Path) -> dict[str, Any]:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
+    except RecursionError as error:
+        raise InvalidInput(f"{str(file)!r} is nested too deeply.") from error
     known = [field.name for field in attrs.fields(Plan)]
     for name in found:
         if name not in known:
