@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
     parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
-    parser.add_argument("--files", type=int, default=1000, help="hostile files")
+    parser.add_argument("--files", type=int, default=2000, help="hostile files")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood import OutOfMemory, SpeculativeDecoder, claims
+from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, claims
 from tests.generate_fuzz.processors import Collects
 from tests.soak.found import Found
 from tests.soak.subjects import Call, Subject
@@ -91,7 +91,7 @@ def _roles(call: Call, streamer: Collects) -> Iterator[tuple[str, Any, tuple[str
         yield "drafter", drafter, DRAFTER
     yield "policy", decoder.policy, POLICY
     yield "verifier", decoder.verifier, VERIFIER
-    for helper in call.helpers:
+    for helper in (*call.processors, *call.helpers):
         if helper is not None:
             yield type(helper).__name__, helper, HELPER
     yield "streamer", streamer, STREAMER
@@ -154,14 +154,14 @@ def _run(call: Call, streamer: Collects, points: Points, *, operations: bool) ->
 def one_fault(call: Call, expected: list[list[int]], points: Points, *, operations: bool) -> str | None:
     """What was wrong with a call that fails at a moment, or with the one after it."""
     streamer = Collects()
-    error, came, text = points.error, None, None
+    came, text = None, None
     try:
         text = _run(call, streamer, points, operations=operations)
     except BaseException as raised:
         came = raised
     if not points.place:
         return "the call ended without coming there"
-    wrong = _as_raised(call, error, came, text, expected, twice=points.twice)
+    wrong = _as_raised(call, points, came, text, expected)
     came = None  # its traceback holds frames
     if wrong is None and streamer.prompt is not None and not streamer.ends and "streamer" not in points.place:
         wrong = "streamer.end() was not called"
@@ -179,21 +179,24 @@ def one_fault(call: Call, expected: list[list[int]], points: Points, *, operatio
 
 def _as_raised(
     call: Call,
-    error: BaseException | None,
+    points: Points,
     came: BaseException | None,
     text: list[list[int]] | None,
     expected: list[list[int]],
-    *,
-    twice: bool,
 ) -> str | None:
+    error = points.error
+    within = ("operation of torch", *(f"{type(one).__name__}.__call__" for one in call.processors))
+    tried = bool(call.processors) and any(place in points.place for place in within)
     if isinstance(error, KeyboardInterrupt) and text is not None and call.loop is None:
         # `generate` ends by Ctrl-C and returns what was written.
         begun = all(whole[: len(row)] == row for row, whole in zip(text, expected, strict=True))
         return None if begun else f"Ctrl-C gave {text}, which does not begin {expected}"
     if came is None:
-        return f"{type(error).__name__} was swallowed"
-    cause = came.__cause__ if isinstance(came, OutOfMemory) else came
-    if cause is error or (twice and type(cause) is type(error)):
+        # A processor is tried before the call, on a text that it need not know.
+        return None if tried and text == expected else f"{type(error).__name__} was swallowed"
+    wrapped = isinstance(came, OutOfMemory) or (tried and isinstance(came, InvalidInput))
+    cause = came.__cause__ if wrapped else came
+    if cause is error or (points.twice and type(cause) is type(error)):
         return None
     return f"{type(error).__name__} came out as {type(came).__name__}: {came}"
 

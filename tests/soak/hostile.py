@@ -26,7 +26,7 @@ from tests.soak.found import Found
 from tests.soak.mutated import mutated
 
 SECONDS = 60
-LONGEST = 1000  # characters of a sentence
+LONGEST = 600  # characters of a sentence
 
 TUNED: dict[str, Any] = {
     "format": "draftwood-tuned",
@@ -126,8 +126,6 @@ def readers(base: Path) -> dict[str, Reader]:
     notes.write_text("Once upon a time there was a tree.\n" * 20)
     code, said = _command("index", notes, "--out", base / "index")
     assert code == 0, said
-    header = json.loads((base / "index" / "index.json").read_bytes())
-    assert header
     largest = max((one for one in (base / "index").iterdir() if one.suffix != ".json"), key=os.path.getsize)
     return {
         "trace": Reader(

@@ -1,10 +1,14 @@
-"""What a process that is forked for a run of bench has loaded: one short text makes every import."""
+"""What a process that is forked for a run of bench has loaded: one short text makes every import.
+
+Such a process imports the program's main module too.
+"""
 
 import torch
 
 import draftwood.apps.bench.command
 import draftwood.apps.bench.measure
 import draftwood.apps.progress  # noqa: F401
+import tests.soak.__main__  # noqa: F401
 from draftwood import create, zoo
 
 torch.set_num_threads(1)  # a pool of threads would not survive a fork

@@ -172,7 +172,7 @@ class Subject:
                 "output_scores": "scores" in named,
                 "return_dict_in_generate": True,
             }
-            return Call(self, decoder, options, [*chosen, *criteria, constraint])
+            return Call(self, decoder, options, chosen, [*criteria, constraint])
         policy, verifier = STRATEGIES[self.strategy]
         loop = custom_generate(drafter=self._drafter(), policy=policy(), verifier=verifier())
         options = {
@@ -185,7 +185,7 @@ class Subject:
             "return_dict_in_generate": True,
             "output_scores": "scores" in named,
         }
-        return Call(self, loop._decoder_of(target_model(self.kind)), options, [*chosen, *criteria], loop)
+        return Call(self, loop._decoder_of(target_model(self.kind)), options, chosen, [*criteria], loop)
 
 
 @attrs.frozen(eq=False)
@@ -196,13 +196,15 @@ class Call:
         subject: what it was drawn as.
         decoder: the decoder; of `loop`, where that is given.
         options: of `generate`.
-        helpers: processors, criteria and constraint.
+        processors: of the target's scores.
+        helpers: criteria and constraint.
         loop: given to transformers' `generate` as `custom_generate`.
     """
 
     subject: Subject
     decoder: SpeculativeDecoder
     options: dict[str, Any]
+    processors: list[Any]
     helpers: list[Any]
     loop: Any = None
 
