@@ -1,7 +1,7 @@
 """One continuous text of many thousand tokens: memory and the time of a round, early and late.
 
-Times are processor time, so that other programs on the machine do not count. What attention must cost at a
-length is measured by passes of the plain model over a cache of that length, and subtracted.
+Times are processor time, so that other programs on the machine do not count. What attention takes is
+measured on the way, and not counted.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import attrs
 import torch
-from transformers import DynamicCache
 
+import draftwood.backends.attention
 from benchmarks.prefix_cost import long_llama
 from draftwood import Round, SamplingParams, SpeculativeDecoder, StateBackend, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -67,26 +68,79 @@ class Sample:
 
 @attrs.frozen
 class Timed:
-    """The seconds of one round's parts; `rest` is neither of the passes nor verification."""
+    """The seconds of one round's parts.
+
+    Attributes:
+        length: tokens of the text before it.
+        draft: of the draft's passes, attention aside.
+        target: of the target's pass, attention aside.
+        verify: of verification.
+        rest: of everything else.
+        attention: of both models.
+    """
 
     length: int
     draft: float
     target: float
     verify: float
     rest: float
-    draft_calls: int
+    attention: float
 
     @classmethod
-    def of(cls, one: Round, length: int) -> Timed:
-        inner = one.draft_seconds + one.target_seconds + one.verify_seconds
+    def of(cls, one: Round, length: int, attention: Attention) -> Timed:
+        draft, target = attention.taken()
         return cls(
             length,
-            one.draft_seconds,
-            one.target_seconds,
+            one.draft_seconds - draft,
+            one.target_seconds - target,
             one.verify_seconds,
-            one.seconds - inner,
-            one.draft_calls,
+            one.seconds - one.draft_seconds - one.target_seconds - one.verify_seconds,
+            draft + target,
         )
+
+
+class Attention:
+    """Inside it, the attention of two backends is timed."""
+
+    def __init__(self, target: Any, draft: Any) -> None:
+        self._seconds, self._of = 0.0, {"target": 0.0, "draft": 0.0}
+        self._stack = ExitStack()
+        self._backends = {"target": target, "draft": draft}
+
+    def taken(self) -> tuple[float, float]:
+        """The draft's and the target's seconds since this was asked before."""
+        found = self._of["draft"], self._of["target"]
+        self._of = {"target": 0.0, "draft": 0.0}
+        return found
+
+    def __enter__(self) -> Self:
+        for module in (torch.nn.functional, draftwood.backends.attention):
+            name = "scaled_dot_product_attention"
+            self._stack.enter_context(patch.object(module, name, self._timed(getattr(module, name))))
+        for role, backend in self._backends.items():
+            self._stack.enter_context(patch.object(backend, "extend", self._within(role, backend.extend)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _timed(self, original: Any) -> Any:
+        def attend(*args: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            found = original(*args, **options)
+            self._seconds += time.thread_time() - began
+            return found
+
+        return attend
+
+    def _within(self, role: str, original: Any) -> Any:
+        def extend(*args: Any, **options: Any) -> Any:
+            before = self._seconds
+            found = original(*args, **options)
+            self._of[role] += self._seconds - before
+            return found
+
+        return extend
 
 
 def _sample(length: int, rounds: int, backends: Sequence[Any]) -> Sample:
@@ -115,38 +169,17 @@ def written(
     times: list[Timed] = []
     taken: list[Sample] = []
     length, step = PROMPT, tokens // samples
-    with patch("draftwood.loop.perf_counter", time.thread_time):
+    with Attention(target, draft) as attention, patch("draftwood.loop.perf_counter", time.thread_time):
         for one in decoder.stream(
             [prompt], max_new_tokens=tokens, sampling=SamplingParams(1.0), seed=0, eos_token_id=[]
         ):
-            times.append(Timed.of(one, length))
+            times.append(Timed.of(one, length, attention))
             length += len(one.rows[0].tokens)
             # The last round has released its row.
             if PROMPT + (len(taken) + 1) * step <= length < PROMPT + tokens:
                 taken.append(_sample(length, len(times), (target, draft)))
     assert length == PROMPT + tokens
     return times, taken
-
-
-def plain_seconds(backend: Any, lengths: Sequence[int], *, nodes: int, passes: int = 15) -> list[float]:
-    """Median seconds of a pass of the model itself over `nodes` tokens behind a cache of each length."""
-    model, found = backend.model, []
-    for length in lengths:
-        cache = DynamicCache(config=model.config)
-        ids = torch.randint(5, 4096, (1, length + nodes), generator=torch.Generator().manual_seed(1))
-        options = {backend._cache_name: cache, "use_cache": True}
-        with torch.no_grad():
-            for start in range(0, length, 512):
-                model(ids[:, start : min(start + 512, length)], **options, logits_to_keep=1)
-            seconds = []
-            mask = torch.zeros(1, 1, nodes, length + nodes)  # a mask of its own, as a tree has
-            for _ in range(passes + 1):
-                began = time.thread_time()
-                model(ids[:, length:], attention_mask=mask, **options)
-                seconds.append(time.thread_time() - began)
-                cache.crop(-nodes)
-        found.append(median(seconds[1:]))
-    return found
 
 
 def _windows(times: Sequence[Timed]) -> tuple[Sequence[Timed], Sequence[Timed]]:
@@ -162,7 +195,7 @@ def long_text(name: str, tokens: int, *, timed: bool = True) -> Found:
     times, samples = written(target, draft, tokens, samples=20 if timed else 6)
     _judge_memory(found, samples)
     if timed:
-        _judge_time(found, times, target, draft)
+        _judge_time(found, times)
     return found
 
 
@@ -197,24 +230,15 @@ def _judge_memory(found: Found, samples: Sequence[Sample]) -> None:
     found.tried("resident memory", f"{grown} bytes more, above {allowed}" if grown > allowed else None)
 
 
-def _judge_time(found: Found, times: Sequence[Timed], target: Any, draft: Any) -> None:
+def _judge_time(found: Found, times: Sequence[Timed]) -> None:
     early, late = _windows(times)
     lengths = [int(median(one.length for one in window)) for window in (early, late)]
-    attention = {"draft": 0.0, "target": 0.0, "verify": 0.0, "rest": 0.0}
-    if target._attention is not None:
-        nodes = BUDGET + 1
-        before, after = plain_seconds(target, lengths, nodes=nodes)
-        attention["target"] = after - before
-        before, after = plain_seconds(draft, lengths, nodes=2)
-        attention["draft"] = (after - before) * median(one.draft_calls for one in late)
-    for part, grows in attention.items():
-        first = median(getattr(one, part) for one in early)
-        last = median(getattr(one, part) for one in late)
-        own = last - grows
-        aside = f", attention {1e3 * grows:.2f} ms of it" if grows else ""
+    for part in ("draft", "target", "verify", "rest", "attention"):
+        first, last = (median(getattr(one, part) for one in window) for window in (early, late))
         found.figures[f"{part} of a round"] = (
-            f"{1e3 * first:.2f} ms at {lengths[0]} tokens, {1e3 * last:.2f} ms at {lengths[1]}{aside}"
+            f"{1e3 * first:.2f} ms at {lengths[0]} tokens, {1e3 * last:.2f} ms at {lengths[1]}"
         )
-        limit = RATIO * first + SPARE
-        wrong = f"{1e3 * own:.2f} ms late, above {1e3 * limit:.2f}" if own > limit else None
-        found.tried(f"{part} of a round", wrong)
+        if part != "attention":
+            limit = RATIO * first + SPARE
+            wrong = f"{1e3 * last:.2f} ms late, above {1e3 * limit:.2f}" if last > limit else None
+            found.tried(f"{part} of a round", wrong)
