@@ -11,7 +11,7 @@ import draftwood.apps.progress  # noqa: F401
 import tests.soak.__main__  # noqa: F401
 from draftwood import create, zoo
 
-torch.set_num_threads(1)  # a pool of threads would not survive a fork
+# No pool of threads would survive a fork; OMP_NUM_THREADS says so, as torch.set_num_threads() makes one.
 _pair = [zoo.load(name) for name in ("llama-7m", "llama-draft")]
 _decoder = create("recipes", "leviathan").decoder(*_pair)
 _ids = zoo.tokenizer()("Once", return_tensors="pt").input_ids

@@ -112,6 +112,8 @@ def _run(words: list[str], said: str, largest: int | None) -> None:
 
     from draftwood.apps.bench import measure
 
+    # Threads that load weights would start torch's pool anew, which fails now and then behind a fork.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
