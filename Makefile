@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser prove thorough lint types wheel bench site clean moved
+.PHONY: help demo test test-browser prove thorough soak lint types wheel bench site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 200 toy models, and long searches of the laws"
+	@echo "make soak    faults, Ctrl-C, long texts, killed benches and hostile files, at length"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
@@ -50,6 +51,11 @@ thorough: .venv/.ready-test
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough tests/framework tests/strategies
+
+soak: .venv/.ready-test
+	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 20 minutes on two cores."
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 DRAFTWOOD_KERNELS=off \
+	  .venv/bin/python -m tests.soak $(ARGS)
 
 lint: .venv/.ready-lint
 	@.venv/bin/python -m ruff check .

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
+import attrs
+
 from draftwood.errors import InvalidInput
 
+
+@attrs.frozen
+class Claim:
+    """What a call holds.
+
+    Attributes:
+        parts: the identities of backends and drafters.
+        rows: of the call.
+    """
+
+    parts: frozenset[int]
+    rows: int
+
+
 _lock = Lock()
-_rows: dict[int, int] = {}  # by identity; the entries of a call go when it ends
+
+held: dict[object, Claim] = {}
+"""The claim of every call. `held.pop(call, None)` gives it back: one step, which no Ctrl-C cuts in two."""
 
 
-@contextmanager
-def claimed(parts: Mapping[str, Any], rows: int) -> Iterator[None]:
+def claim(call: object, parts: Mapping[str, Any], rows: int) -> None:
     """Hold `parts`, by what they are called, for a call of `rows` rows; safe between threads.
 
     Raises:
@@ -22,15 +38,10 @@ def claimed(parts: Mapping[str, Any], rows: int) -> Iterator[None]:
     """
     with _lock:
         for name, part in parts.items():
-            if id(part) in _rows:
-                raise InvalidInput(
-                    f"The {name} is already decoding {_rows[id(part)]} row(s) for another call; let it end, "
-                    "or load the model into a second backend."
-                )
-        _rows.update((id(part), rows) for part in parts.values())
-    try:
-        yield
-    finally:
-        with _lock:
-            for part in parts.values():
-                _rows.pop(id(part), None)
+            for other in held.values():
+                if id(part) in other.parts:
+                    raise InvalidInput(
+                        f"The {name} is already decoding {other.rows} row(s) for another call; let it end, "
+                        "or load the model into a second backend."
+                    )
+        held[call] = Claim(frozenset(map(id, parts.values())), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from numbers import Integral
 from os import PathLike
 from time import perf_counter
@@ -13,8 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draftwood import learning, registry
-from draftwood.claims import claimed
+from draftwood import claims, learning, registry
 from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
@@ -132,10 +132,11 @@ class SpeculativeDecoder:
         states = learning.given_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), Written.nothing(states)
         seeds = row_seeds(seed, len(prompts))
+        gradients = torch.is_grad_enabled()
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([prompts[0]]))
-            for finished_round in self.stream(
+            rounds = self.stream(
                 prompts,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling,
@@ -151,13 +152,18 @@ class SpeculativeDecoder:
                 trace=trace,
                 keep=keep,
                 statistics=statistics,
-            ):
-                written.add(finished_round)
-                if streamer is not None:
-                    streamer.put(torch.tensor(finished_round.rows[0].tokens))
+            )
+            with closing(rounds):
+                for finished_round in rounds:
+                    written.add(finished_round)
+                    if streamer is not None:
+                        streamer.put(torch.tensor(finished_round.rows[0].tokens))
         except KeyboardInterrupt:
             pass
         finally:
+            # Ctrl-C may fall between the end of a pass and the line that switches autograd on again. This
+            # is a single step in C, where torch.set_grad_enabled() could be interrupted itself.
+            torch._C._set_grad_enabled(gradients)
             if streamer is not None:
                 streamer.end()
         pad = self._pad(pad_token_id)
@@ -245,15 +251,19 @@ class SpeculativeDecoder:
         )
         statistics = statistics if statistics is not None else Statistics()
         statistics.draft_cost = _draft_cost(self.drafter, self.target)
-        held = {"target": self.target, "drafter": self.drafter}
-        held |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
-        with claimed(held, len(prompts)):
+        parts = {"target": self.target, "drafter": self.drafter}
+        parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
+        call = object()
+        try:
+            claims.claim(call, parts, len(prompts))
             if self.target.lengths:
                 raise InvalidInput(
                     f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let "
                     "it end, or load the model into a second backend."
                 )
             yield from self._rounds(loop, prompts, drafter, statistics)
+        finally:
+            claims.held.pop(call, None)
 
     def _rounds(
         self,
@@ -276,13 +286,23 @@ class SpeculativeDecoder:
                     statistics.first_token_seconds = statistics.seconds
                 yield finished_round
         finally:
-            statistics.peak_memory = peak_memory()
-            self.target.release()
-            drafter.release()
+            try:
+                statistics.peak_memory = peak_memory()
+                _release(self.target, drafter)
+            except BaseException:  # Ctrl-C again: whoever caught it must find no rows
+                _release(self.target, drafter)
+                raise
 
     def _pad(self, pad_token_id: int | None) -> int:
         pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id
         return pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
+
+
+def _release(target: StateBackend, drafter: Drafter) -> None:
+    try:
+        target.release()
+    finally:
+        drafter.release()
 
 
 def _draft_cost(drafter: Drafter, target: StateBackend) -> float:

@@ -15,7 +15,7 @@ def at_least(low: int) -> Callable[..., None]:
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InvalidInput(f"{field.name} is {value!r}; give an integer >= {low}.")
+            raise InvalidInput(f"{field.name} is {value!r:.80}; give an integer >= {low}.")
 
     return check
 
@@ -23,7 +23,7 @@ def at_least(low: int) -> Callable[..., None]:
 def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """A number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidInput(f"{field.name} is {value!r}; give a number in [0, 1].")
+        raise InvalidInput(f"{field.name} is {value!r:.80}; give a number in [0, 1].")
 
 
 def as_ints(values: Iterable[int]) -> tuple[int, ...]:

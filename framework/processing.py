@@ -166,6 +166,8 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
         scores_behind((0,))
     try:
         again = scores_behind(())
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # no fault of the processor
     except Exception as error:  # one that counts its calls may find that they do not fit its text
         raise _stateful(processor, f"fails when it is called again ({type(error).__name__})") from error
     if not torch.equal(again, first):

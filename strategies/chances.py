@@ -28,7 +28,7 @@ def as_chances(values: Sequence[float] | str) -> tuple[float, ...]:
     try:
         return tuple(float(value) for value in words)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"acceptance is {values!r}; give numbers such as 0.5,0.2,0.1.") from error
+        raise InvalidInput(f"acceptance is {values!r:.80}; give numbers such as 0.5,0.2,0.1.") from error
 
 
 def acceptance_field(_: object, __: object, values: tuple[float, ...]) -> None:

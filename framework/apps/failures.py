@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from draftwood.errors import DraftwoodError
 
 FAILED, INTERRUPTED = 1, 130  # 130 is what a shell reports after Ctrl-C
 _DEBUG = "DRAFTWOOD_DEBUG"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Arguments = ParamSpec("Arguments")
 
@@ -47,6 +49,9 @@ def _report(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, DraftwoodError):
         say(f"Error: {error}")
+    elif isinstance(error, OSError) and error.errno in _NO_ROOM:
+        what = repr(str(error.filename)) if error.filename else "What comes out"
+        say(f"Error: {what} cannot be written: {error.strerror}; make room and run it again.")
     else:
         say(f"Unexpected {type(error).__name__}: {one_line(error)} ({_DEBUG}=1 shows where)")
     return FAILED

@@ -243,8 +243,8 @@ def _header(folder: Path) -> Mapping[str, Any]:
         raise _corrupt(folder, f"{_HEADER} does not describe one")
     if header.get("version") != _VERSION:
         raise InvalidInput(
-            f"The index in {str(folder)!r} is of version {header.get('version')!r}, and what can be read is "
-            f"version {_VERSION}; build it again."
+            f"The index in {str(folder)!r} is of version {header.get('version')!r:.40}, and what can be read "
+            f"is version {_VERSION}; build it again."
         )
     sums = header.get("checksums")
     sizes = [header.get("tokens"), header.get("vocab_size")]

@@ -1,8 +1,10 @@
 """`draftwood bench` on the zoo's pairs: cells, resuming, tables, files, plots, and folders it refuses."""
 
 import csv
+import errno
 import fcntl
 import json
+import os
 import signal
 import struct
 import time
@@ -243,6 +245,25 @@ def test_a_cell_is_on_disk_before_the_next_one_begins(draftwood, tmp_path, probl
     assert result.exit_code == 0, result.output
     # Passes and generate() come first; the contender warms up once; it begins the second prompt's turn.
     assert seen == [2, 2, 3]
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(
+    draftwood, refused, tmp_path, problems, monkeypatch
+):
+    folder, words = tmp_path / "results", ["--data", problems, "--prompts", 1]
+    synced = []
+
+    def full(handle):
+        synced.append(handle)
+        if len(synced) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    sentence = refused(*tiny(folder, *words))
+    assert "cells.jsonl' cannot be written: No space left on device; make room and run the same" in sentence
+    kept = (folder / "cells.jsonl").read_bytes()
+    assert draftwood(*tiny(folder, *words)).exit_code == 0
+    assert (folder / "cells.jsonl").read_bytes().startswith(kept)
 
 
 def change(path, **parts):

@@ -228,6 +228,18 @@ def test_ctrl_c_before_the_first_token_is_no_traceback(draftwood, monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
 
 
+def test_a_full_disk_behind_stdout_is_one_sentence(start):
+    with open("/dev/full", "w") as full:
+        process = start("generate", "--prompt", PROMPT, "--max-new-tokens", 4, stdout=full)
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 1
+    (sentence,) = [line for line in errors.splitlines() if "No space left" in line]
+    assert (
+        sentence
+        == "Error: What comes out cannot be written: No space left on device; make room and run it again."
+    )
+
+
 def test_a_reader_that_closes_the_pipe_is_no_traceback(start):
     process: subprocess.Popen[str] = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
     process.stdout.close()

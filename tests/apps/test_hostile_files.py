@@ -250,6 +250,19 @@ def test_a_text_that_cannot_be(run, changes, reason):
         check_cell(sound | changes)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("prompts = " + "9" * 5000, "holds a number that is too large"),
+        ("data = " + "[" * 100_000, "is nested too deeply"),
+        ("prompts = ", "is not TOML"),
+    ],
+)
+def test_a_run_in_toml_that_nobody_means(refused, tmp_path, content, reason):
+    (tmp_path / "run.toml").write_text(content)
+    assert reason in refused("bench", "--to", tmp_path / "run", "--file", tmp_path / "run.toml")
+
+
 def test_prompts_nested_too_deeply(refused, tmp_path):
     file = tmp_path / "deep.jsonl"
     file.write_bytes(b"[" * 100_000)

@@ -63,6 +63,34 @@ def test_after_an_error_the_decoder_is_usable_again():
     assert out.tokens == [sequentially(p, 20) for p in PROMPTS]
 
 
+class Impatient(ToyBackend):
+    """Ctrl-C comes in a pass, and again before the rows are released."""
+
+    presses = 0
+
+    def extend(self, *args):
+        self.presses += 1
+        if self.presses == 2:
+            raise KeyboardInterrupt
+        return super().extend(*args)
+
+    def release(self, rows=None):
+        if self.presses == 2:
+            self.presses += 1
+            raise KeyboardInterrupt
+        super().release(rows)
+
+
+def test_ctrl_c_twice_leaves_no_rows():
+    target = Impatient(TARGET)
+    one = decoder(target=target)
+    out = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)
+    assert (target.presses, out.finish_reasons) == (3, ["interrupted"] * 3)
+    assert target.lengths == one.drafter.backend.lengths == []
+    again = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)
+    assert again.tokens == [sequentially(p, 20) for p in PROMPTS]
+
+
 def test_ctrl_c_keeps_what_was_generated():
     one = decoder(Chain(2), draft=Failing(ToyBackend(DRAFT), error=KeyboardInterrupt()))
     out = one.generate(PROMPTS, max_new_tokens=20, return_dict_in_generate=True)

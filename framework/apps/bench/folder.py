@@ -41,13 +41,23 @@ class Folder:
     cells: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def add(self, key: str, cell: Mapping[str, Any]) -> None:
-        """Write a finished cell; when this returns, it survives whatever happens."""
+        """Write a finished cell; when this returns, it survives whatever happens.
+
+        Raises:
+            InvalidInput: it cannot be written, as on a full disk; the cells before it are on disk.
+        """
         record = {"key": key, **cell}
         words = json.dumps(record, allow_nan=False).encode() + b"\n"
-        with (self.path / CELLS).open("ab") as file:
-            file.write(words)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with (self.path / CELLS).open("ab") as file:
+                file.write(words)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidInput(
+                f"{str(self.path / CELLS)!r} cannot be written: {error.strerror or error}; make room and run "
+                "the same again, which goes on from here."
+            ) from error
         self.cells[key] = record
 
 

@@ -34,7 +34,7 @@ def _several(*kinds: type, low: float | None = None) -> Any:
             sound = isinstance(one, kinds) and not isinstance(one, bool)
             if not sound or (low is not None and not low <= one < float("inf")):
                 bound = "" if low is None else f" >= {low:g}"
-                raise InvalidInput(f"{field.name} holds {one!r}; give {what}{bound}.")
+                raise InvalidInput(f"{field.name} holds {one!r:.80}; give {what}{bound}.")
 
     return check
 
@@ -46,7 +46,7 @@ def _is(*kinds: type) -> Any:
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         sound = type(value) in kinds and (isinstance(value, str) or 0 <= value < float("inf"))
         if not sound:
-            raise InvalidInput(f"{field.name} is {value!r}; give {what}.")
+            raise InvalidInput(f"{field.name} is {value!r:.80}; give {what}.")
 
     return check
 
@@ -63,7 +63,7 @@ def _filled(_: object, field: attrs.Attribute[Any], value: Any) -> None:
 def _one_of(*words: str) -> Any:
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if value not in words:
-            raise InvalidInput(f"{field.name} is {value!r}{nearest(str(value), words)}")
+            raise InvalidInput(f"{field.name} is {value!r:.80}{nearest(str(value), words)}")
 
     return check
 
@@ -183,11 +183,15 @@ def from_file(file: Path) -> dict[str, Any]:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
+    except RecursionError as error:
+        raise InvalidInput(f"{str(file)!r} is nested too deeply.") from error
     known = [field.name for field in attrs.fields(Plan)]
     for name in found:
         if name not in known:
             raise InvalidInput(
-                f"{str(file)!r} has a key {name!r}, which bench does not{nearest(name, known)}"
+                f"{str(file)!r} has a key {name!r:.80}, which bench does not{nearest(name, known)}"
             )
     if "data" in found:
         found["data"] = [str(file.parent / one) for one in _tuple(found["data"])]

@@ -32,8 +32,8 @@ def read(file: Path) -> dict[str, Any]:
         )
     if (version := trace.value.get("version")) != VERSION:
         raise InvalidInput(
-            f"{trace.file!r} is a trace of version {version!r}, and this draftwood reads version {VERSION}; "
-            f"{_AGAIN}."
+            f"{trace.file!r} is a trace of version {version!r:.40}, and this draftwood reads version "
+            f"{VERSION}; {_AGAIN}."
         )
     outputs, statistics = trace.each("outputs"), trace.field("statistics", dict)
     rows: list[dict[str, Any]] = [

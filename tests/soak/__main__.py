@@ -1,0 +1,105 @@
+"""Run the parts and print what was done and found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging
+
+from tests.soak import faults, hostile, interrupts, kills, long_text
+from tests.soak.found import SHOWN, Found
+
+Given = argparse.Namespace
+
+
+def _faults(given: Given) -> Iterator[Found]:
+    yield faults.faults(given.faults, seed=given.seed)
+
+
+def _interrupts(given: Given) -> Iterator[Found]:
+    yield interrupts.interrupts(given.interrupts, seed=given.seed)
+    yield interrupts.command_line(given.commands, seed=given.seed)
+
+
+def _long_texts(given: Given) -> Iterator[Found]:
+    for name in long_text.PAIRS:
+        yield long_text.long_text(name, given.tokens)
+
+
+def _kills(given: Given) -> Iterator[Found]:
+    yield kills.kills(given.kills, seed=given.seed)
+    yield kills.full_disk(given.kills, seed=given.seed)
+    if (found := kills.small_disk()) is not None:
+        yield found
+
+
+def _files(given: Given) -> Iterator[Found]:
+    yield hostile.hostile(given.files, seed=given.seed)
+
+
+PARTS: dict[str, Callable[[Given], Iterator[Found]]] = {
+    "faults": _faults,
+    "interrupts": _interrupts,
+    "long-texts": _long_texts,
+    "kills": _kills,
+    "files": _files,
+}
+
+
+def table(founds: list[Found]) -> Table:
+    """A line for everything that was tried."""
+    shown = Table(title="What was tried, and what was survived", title_justify="left")
+    shown.add_column("what", overflow="fold")
+    for heading in ("tried", "survived", "seconds"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("found", overflow="fold")
+    for found in founds:
+        figures = [f"{name}: {value}" for name, value in found.figures.items()]
+        if not figures or len(found.places) > 1:
+            figures += [", ".join(f"{place} {count}" for place, count in found.places.most_common(8))]
+        shown.add_row(
+            found.part,
+            str(found.done),
+            str(found.survived),
+            f"{found.seconds:.0f}",
+            "\n".join(figures),
+            style="red" if found.failures else None,
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=3000, help="in calls of a decoder's parts")
+    parser.add_argument("--interrupts", type=int, default=500, help="Ctrl-C in generate")
+    parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
+    parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
+    parser.add_argument("--files", type=int, default=2000, help="hostile files")
+    given = parser.parse_args()
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    founds: list[Found] = []
+    for name in given.parts or PARTS:
+        for found in PARTS[name](given):
+            founds.append(found)
+            console.print(f"{found.part}: {found.survived} of {found.done} in {found.seconds:.0f} s")
+            for failure in found.failures[:SHOWN]:
+                console.print(f"  {failure}", style="red", markup=False)
+    console.print(table(founds))
+    sys.exit(any(found.failures or not found.done for found in founds))
+
+
+if __name__ == "__main__":
+    main()

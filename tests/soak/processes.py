@@ -1,0 +1,124 @@
+"""The command line in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache, partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "DRAFTWOOD_KERNELS": "off",
+    "DRAFTWOOD_DEBUG": "0",
+    "COLUMNS": "100",
+}
+
+
+@attrs.frozen(eq=False)
+class Started:
+    """A process of the command line, from the start of Python on."""
+
+    process: subprocess.Popen[str]
+
+    def wait_for_torch(self, seconds: float = 120) -> None:
+        """Wait until the command loads torch, which it does first of all."""
+        file = Path(f"/proc/{self.process.pid}/maps")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if not file.exists() or "libtorch" in file.read_text(errors="replace"):
+                return
+            time.sleep(0.01)
+
+
+def started(words: Sequence[object]) -> Started:
+    """Start the command line as a shell does."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, words)],
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | ENVIRONMENT,
+        # In the background Ctrl-C is ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    return Started(process)
+
+
+@attrs.frozen(eq=False)
+class Forked:
+    """A process of the command line that has torch already.
+
+    Attributes:
+        process: it.
+        said: the file of its stdout and stderr.
+    """
+
+    process: BaseProcess
+    said: Path
+
+    def finished(self, seconds: float = 300) -> tuple[int, str]:
+        """Its exit code, and all that it said."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise TimeoutError(f"It runs on after {seconds:.0f} seconds; it said: {self.said.read_text()}")
+        return self.process.exitcode, self.said.read_text(errors="replace")
+
+
+@cache
+def server() -> Any:
+    """What forks processes that have loaded all they need, and started its server."""
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.soak.preloaded"])
+    first = context.Process(target=bool)
+    first.start()
+    first.join()
+    return context
+
+
+def forked(words: Sequence[object], said: Path, *, largest: int | None = None, context: Any = None) -> Forked:
+    """Run the command line in a forked process.
+
+    Args:
+        words: its arguments.
+        said: where stdout and stderr go.
+        largest: bytes that no file it writes may exceed; the system refuses the rest.
+        context: of multiprocessing; by default a server forks, which has no threads.
+    """
+    context = context or server()
+    process = context.Process(target=_run, args=([str(word) for word in words], str(said), largest))
+    process.start()
+    return Forked(process, said)
+
+
+def _run(words: list[str], said: str, largest: int | None) -> None:
+    from draftwood_cli import main
+
+    from draftwood.apps.bench import measure
+
+    # Threads that load weights would start torch's pool anew, which fails now and then behind a fork.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    measure._SIZES = (1, 2, 4)  # fewer passes are timed
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    sys.argv = ["draftwood", *words]
+    main()

@@ -1,0 +1,46 @@
+"""A short run of every part of the soak; `make soak` runs them at length."""
+
+import multiprocessing
+
+import pytest
+import transformers
+
+from tests.soak.faults import faults
+from tests.soak.hostile import hostile
+from tests.soak.interrupts import interrupts
+from tests.soak.kills import kills
+from tests.soak.long_text import long_text
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    transformers.utils.logging.set_verbosity_error()
+
+
+def survived(found):
+    assert found.done
+    assert not found.failures, str(found)
+
+
+def test_faults_in_calls_of_all_kinds():
+    found = faults(80, per_subject=8)
+    survived(found)
+    parts = {place.split()[1].split(".")[0] for place in found.places}
+    assert {"target", "draft", "drafter", "policy", "verifier", "of"} <= parts
+
+
+def test_ctrl_c_at_random_moments():
+    survived(interrupts(40, calls=5))
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("mamba2-5m", 300), ("tiny Transformer", 600)])
+def test_a_text_keeps_no_more_than_what_happened_in_its_rounds(name, tokens):
+    survived(long_text(name, tokens, timed=False))
+
+
+def test_a_bench_that_is_killed_loses_nothing():
+    survived(kills(1, most=1, context=multiprocessing.get_context("fork")))
+
+
+def test_hostile_files():
+    survived(hostile(66))
