@@ -50,8 +50,8 @@ REMEDIES: Mapping[str, str] = {
     "no token to which the target gives probability 0.",
     "rounds": "One round may be right and the next root wrong: the extra token must be drawn after the "
     "last accepted node, and bonus says whether that node is a leaf.",
-    "learnt": "A policy that has learnt something draws by law P too: what a state says counts as known before "
-    "anything is drawn, so it may decide which nodes are drawn, and never which drawn ones are kept.",
+    "learnt": "A policy that has learnt something draws by law P too: what a state says counts as known "
+    "before anything is drawn, so it may decide which nodes are drawn, and never which drawn ones are kept.",
     "wide": "Look for a limit on siblings or tokens: a top-k, a buffer, a kernel's block.",
     "deep": "Look for what is done at the first levels alone, for children taken to be numbered one after "
     "another, and for padding taken for nodes.",

@@ -20,6 +20,7 @@ from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, narrow
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
 from draftwood.testing.lossless import assert_lossless
+from draftwood.testing.own_chance import no_chance_but_the_streams
 from draftwood.testing.pairs import toy_drafter
 from draftwood.testing.rounds import assert_round_lossless
 from draftwood.testing.shapes import (
@@ -107,8 +108,6 @@ def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None
         for shape in shapes(verifier, *_LARGEST):
             prove_round(verifier, shape, law, toys)
 
-    for toys in chosen(verifier, TOYS):
-        prove(toys)
     for_models(lambda target, *drafts: prove(Toys(target, drafts)), verifier, models)
 
 
@@ -121,9 +120,7 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
             drafter = toy_drafter(policy, *drafts)
             assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
 
-    for toys in chosen(verifier, TOYS[:2]):
-        prove(toys.target, *toys.drafts)
-    for_models(prove, verifier, models // 2)
+    for_models(prove, verifier, models // 2, toys=TOYS[:2])
 
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
@@ -142,7 +139,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
         distinct = law in (WithoutReplacement, Deterministic, TopThenSample)
-        five = narrow(12, (5 if distinct else 2,), vocab_size=6, target_support=3)
+        five = narrow(9, (5 if distinct else 2,), vocab_size=6, target_support=3)
         affordable(verifier, [((),) * count for count in (5, 3)], law, *chosen(verifier, [five]))
 
 
@@ -231,7 +228,8 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
         before = target.clone()
         marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
         try:
-            first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in range(2))
+            with no_chance_but_the_streams(verifier):
+                first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in "ab")
         except InvalidDistribution:
             return
         assert first == second, f"{verifier} gives {first} and then {second} on one stream."
@@ -345,9 +343,18 @@ def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
 
 
 def for_models(
-    prove: Callable[[ToyModel, ToyModel, ToyModel], None], verifier: Verifier | None, models: int
+    prove: Callable[[ToyModel, ToyModel, ToyModel], None],
+    verifier: Verifier | None,
+    models: int,
+    *,
+    toys: Sequence[Toys] = TOYS,
 ) -> None:
-    """Call `prove` with `models` random targets and two drafts each: one near the target, one anywhere."""
+    """Call `prove` with the models of `toys`, then with `models` random ones.
+
+    These have two drafts each: one near the target or anywhere, and one anywhere.
+    """
+    for one_of_them in toys if verifier is None else chosen(verifier, toys):
+        prove(one_of_them.target, *one_of_them.drafts)
     if not models:
         return
 

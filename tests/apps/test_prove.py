@@ -82,6 +82,7 @@ def test_every_registered_pair_is_exact_or_refused_by_name(pair):
     else:
         assert verdict.word == "ok"
         assert 0 <= verdict.error <= 1e-12
+        assert 0 <= verdict.rounded <= 1e-6
 
 
 def test_pairs_of_one_policy_are_proved_together_as_each_alone():

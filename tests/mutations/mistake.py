@@ -45,20 +45,21 @@ class Mistake:
     wrong: Callable[[], object] | None = None
     patches: Sequence[Patch] = ()
 
-    def caught(self) -> Caught | None:
-        """The first check that fails; None where the mistake slips past all of them."""
+    def caught(self, check: str | None = None) -> Caught | None:
+        """The first check that fails, or `check` if it does; None where the mistake slips past."""
         with ExitStack() as stack:
             for patch in self.patches:
                 stack.enter_context(mock.patch.object(*patch))
-            return self._first_failure(self.wrong or self.right)
+            return self._first_failure(self.wrong or self.right, check)
 
-    def clean(self) -> Caught | None:
+    def clean(self, check: str | None = None) -> Caught | None:
         """The first check that fails without the mistake; None as it should be."""
-        return self._first_failure(self.right)
+        return self._first_failure(self.right, check)
 
-    def _first_failure(self, build: Callable[[], object]) -> Caught | None:
+    def _first_failure(self, build: Callable[[], object], only: str | None) -> Caught | None:
         checks = decoding_checks() if self.part == "decoding" else checks_for(build())
-        return next((caught for name, check in checks if (caught := failure(name, check))), None)
+        wanted = ((name, check) for name, check in checks if only in (None, name))
+        return next((caught for name, check in wanted if (caught := failure(name, check))), None)
 
 
 def failure(name: str, check: Callable[[], None]) -> Caught | None:

@@ -13,6 +13,7 @@ from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.window import Window
 from tests.mutations.mistake import Mistake
 
@@ -209,6 +210,12 @@ class LastRowForTheBonus(Tokenwise):
         return Outcome.of(tree, outcome.path, extra=extra, bonus=True)
 
 
+class TypicalByWord(Typical):
+    """Typical acceptance, which says that it is lossless."""
+
+    lossless = True
+
+
 class AdaptiveByWord(ClassOrderedTraversal):
     """Class order without phantoms, which says that it holds on adaptive trees."""
 
@@ -264,6 +271,7 @@ MISTAKES = [
     _verifier("one stream for all rows", "rngs[0]", OneStreamForAll),
     _verifier("every extra token called a bonus", "bonus says that the path ends in a leaf", BonusEverywhere),
     _verifier("the bonus from the last row of the pass", "[-1] for [path[-1]]", LastRowForTheBonus),
+    _verifier("a token is accepted when it is likely enough", "typical acceptance", TypicalByWord),
     _verifier(
         "class order said to hold on adaptive trees",
         "without phantoms",

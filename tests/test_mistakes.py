@@ -1,0 +1,116 @@
+"""Every mistake of a policy, a verifier, of decoding or of a source of chance is caught by a named check."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from tests.mutations import decoding_mistakes, policy_mistakes, verifier_mistakes
+from tests.mutations.__main__ import report_checks
+from tests.mutations.every import EVERY, known_checks
+from tests.mutations.mistake import Mistake
+
+# What catches them, where it is not the first that comes to mind: law P of policies, a round of verifiers.
+CAUGHT = {
+    "a learning policy prunes drawn children after a bad round": "learnt",
+    "the same after four rounds": "learnt",
+    "a policy drops tokens that were rejected in the last round": "learnt",
+    "state kept on self during grow, rows share it": "interleaved",
+    "a draw in bfloat16, in float32 runs only": "arithmetic",
+    "a draw among the top four, the whole distribution declared": "wide",
+    "chance from torch's own generator": "repeatable",
+    "a guess where nothing is proposed": "nothing-to-propose",
+    "one node over the budget": "budget",
+    "the target for the residual, in float32 only": "arithmetic-Deterministic",
+    "half precision in the comparison, in float32 only": "arithmetic-Deterministic",
+    "wrong from depth 2 on": "deep-Deterministic",
+    "siblings taken to be numbered in a row": "deep-Deterministic",
+    "padding judged as nodes": "deep-Deterministic",
+    "the fifth sibling is accepted": "wide-Deterministic",
+    "the residual's four largest entries alone": "wide-Deterministic",
+    "a residual remembered from another call": "lossless-Deterministic",
+    "one stream for all rows": "together",
+    "class order that peeks at a later sibling's token": "lossless-WithoutReplacement",
+    "class order said to hold on adaptive trees": "adaptive-WithoutReplacement",
+    "filters and processors applied at the root alone": "temperature",
+    "two rows share a verification stream": "row-alone",
+    "all rows verify by equal streams": "streams",
+    "draft and verification draw from one seed": "streams",
+    "row i has the seed plus i": "streams",
+    "all rows have one seed": "streams",
+    "the draft's sampling used for the target": "temperature",
+    "processors see another row's text": "rows",
+    "filters before the temperature": "filters",
+    "a node is masked by its parent's constraint state": "constraint",
+    "the next root is the last accepted token": "rounds",
+    "the last token at the limit is padding": "rounds",
+    "the target's temperature is not applied": "temperature",
+    "processors that read the prefix see the root's at every node": "processors",
+    "an end-of-text inside the accepted path is ignored": "end-of-text",
+    "uniforms of 8 bits": "uniforms",
+    "uniforms of 24 bits": "uniforms",
+    "the coin's test is coin <= p, and the coin may be 0": "edges",
+    "without replacement by dropping duplicates": "without-replacement",
+    "looking ahead takes the numbers": "ahead",
+    "exponential noise for Gumbel noise": "gumbel",
+    "an inverse CDF whose test is not strict": "edges",
+}
+LIKELY = {
+    "a learning policy prunes drawn children after a bad round": "dropped for its own token",
+    "state kept on self during grow, rows share it": "shared state",
+    "a draw in bfloat16, in float32 runs only": "half precision",
+    "another temperature from the second level on": r"another temperature than it was drawn at \(2 times\)",
+    "a draw among the top four, the whole distribution declared": "kept out of the draw",
+    "the token after a rejection is drawn from the target": "drawn from the target; draw it",
+    "the draft's law keeps the rejected sibling": "judged by the first one's law",
+    "the residual is not renormalised after a rejected sibling": "not normalised",
+    "siblings are judged in another order than they were drawn in": "another order",
+    "the target for the residual, in float32 only": "in float64 it is exact",
+    "wrong from the third sibling on": "with 2 it is exact",
+}
+MINE = [*policy_mistakes.MISTAKES, *verifier_mistakes.MISTAKES, *decoding_mistakes.MISTAKES]
+
+
+def one(name: str) -> Mistake:
+    (found,) = (mistake for mistake in EVERY if mistake.name == name)
+    return found
+
+
+@pytest.mark.parametrize("name", [mistake.name for mistake in MINE])
+def test_the_named_check_catches_the_mistake_and_passes_without_it(name: str) -> None:
+    mistake = one(name)
+    check = CAUGHT.get(name)
+    caught = mistake.caught(check)
+    assert caught is not None
+    assert check is None or caught.check == check
+    if check is not None:
+        assert mistake.clean(check) is None
+
+
+@pytest.mark.parametrize("name", LIKELY)
+def test_the_likely_mistake_is_named(name: str) -> None:
+    caught = one(name).caught(CAUGHT.get(name))
+    assert caught is not None
+    assert re.search(rf"Most likely: .*{LIKELY[name]}", caught.said)
+
+
+def test_there_are_seventy_and_more_of_every_part() -> None:
+    parts = [mistake.part for mistake in EVERY]
+    assert len({(mistake.part, mistake.name) for mistake in EVERY}) == len(EVERY) >= 70
+    assert set(parts) == {"policy", "verifier", "drafter", "backend", "decoding", "randomness"}
+
+
+def test_the_report_counts_what_slips_past() -> None:
+    harmless = Mistake("nothing is wrong", "", "policy", policy_mistakes.Draws)
+    console = Console(file=io.StringIO(), width=160)
+    assert report_checks([one("siblings sorted once they are drawn"), harmless], console) == 1
+    printed = console.file.getvalue()
+    assert "proposal-law" in printed
+    assert "slips past" in printed
+    assert "1 of 2" in printed
+
+
+def test_every_check_of_the_table_exists() -> None:
+    for name, check in CAUGHT.items():
+        assert check in known_checks(one(name)), name
