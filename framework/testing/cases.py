@@ -6,7 +6,7 @@ err the most. Half of the mistakes took part; the other half shows what the choi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -84,15 +84,15 @@ def toys(
 
 
 TOYS: tuple[Toys, ...] = (
-    toys(1),
-    toys(2, target=3.0, draft=0.5),
-    toys(3, target=0.7, draft=3.0),
+    toys(8),
+    toys(8, target=3.0, draft=0.5),
     toys(4, mix=0.6),
-    toys(5, target=6.0, target_sparsity=0.4, draft_sparsity=0.4),
+    toys(2, mix=0.999),
+    toys(1, target=6.0, target_sparsity=0.4, draft_sparsity=0.4),
 )
-"""Moderate, sharp over flat, flat over sharp, a draft near its target, zeros and one-hot in both."""
+"""Moderate, sharp over flat, drafts near their targets, zeros and one-hot in both."""
 
-WIDE: tuple[Toys, ...] = (toys(7, vocab_size=8, target=2.0, draft=1.5),)
+WIDE: tuple[Toys, ...] = (toys(11, vocab_size=8, target=2.0, draft=1.5),)
 """Over eight tokens."""
 
 
@@ -116,3 +116,35 @@ def narrow(
 
     target = model(0, 1.5, (target_support or vocab_size,))
     return Toys(target, tuple(model(1 + which, 1.0, supports) for which in range(drafters)))
+
+
+def bigram(seed: int) -> Toys:
+    """Toys over two tokens whose drafts look at the last one alone, so that many nodes have one law."""
+    drafts = tuple(ToyModel(2, seed=10 * seed + 1 + which, sharpness=1.0, order=1) for which in range(2))
+    return Toys(ToyModel(2, seed=10 * seed), drafts)
+
+
+@attrs.frozen(eq=False)
+class Few(ToyModel):
+    """A model over many tokens that leaves three of them open at the root, and one behind it.
+
+    Attributes:
+        chances: of the tokens at the root.
+        start: length of the text at the root.
+    """
+
+    chances: Mapping[int, float] = attrs.field(kw_only=True)
+    start: int = attrs.field(default=1, kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        p = torch.zeros(self.vocab_size, dtype=torch.float64)
+        for token, chance in self.chances.items() if len(text) <= self.start else [(70_000, 1.0)]:
+            p[token] = chance
+        return p.log().to(self.dtype)
+
+
+def large(start: int = 1) -> Toys:
+    """Toys over 131,072 tokens of which a few are open, beyond what 16 bits count."""
+    target = Few(2**17, chances={7: 0.3, 40_000: 0.5, 131_071: 0.2}, start=start)
+    draft = Few(2**17, chances={7: 0.4, 40_000: 0.3, 90_000: 0.3}, start=start)
+    return Toys(target, (draft, draft))

@@ -20,6 +20,7 @@ from draftwood import registry
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder
 from draftwood.generation import Generation
+from draftwood.randomness import Streams, UniformRandomness, row_seeds
 from draftwood.sampling import SamplingParams
 from draftwood.testing.arithmetic import EXACT
 from draftwood.testing.broken import LawBroken
@@ -48,6 +49,7 @@ def decoding_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """
     checks = (
         check_rounds,
+        check_greedy,
         check_temperature,
         check_filters,
         check_processors,
@@ -56,6 +58,7 @@ def decoding_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         check_end_of_text,
         check_rows,
         check_row_alone,
+        check_seeds,
         check_streams,
     )
     for check in checks:
@@ -77,6 +80,14 @@ def check_rounds() -> None:
     """A text of several rounds has the target's law: each goes on from where the one before ended."""
     for place in (_PAIR, _ADAPTIVE, _ONE):
         _prove(place, SamplingParams(1.0), tokens=3, models=_BINARY)
+
+
+def check_greedy() -> None:
+    """At temperature 0 the most likely token comes, the first one of those that tie."""
+    ties = Constant(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
+    for target, draft in ((TARGET, DRAFT), (ties, ToyModel(4, seed=3))):
+        for place in (_CHAIN, _PAIR, _ADAPTIVE):
+            _prove(place, SamplingParams(0.0), tokens=4, probs=_first_best, models=(target, draft))
 
 
 def check_temperature() -> None:
@@ -149,6 +160,24 @@ def check_row_alone() -> None:
                     f"with the same seed {seed}.",
                     likely="rows share a stream, or a row's state is another row's.",
                 )
+
+
+def check_seeds() -> None:
+    """Whatever the seeds, no two streams have a number in common."""
+    seeds = [*range(64), *row_seeds(0, 32)[1:], *row_seeds(1, 32)[1:]]
+    owners: dict[float, str] = {}
+    for seed in seeds:
+        streams = Streams.seeded(seed)
+        for name, rng in (("draft", streams.draft), ("verification", streams.verify)):
+            if not isinstance(rng, UniformRandomness):
+                continue
+            for u in rng.uniforms(32).tolist():
+                owner = f"the {name} stream of seed {seed}"
+                if owners.setdefault(u, owner) != owner:
+                    raise LawBroken(
+                        f"{owners[u]} and {owner} both hold {u!r}.",
+                        likely="two streams are seeded alike; spawn them from one seed.",
+                    )
 
 
 def check_streams() -> None:
@@ -279,6 +308,10 @@ def _by(sampling: SamplingParams) -> NextToken:
         return p
 
     return probs
+
+
+def _first_best(text: list[int], logits: Tensor) -> Tensor:
+    return torch.zeros_like(logits).index_fill_(0, logits.argmax(), 1)
 
 
 def _without(p: Tensor, dropped: Tensor) -> Tensor:

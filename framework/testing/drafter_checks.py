@@ -13,6 +13,7 @@ from draftwood.testing.broken import LawBroken
 from draftwood.testing.diagnosis import Node, difference
 from draftwood.testing.drafter_mirror import DrafterMirror
 from draftwood.testing.oracles import LogitsAfter, oracle_of
+from draftwood.testing.own_chance import no_chance_but_the_streams
 
 ROUNDS = 14
 """Of the check `many-rounds`, in which a row grows by six tokens at most."""
@@ -128,7 +129,8 @@ def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int)
 
 def check_deterministic(drafter: Drafter, models: int) -> None:
     """The same calls give the same logits, so that a seed gives one text."""
-    first = _rounds(drafter, seed=1, rounds=3).answers
+    with no_chance_but_the_streams(f"{type(drafter).__name__}, as the rounds go,"):
+        first = _rounds(drafter, seed=1, rounds=3).answers
     for one, other in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
         if (off := difference(one.found, other.found)) > 0:
             raise LawBroken(

@@ -18,6 +18,9 @@ MOST_QUESTIONS = 10_000
 """Questions of chance that one run may ask; no toy case comes near."""
 
 
+_LARGE = 64
+
+
 class BudgetExceeded(DraftwoodError):
     """A case has more random outcomes than the enumeration was allowed to visit."""
 
@@ -62,14 +65,17 @@ class Enumerator(Randomness):
 
     def choose(self, p: Tensor) -> int:
         self._count()
-        chances = p.tolist()
+        # Over a large vocabulary few tokens are open, or there would be no end of outcomes.
+        live = p.nonzero().flatten() if len(p) > _LARGE else None
+        support = range(len(p)) if live is None else live.tolist()
+        chances = (p if live is None else p[live]).tolist()
         total = sum(chances)
         if not 0 < total < float("inf") or min(chances) < 0:
             raise InvalidDistribution(
                 f"Cannot draw from the weights {chances}; they must be >= 0 with a finite sum above 0."
             )
-        support = [token for token, chance in enumerate(chances) if chance]
-        return support[self._branch([chances[token] / total for token in support])]
+        open_tokens = [place for place, chance in enumerate(chances) if chance]
+        return support[open_tokens[self._branch([chances[place] / total for place in open_tokens])]]
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.double().clone()

@@ -255,6 +255,7 @@ def assert_lossless(
     temperature: float = 1.0,
     rounds: int | None = None,
     budget: int = 100_000,
+    trees: Sequence[WeightedTree] | None = None,
     tolerance: float | None = None,
 ) -> JointLaw:
     """Prove that the pair emits the target's law; takes what `joint_law` takes.
@@ -279,6 +280,7 @@ def assert_lossless(
         temperature=temperature,
         rounds=rounds,
         budget=budget,
+        trees=trees,
     )
     if found.fault:
         raise LawBroken(found.fault)

@@ -14,21 +14,35 @@ from draftwood.testing.broken import LawBroken
 
 @contextmanager
 def no_chance_but_the_streams(who: object) -> Iterator[None]:
-    """Raise `LawBroken` after the block if it drew from torch's, numpy's or Python's own generator."""
-    before = _states()
-    yield
-    for name, state in _states().items():
+    """Raise `LawBroken` after the block if it drew from a generator of the process, or seeded one.
+
+    Those are torch's, numpy's and Python's; in the end they are as they were.
+    """
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        # Somewhere where no seed leads.
+        torch.rand(7)
+        np.random.random(7)
+        random.random()
+        before = _states()
+        yield
+        after = _states()
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
+    for name, state in after.items():
         if state != before[name]:
             raise LawBroken(
-                f"{who} draws from {name}.",
+                f"{who} draws from {name}, or seeds it.",
                 likely="chance of its own: take all of it from rng, so that a row's seed decides and the law "
                 "can be proved.",
             )
 
 
-def _states() -> dict[str, bytes | str]:
+def _states() -> dict[str, object]:
     return {
         "torch's own generator": torch.get_rng_state().numpy().tobytes(),
         "numpy's own generator": str(np.random.get_state(legacy=False)["state"]),
-        "Python's own generator": str(hash(random.getstate())),
+        "Python's own generator": random.getstate(),
     }

@@ -12,8 +12,9 @@ import torch
 from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
+from draftwood.testing.block_efficiency import drawn_trees
 from draftwood.testing.broken import LawBroken
-from draftwood.testing.cases import TOYS, VOCAB, Toys, narrow
+from draftwood.testing.cases import TOYS, VOCAB, Toys, bigram, large, narrow
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.interleaved import assert_rows_apart
 from draftwood.testing.lossless import assert_lossless
@@ -72,9 +73,10 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
 
 
 def check_wide(policy: TreePolicy, models: int) -> None:
-    """The same over eight tokens, at the root and below it."""
+    """The same over eight tokens, at the root and below it, and over many."""
     for supports in ((8, 1), (1, 8, 1)):
         prove_law(policy, narrow(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
+    prove_law(policy, large(len(PROMPT)))
 
 
 def check_arithmetic(policy: TreePolicy, models: int) -> None:
@@ -90,11 +92,27 @@ def prove_law(policy: TreePolicy, toys: Toys) -> None:
 
 
 def check_lossless(policy: TreePolicy, models: int) -> None:
-    """With recursive rejection the emitted tokens have the target's law."""
-    verifier = registry.create("verifiers", "recursive-rejection")
-    for toys in TOYS[:2]:
+    """With recursive rejection, and with traversal, the emitted tokens have the target's law.
+
+    Law P speaks of siblings and paths. Here nodes that are neither may betray each other, as where two
+    branches share a draw: also over drafts that look at one token, which say the same in many places.
+    """
+    for toys, prompt, tokens in ((TOYS[0], PROMPT, 3), (TOYS[1], PROMPT, 3), (bigram(2), (1, 0, 1), 4)):
         drafter = toy_drafter(policy, *toys.drafts)
-        assert_lossless(policy, verifier, target=toys.target, drafter=drafter, prompt=PROMPT, rounds=1)
+        trees = drawn_trees(policy, drafter, prompt=prompt)
+        for name in ("recursive-rejection", "traversal"):
+            verifier = registry.create("verifiers", name)
+            if fits(policy, verifier):
+                assert_lossless(
+                    policy,
+                    verifier,
+                    target=toys.target,
+                    drafter=drafter,
+                    prompt=prompt,
+                    tokens=tokens,
+                    rounds=1,
+                    trees=trees,
+                )
 
 
 def check_budget(policy: TreePolicy, models: int) -> None:

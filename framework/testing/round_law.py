@@ -53,8 +53,12 @@ def furthest(
     for text in sorted(longer_than, key=len):
         # Rounds that ended at or before `text`; the target takes over from there.
         left = found[text] - longer_than[text]
-        row = target.probs([*prompt, *text], temperature).tolist()
-        for token, p in enumerate(row):
+        row = target.probs([*prompt, *text], temperature)
+        emitted_here = [
+            longer[-1] for longer in at_least if len(longer) == len(text) + 1 and longer[:-1] == text
+        ]
+        for token in sorted({*row.nonzero().flatten().tolist(), *emitted_here}):
+            p = float(row[token])
             longer = (*text, token)
             found[longer] = at_least.get(longer, 0.0) + left * p
             wanted[longer] = wanted[text] * p

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 import torch
@@ -16,7 +15,7 @@ from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Deterministic, PerChild, Proposal, TopThenSample, WithoutReplacement
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
-from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, narrow
+from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, large, narrow
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
 from draftwood.testing.lossless import assert_lossless
@@ -46,7 +45,7 @@ _LARGEST = (
 )
 """Shapes that hold all smaller ones."""
 
-_MOST = 1200
+_MOST = 800
 """Outcomes of one case, where a smaller one would do."""
 
 CORNERS: dict[str, tuple[list[float], list[float]]] = {
@@ -126,21 +125,28 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The same down to depth 4, whatever the order in which nodes are numbered, and with padding behind."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
-    (toys,) = chosen(verifier, [narrow(11, (3, 3, 2, 2), drafters=2)])
+    (toys,) = chosen(verifier, [narrow(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where the chain is too much beside a leaf, it is proved alone.
-        affordable(verifier, [shape, *DEEP_CHAINS.values()], law, toys, depth_first=True, padding=2)
+        cases = [(one, toys) for one in (shape, *DEEP_CHAINS.values())]
+        affordable(verifier, cases, law, depth_first=True, padding=2)
 
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The same over eight tokens, and with five siblings."""
+    """The same over eight tokens, over many, and with five siblings."""
     (wide,) = chosen(verifier, WIDE)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
+    (many,) = chosen(verifier, [large()])
+    prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
         distinct = law in (WithoutReplacement, Deterministic, TopThenSample)
-        five = narrow(9, (5 if distinct else 2,), vocab_size=6, target_support=3)
-        affordable(verifier, [((),) * count for count in (5, 3)], law, *chosen(verifier, [five]))
+        cases = []
+        for siblings in (5, 3):
+            open_tokens = siblings if distinct else 2
+            (toys,) = chosen(verifier, [narrow(6, (open_tokens,), vocab_size=6, target_support=3)])
+            cases.append((((),) * siblings, toys))
+        affordable(verifier, cases, law)
 
 
 def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> None:
@@ -256,10 +262,9 @@ def check_together(verifier: Verifier, models: int) -> None:
             torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))]).to(dtype)
             for tree in trees
         ]
-        alone, together = (
-            [TapeRandomness(TorchRandomness.seeded(seed + row).uniforms(1000)) for row in range(len(trees))]
-            for _ in range(2)
-        )
+        # Several samples of one prompt: an equal row has draws of its own all the same.
+        trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
+        alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
         try:
             wanted = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
         except InvalidDistribution:
@@ -299,17 +304,23 @@ def prove_round(
 
 
 def affordable(
-    verifier: Verifier, shapes: Sequence[Shape], law: type[Proposal], toys: Toys, **numbered: Any
+    verifier: Verifier,
+    cases: Sequence[tuple[Shape, Toys]],
+    law: type[Proposal],
+    *,
+    depth_first: bool = False,
+    padding: int = 0,
 ) -> None:
-    """Prove the first of `shapes` whose outcomes are few enough for a check that others wait for."""
-    *larger, last = shapes
-    for shape in larger:
+    """Prove the first of `cases` whose outcomes are few enough for a check that others wait for."""
+    for number, (shape, toys) in enumerate(cases, start=1):
+        budget = _MOST if number < len(cases) else 100_000
         try:
-            prove_round(verifier, shape, law, toys, budget=_MOST, **numbered)
+            prove_round(verifier, shape, law, toys, depth_first=depth_first, padding=padding, budget=budget)
         except BudgetExceeded:
+            if number == len(cases):
+                raise
             continue
         return
-    prove_round(verifier, last, law, toys, **numbered)
 
 
 def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
@@ -317,6 +328,10 @@ def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
     if not verifier.greedy:
         return list(toys)
     return [Toys(attrs.evolve(one.target, sparsity=1.0), one.drafts) for one in toys]
+
+
+def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
+    return [TapeRandomness(TorchRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:

@@ -19,6 +19,9 @@ from draftwood.tree import TokenTree
 SECONDS = 10.0
 """What one verification of a toy tree may take; it needs less than a thousandth."""
 
+_SHOWN = 16
+"""Probabilities of one distribution that a message shows."""
+
 
 @attrs.define(eq=False)
 class Watched(Verifier):
@@ -139,8 +142,11 @@ def drawn_as_text(
 
 
 def numbers(p: Tensor) -> str:
-    """A distribution in short."""
-    return "[" + " ".join(f"{x:.4g}" for x in p.tolist()) + "]"
+    """A distribution in short; of a large vocabulary the tokens that have something."""
+    if len(p) <= _SHOWN:
+        return "[" + " ".join(f"{x:.4g}" for x in p.tolist()) + "]"
+    live = p.nonzero().flatten()[:_SHOWN].tolist()
+    return "{" + ", ".join(f"{token}: {float(p[token]):.4g}" for token in live) + "}"
 
 
 @contextmanager

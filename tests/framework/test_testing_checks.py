@@ -148,7 +148,7 @@ class Wasteful(FirstChildren):
         (Forgets(), "repeatable", "writes to the target's probabilities"),
         (Elsewhere(), "bad-input", "no path from the root|names the tokens"),
         (NoLaws(), "declaration", "laws is"),
-        (Wandering(), "repeatable", "on one stream"),
+        (Wandering(), "repeatable", "draws from torch's own generator"),
         (Divides(), "bad-input", r"raises \(ZeroDivisionError"),
         (FirstStream(), "together", "draws for row"),
         (Backwards(), "together", "and judged alone"),

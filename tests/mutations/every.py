@@ -9,7 +9,14 @@ from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedT
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import checks_for
 from draftwood.testing.decoding_checks import decoding_checks
-from tests.mutations import backends, decoding_mistakes, drafters, policy_mistakes, verifier_mistakes
+from tests.mutations import (
+    backends,
+    decoding_mistakes,
+    drafters,
+    policy_mistakes,
+    second_reader,
+    verifier_mistakes,
+)
 from tests.mutations.case import Mutation
 from tests.mutations.mistake import Mistake
 from tests.mutations.suite import MUTATIONS
@@ -42,6 +49,7 @@ EVERY: list[Mistake] = [
     *decoding_mistakes.MISTAKES,
     *backends.MISTAKES,
     *drafters.MISTAKES,
+    *second_reader.MISTAKES,
 ]
 
 

@@ -43,7 +43,7 @@ KINDS: list[Kind] = [
         SMALL,
     ),
     ("eight tokens", lambda seed: toys(seed, vocab_size=8, target=2.0, draft=1.5), [BRANCHING["two"]]),
-    ("deep", lambda seed: narrow(seed, (3, 3, 2, 2), drafters=2), list(DEEP.values())),
+    ("deep", lambda seed: narrow(seed, (3, 2, 2, 2), drafters=2), list(DEEP.values())),
     ("five siblings", lambda seed: narrow(seed, (5,), vocab_size=6, target_support=3), FIVE),
 ]
 

@@ -360,8 +360,8 @@ MISTAKES: list[Mistake] = [
         "three times over. Whether the node exists then depends on its own token. Chain of 6, toy models of"
         " 2 tokens, 7 tokens, one round: off by 7.6e-4 to 8.5e-3 (4 pairs); chains of 4 are right.",
         "policy",
-        LoopGuard,
-        LoopDropped,
+        lambda: LoopGuard(6),
+        lambda: LoopDropped(6),
     ),
     Mistake(
         "nodes of one distribution share their draws",
