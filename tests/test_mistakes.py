@@ -67,7 +67,7 @@ LIKELY = {
     "the residual is not renormalised after a rejected sibling": "not normalised",
     "siblings are judged in another order than they were drawn in": "another order",
     "the target for the residual, in float32 only": "in float64 it is exact",
-    "wrong from the third sibling on": "with 2 it is exact",
+    "wrong from the third sibling on": "judged by the first one's law",
 }
 MINE = [*policy_mistakes.MISTAKES, *verifier_mistakes.MISTAKES, *decoding_mistakes.MISTAKES]
 

@@ -36,6 +36,17 @@ class Narrow(ToyModel):
         return logits.index_fill(0, dropped, -torch.inf)
 
 
+@attrs.frozen(eq=False)
+class OneHot(ToyModel):
+    """The most likely token of `model` is certain in every context: what temperature 0 makes of it."""
+
+    model: ToyModel = attrs.field(kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        logits = self.model.logits(text)
+        return torch.full_like(logits, -torch.inf).index_fill(0, logits.argmax(), 0).to(self.dtype)
+
+
 @attrs.frozen
 class Toys:
     """A target and the models that draft for it; policies of several drafters ask them one after another."""
@@ -46,6 +57,11 @@ class Toys:
     @property
     def draft(self) -> ToyModel:
         return self.drafts[0]
+
+    @property
+    def at_zero(self) -> Toys:
+        """The same with the target at temperature 0."""
+        return Toys(OneHot(self.target.vocab_size, model=self.target), self.drafts)
 
     def of(self, dtype: torch.dtype) -> Toys:
         """The same models with logits of `dtype`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import attrs
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -325,9 +324,7 @@ def affordable(
 
 def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
     """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
-    if not verifier.greedy:
-        return list(toys)
-    return [Toys(attrs.evolve(one.target, sparsity=1.0), one.drafts) for one in toys]
+    return [one.at_zero for one in toys] if verifier.greedy else list(toys)
 
 
 def _tapes(seed: int, rows: int) -> list[TapeRandomness]:

@@ -153,8 +153,8 @@ def mine(own_module):
 def test_a_policy_of_ones_own_passes_on_small_trees(draftwood, mine):
     result = draftwood("check", "mine:Star", "--models", 2)
     assert result.exit_code == 0, result.output
-    assert "Star(branching=2, wide=False), a tree policy: 8 checks." in result.stdout
-    assert "All 8 checks passed." in result.stdout
+    assert "Star(branching=2, wide=False), a tree policy: 10 checks." in result.stdout
+    assert "All 10 checks passed." in result.stdout
 
 
 def test_options_reach_the_class_as_what_they_are(mine):
@@ -177,7 +177,7 @@ def test_a_mistake_is_explained_and_the_exit_code_is_1(draftwood, mine):
         "FAILS     lossless-WithReplacement",
         "ok        declaration",
         "The emitted tokens have the target's law on trees of several small shapes.",
-        "is biased: tokens (",
+        "is biased on trees drawn by WithReplacement: tokens (",
         "it draws from the target instead of the residual max(target - draft, 0)",
         "checks failed.",
     ):
@@ -190,14 +190,14 @@ def test_each_cause_is_told_once_and_the_first_one_first(draftwood, mine):
     told = drops.partition("\n\n")[2]
     assert told.startswith("proposal-law: Law P: ")
     assert told.count("Usual causes") == 1
-    assert "\nMost likely for the same cause: lossless.\n" in told
+    assert "\nMost likely for the same cause: wide, arithmetic, lossless.\n" in told
     assert "fails the check" not in drops
     raises = draftwood("check", "wrong:Raises", "--models", 2).stdout
     told = raises.partition("\n\n")[2]
     assert told.count("boom") == 1
     assert "\nMend this first: RuntimeError in wrong.py, line 27.\n" in told
     assert "rounds" in told.partition("Most likely for the same cause: ")[2]
-    assert "7 of 8 checks failed." in raises
+    assert "10 of 11 checks failed." in raises
 
 
 def test_two_causes_are_both_told(draftwood, mine):

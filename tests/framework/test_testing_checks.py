@@ -58,7 +58,8 @@ def test_a_third_partys_mistake_is_named_with_sequence_tree_and_laws():
     message = str(raised.value)
     assert "TargetAgain fails the check 'lossless-" in message
     for part in (
-        "is biased: tokens (",
+        "is biased on trees drawn by",
+        ": tokens (",
         "and should have",
         "off by",
         "target [",
