@@ -9,6 +9,7 @@ from draftwood.testing.block_efficiency import (
 )
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
+from draftwood.testing.decoding_checks import decoding_checks
 from draftwood.testing.engines import sglang_sampler, transformers_sampler, vllm_sampler
 from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate, split_uniforms
@@ -35,6 +36,7 @@ __all__ = [
     "assert_proposal_law",
     "check_strategy",
     "checks_for",
+    "decoding_checks",
     "drawn_trees",
     "enumerate_outcomes",
     "expected_tokens",
