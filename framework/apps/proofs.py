@@ -336,7 +336,7 @@ def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Dr
         return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
     known = so_far.error if toys.exact else so_far.rounded
     worst = error if known is None else max(known, error)
-    after = attrs.evolve(so_far, **{"error" if toys.exact else "rounded": worst})
+    after = attrs.evolve(so_far, error=worst) if toys.exact else attrs.evolve(so_far, rounded=worst)
     if why:
         return attrs.evolve(after, word="fails" if error <= rounding(toys.dtype) else "biased", why=why)
     return after

@@ -78,8 +78,10 @@ def pasts(
 
 
 def _memory(policy: TreePolicy) -> int:
-    fields = attrs.asdict(policy, recurse=False) if attrs.has(type(policy)) else vars(policy)
-    numbers = [value for value in fields.values() if isinstance(value, int)]
+    kind = type(policy)
+    names = [field.name for field in attrs.fields(kind)] if attrs.has(kind) else list(vars(policy))
+    values = [getattr(policy, name, None) for name in names]
+    numbers = [value for value in values if isinstance(value, int)]
     return min(max(ROUNDS, *(2 * number for number in numbers), 0), MOST_ROUNDS)
 
 

@@ -56,7 +56,7 @@ def check_without_replacement(rng: Randomness, models: int) -> None:
     """`without_replacement(p, k)` draws one after another, each by what the earlier ones leave."""
     rng = copy.deepcopy(rng)
     p = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
-    orders = {}
+    orders: dict[tuple[int, ...], float] = {}
     for first, second in ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)):
         orders[first, second] = float(p[first] * p[second] / (1 - p[first]))
     drawn = [tuple(rng.without_replacement(p, 2)) for _ in range(_DRAWS)]
@@ -100,13 +100,13 @@ def check_edges(rng: UniformRandomness, models: int) -> None:
                     likely="the cumulative weights are searched with a test that is not strict.",
                 )
     # The interval of each token is as long as its weight: exactly, for weights in eighths.
-    law = torch.tensor([3.0, 0.0, 1.0, 4.0], dtype=torch.float64) / 8
-    drawn = torch.tensor([_At(rng, k / 64).choose(law) for k in range(64)])
-    found = torch.bincount(drawn, minlength=len(law)) / 64
-    if not torch.equal(found, law):
+    weights = torch.tensor([3.0, 0.0, 1.0, 4.0], dtype=torch.float64) / 8
+    drawn = torch.tensor([_At(rng, k / 64).choose(weights) for k in range(64)])
+    found = torch.bincount(drawn, minlength=len(weights)) / 64
+    if not torch.equal(found.double(), weights):
         raise LawBroken(
-            f"choose({law.tolist()}) gives the tokens to parts {found.tolist()} of the unit interval.",
-            error=float((found - law).abs().max()),
+            f"choose({weights.tolist()}) gives the tokens to parts {found.tolist()} of the unit interval.",
+            error=float((found - weights).abs().max()),
         )
 
 
@@ -151,10 +151,10 @@ class _At(UniformRandomness):
         return self.uniforms(n)
 
     def accept(self, p: float) -> bool:
-        return type(self.rng).accept(self, p)  # type: ignore[arg-type]
+        return type(self.rng).accept(self, p)
 
     def choose(self, p: Tensor) -> int:
-        return type(self.rng).choose(self, p)  # type: ignore[arg-type]
+        return type(self.rng).choose(self, p)
 
 
 def _counts(what: str, drawn: Tensor, weights: Tensor) -> None:
