@@ -21,6 +21,7 @@ CAUGHT = {
     "a draw among the top four, the whole distribution declared": "wide",
     "chance from torch's own generator": "repeatable",
     "a guess where nothing is proposed": "nothing-to-propose",
+    "unlikely tokens dropped from the third level on": "deep",
     "one node over the budget": "budget",
     "the target for the residual, in float32 only": "arithmetic-Deterministic",
     "half precision in the comparison, in float32 only": "arithmetic-Deterministic",

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import attrs
 import torch
 
 from draftwood import registry
@@ -28,6 +29,8 @@ from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)
 
+_DEEPER = {"length": 4, "depth": 4, "budget": 6}
+
 
 def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
     """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
@@ -38,6 +41,8 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
     yield "proposal-law", partial(check_proposal_law, policy)
     if policy.learns:
         yield "learnt", partial(check_learnt, policy)
+    if (larger := deeper(policy)) is not None:
+        yield "deep", partial(check_deep, larger)
     yield "wide", partial(check_wide, policy)
     yield "arithmetic", partial(check_arithmetic, policy)
     if fits(policy, registry.create("verifiers", "recursive-rejection")):
@@ -70,6 +75,29 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
                 raise LawBroken(
                     f"After {learnt.past} it knows {learnt.state}, and then: {broken}", error=broken.error
                 ) from broken
+
+
+def check_deep(policy: TreePolicy, models: int) -> None:
+    """The same down to four levels, over drafts that leave few tokens open."""
+    for supports in ((2, 1, 2, 1), (1, 2, 1, 2)):
+        prove_law(policy, narrow(22, supports, start=len(PROMPT), drafters=2))
+
+
+def deeper(policy: TreePolicy) -> TreePolicy | None:
+    """The policy with its depth, length and budget raised; None where it has none to raise."""
+    if not attrs.has(type(policy)):
+        return None
+    raised = {
+        name: least
+        for name, least in _DEEPER.items()
+        if isinstance(value := getattr(policy, name, None), int) and value < least
+    }
+    if not {"depth", "length"} & set(raised):
+        return None
+    try:
+        return attrs.evolve(policy, **raised)
+    except Exception:  # these settings do not go together
+        return None
 
 
 def check_wide(policy: TreePolicy, models: int) -> None:

@@ -283,6 +283,22 @@ class WarmBelow(TreePolicy):
 
 
 @attrs.frozen
+class LevelsDropped(TreePolicy):
+    """From the third level on, drops a drawn token that is unlikely."""
+
+    length: int = 2
+    laws = WITHOUT
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = yield from Chain(self.length).grow(root, rng)
+        tokens = tree.tokens.tolist()
+        for node in range(3, len(tree)):
+            if float(tree.proposals[node - 1].marginal(0)[tokens[node]]) < 0.5:
+                return tree.truncated(node - 1)
+        return tree
+
+
+@attrs.frozen
 class GuessesSilently(TreePolicy):
     """Where the drafter has nothing to propose it takes token 0 and names the empty distribution."""
 
@@ -392,6 +408,13 @@ MISTAKES = [
         "policy",
         lambda: Chain(3),
         WarmBelow,
+    ),
+    Mistake(
+        "unlikely tokens dropped from the third level on",
+        "trees of two levels, as tests have them, are right",
+        "policy",
+        lambda: Chain(2),
+        LevelsDropped,
     ),
     Mistake("a guess where nothing is proposed", "token 0", "policy", lambda: Chain(1), GuessesSilently),
     Mistake("one node over the budget", "the root counted", "policy", lambda: FixedTree(1, 2, 2), OneOver),
