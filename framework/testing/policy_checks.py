@@ -29,7 +29,8 @@ from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)
 
-_DEEPER = {"length": 4, "depth": 4, "budget": 6}
+_DEEPER = {"length": 4, "depth": 4, "budget": 6, "branching": 1, "paths": 1, "width": 1}
+"""Settings that make a policy's trees deep, and keep them few."""
 
 
 def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
@@ -84,18 +85,14 @@ def check_deep(policy: TreePolicy, models: int) -> None:
 
 
 def deeper(policy: TreePolicy) -> TreePolicy | None:
-    """The policy with its depth, length and budget raised; None where it has none to raise."""
+    """The policy with long and narrow trees; None where it has no depth or length to raise."""
     if not attrs.has(type(policy)):
         return None
-    raised = {
-        name: least
-        for name, least in _DEEPER.items()
-        if isinstance(value := getattr(policy, name, None), int) and value < least
-    }
-    if not {"depth", "length"} & set(raised):
+    own = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
+    if not {"depth", "length"} & set(own):
         return None
     try:
-        return attrs.evolve(policy, **raised)
+        return attrs.evolve(policy, **own)
     except Exception:  # these settings do not go together
         return None
 
