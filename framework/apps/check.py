@@ -136,7 +136,7 @@ def check(
         typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
     ] = None,
 ) -> None:
-    """Check a policy, verifier, drafter, backend or source of chance of your own.
+    """Check a strategy, backend or source of chance of your own.
 
     Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
     Policies and verifiers are proved: every random outcome on small random models is visited. Backends and

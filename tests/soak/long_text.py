@@ -148,7 +148,8 @@ def _sample(length: int, rounds: int, backends: Sequence[Any]) -> Sample:
     arenas = [arena for backend in backends for arena in backend._cache._arenas]
     caches = {arena.untyped_storage().data_ptr(): arena.untyped_storage().nbytes() for arena in arenas}
     objects = gc.get_objects()
-    tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
+    # Fake and functional tensors of torch.compile, which other code may have left, have no memory.
+    tensors = [one for one in objects if type(one) in (torch.Tensor, torch.nn.Parameter)]
     storages = {}
     for one in tensors:
         if one.device.type == "cpu":

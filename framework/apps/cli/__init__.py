@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("draftwood.apps.index", "Index text for the retrieval drafter."),
     "strategies": ("draftwood.apps.strategies", "List what is installed, or show one strategy in full."),
     "prove": ("draftwood.apps.prove", "Prove that verifiers keep the target's law on policies' trees."),
-    "check": ("draftwood.apps.check", "Check a policy, verifier, drafter or backend of your own."),
+    "check": ("draftwood.apps.check", "Check a strategy, backend or source of chance of your own."),
 }
 """Module and first line of help of every command; the function has the command's name."""
 
