@@ -92,7 +92,7 @@ def deeper(policy: TreePolicy) -> TreePolicy | None:
     if not {"depth", "length"} & set(own):
         return None
     try:
-        return attrs.evolve(policy, **own)
+        return attrs.evolve(policy, **own)  # type: ignore[misc]
     except Exception:  # these settings do not go together
         return None
 
