@@ -53,7 +53,7 @@ thorough: .venv/.ready-test
 	  --draftwood-profile=thorough tests/framework tests/strategies
 
 soak: .venv/.ready-test
-	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 20 minutes on two cores."
+	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 25 minutes on two cores."
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 DRAFTWOOD_KERNELS=off \
 	  .venv/bin/python -m tests.soak $(ARGS)
 

@@ -62,7 +62,7 @@ def checks_for(
         strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
         models: random toy models, or sequences of calls, that a check tries beside the chosen ones.
-            Default: what `--draftwood-models` says, else 2.
+            Default: what `--draftwood-models` says, else 2; a backend gets 20 sequences at least.
         oracle: what a backend or drafter is compared with, next-token logits `[vocab]` after a list of
             tokens, computed without its help. Default: what its `model` says. A backend needs one of them.
 

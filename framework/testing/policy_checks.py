@@ -66,20 +66,20 @@ def check_proposal_law(policy: TreePolicy, models: int) -> None:
 
 
 def check_learnt(policy: TreePolicy, models: int) -> None:
-    """The same after whatever the policy may have learnt, in pasts as long as its memory."""
+    """Law P holds after whatever the policy may have learnt, in pasts as long as its memory."""
     for toys in TOYS[:2]:
         drafter = toy_drafter(policy, *toys.drafts)
         for learnt in pasts(policy, drafter, prompt=PROMPT):
             try:
                 assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
             except LawBroken as broken:
-                raise LawBroken(
-                    f"After {learnt.past} it knows {learnt.state}, and then: {broken}", error=broken.error
-                ) from broken
+                after = LawBroken(f"After {learnt.past} it knows {learnt.state}, and then: {broken}")
+                after.error, after.likely = broken.error, broken.likely  # its sentence stands there already
+                raise after from broken
 
 
 def check_deep(policy: TreePolicy, models: int) -> None:
-    """The same down to four levels, over drafts that leave few tokens open."""
+    """Law P holds down to four levels, over drafts that leave few tokens open."""
     for supports in ((2, 1, 2, 1), (1, 2, 1, 2)):
         prove_law(policy, narrow(22, supports, start=len(PROMPT), drafters=2))
 
@@ -98,7 +98,7 @@ def deeper(policy: TreePolicy) -> TreePolicy | None:
 
 
 def check_wide(policy: TreePolicy, models: int) -> None:
-    """The same over eight tokens, at the root and below it, and over many."""
+    """Law P holds over eight tokens, at the root and below it, and over 131,072."""
     for supports in ((8, 1), (1, 8, 1)):
         prove_law(policy, narrow(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
     prove_law(policy, large(len(PROMPT)))

@@ -19,7 +19,7 @@ from draftwood.sampling import SamplingParams
 from draftwood.testing.arithmetic import rounding
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.likely import likely_mistake
+from draftwood.testing.policy_mistakes import likely_mistake
 from draftwood.testing.watched import numbers
 from draftwood.tree import TokenTree
 

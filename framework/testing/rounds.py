@@ -19,7 +19,7 @@ from draftwood.testing.round_law import Departure, Text, furthest
 from draftwood.testing.seen import SeenTargets, SeenTree
 from draftwood.testing.shapes import Shape, ShapeTrees
 from draftwood.testing.toy import ToyModel
-from draftwood.testing.usual_mistakes import usual_mistake
+from draftwood.testing.verifier_mistakes import usual_mistake
 from draftwood.testing.watched import Watched, drawn_as_text
 from draftwood.tree import TokenTree
 

@@ -19,7 +19,6 @@ from draftwood.proposals import (
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.goodness import SIGNIFICANCE, Sampled, judge
 from draftwood.testing.lossless import JointLaw, target_law
-from draftwood.testing.mistakes import likely_mistake
 from draftwood.testing.sampler_cases import (
     PROMPT,
     Draft,
@@ -27,6 +26,7 @@ from draftwood.testing.sampler_cases import (
     drafts,
     sampler_models,
 )
+from draftwood.testing.sampler_mistakes import likely_mistake
 from draftwood.testing.sampler_runs import Emitted, Sampler, Text, WatchedSampler, continued, written_on
 from draftwood.testing.torch_chance import RAISED
 from draftwood.testing.watched import drawn_as_text

@@ -110,7 +110,7 @@ def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None
 
 
 def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The same on trees where a sibling's existence depends on the tokens of those before it."""
+    """The target's law comes out where a sibling's existence depends on the tokens of those before it."""
 
     def prove(target: ToyModel, *drafts: ToyModel) -> None:
         for shape in shapes(verifier, "three", "two, the first with a child", "two, the second with a child"):
@@ -122,7 +122,7 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
 
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The same down to depth 4, whatever the order in which nodes are numbered, and with padding behind."""
+    """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
     (toys,) = chosen(verifier, [narrow(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
@@ -132,7 +132,7 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The same over eight tokens, over many, and with five siblings."""
+    """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
     (wide,) = chosen(verifier, WIDE)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
     (many,) = chosen(verifier, [large()])

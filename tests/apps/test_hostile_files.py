@@ -17,6 +17,7 @@ from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.json_text import parse_json
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
+from tests.soak.hostile import TUNED
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 
@@ -76,22 +77,6 @@ def one_sentence(action):
         said = str(error)
     assert "\n" not in said
     assert len(said) < 600
-
-
-TUNED = {
-    "format": "draftwood-tuned",
-    "version": 1,
-    "target": {"name": "llama-7m", "vocab_size": 4096, "weight_bytes": 29377536},
-    "draft": {"name": "llama-draft", "vocab_size": 4096, "weight_bytes": 1000000},
-    "recipe": "sequoia",
-    "options": {"budget": 8, "depth": 3, "acceptance": [0.6, 0.2]},
-    "drafter": "model",
-    "drafter_options": {},
-    "gain": 1.5,
-    "vocabulary": "0" * 64,
-    "temperature": 0.6,
-    "dtype": "float32",
-}
 
 
 @EXAMPLES
