@@ -15,6 +15,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "framework": "draftwood",
+    "apps": "draftwood.apps",
     "backends": "draftwood.backends",
     "kernels": "draftwood.kernels",
     "strategies": "draftwood.strategies",
@@ -26,7 +27,7 @@ TYPE_CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 # What a part may import of the project, by the longest matching prefix of its name.
 MAY_IMPORT: dict[str, set[str]] = {
     "draftwood": {"framework"},
-    "draftwood.apps": {"framework", "zoo"},
+    "draftwood.apps": {"framework", "apps", "zoo"},
     "draftwood.backends": {"framework", "kernels", "backends"},
     "draftwood.kernels": {"kernels"},
     "draftwood.strategies": {"framework", "strategies"},

@@ -198,7 +198,7 @@ def test_the_wheel_holds_the_llama_pair_alone(wheel: zipfile.ZipFile) -> None:
         files = [path for path in (ROOT / "zoo" / folder).iterdir() if path.is_file()]
         assert files
         expected |= {f"draftwood/zoo/{folder}/{path.name}" for path in files}
-    sources = (ROOT / "framework" / "apps" / "view").iterdir()
+    sources = (ROOT / "apps" / "view").iterdir()
     viewer = {path.name for path in sources if path.suffix in (".html", ".css", ".js")}
     assert {"page.html", "page.css", "page.js"} <= viewer
     expected |= {f"draftwood/apps/view/{name}" for name in viewer}

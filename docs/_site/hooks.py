@@ -51,7 +51,7 @@ def on_config(config: Any) -> Any:
     for old in package.iterdir():
         old.unlink()
     entries = [path for path in (ROOT / "framework").iterdir() if path.name != "__pycache__"]
-    for path in [*entries, *(ROOT / layer for layer in ("strategies", "backends", "zoo"))]:
+    for path in [*entries, *(ROOT / layer for layer in ("apps", "strategies", "backends", "zoo"))]:
         os.symlink(path, package / path.name)
     for section in config["nav"]:
         if "Kernels" in section:

@@ -15,7 +15,7 @@ from draftwood.apps.strategies import entries
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "zoo" / "results.csv"
 FAMILIES = ROOT / "benchmarks" / "data" / "families.csv"
-LAYERS = ("framework", "backends", "strategies")
+LAYERS = ("framework", "apps", "backends", "strategies")
 CLASSES = {
     name: kind
     for name, kind in vars(errors).items()
