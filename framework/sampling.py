@@ -108,26 +108,33 @@ class SamplingParams:
         Args:
             logits: raw scores.
             prefixes: what stands before each prediction; required when `reads_prefix`.
-            may_be_empty: whether a row of -inf throughout means "no proposal" and gives zeros.
+            may_be_empty: for a draft, where a row of -inf throughout means "no proposal" and gives zeros,
+                and +inf is a token that is sure to be proposed.
 
         Raises:
-            InvalidDistribution: a row holds NaN or +inf, or is -inf throughout without leave.
+            InvalidDistribution: a row holds NaN, or, unless `may_be_empty`, is -inf throughout or holds +inf
+                above temperature 0.
         """
-        probs = self.probabilities(self.scores(logits, prefixes), may_be_empty=may_be_empty)
+        scores = self.scores(logits, prefixes)
         if not may_be_empty:
-            return probs
+            return self.probabilities(scores)
+        try:
+            probs = self.probabilities(scores, may_be_empty=True)
+        except InvalidDistribution:
+            probs = self.probabilities(scores.clamp(max=torch.finfo(scores.dtype).max), may_be_empty=True)
         # A processor may have put something into a row of -inf.
         return probs.masked_fill_((logits.amax(-1) == -torch.inf).unsqueeze(-1), 0)
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
         """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.
 
-        At temperature 0 a row of -inf throughout takes token 0, as in `generate`.
+        At temperature 0 a row takes its first +inf, and token 0 if it is -inf throughout, as in `generate`.
         """
         # NaN and +inf both surface in the maximum, so one value a row tells whether the row is sound.
         peak, best = scores.max(-1)
         empty = peak == -torch.inf
-        unsound = ~peak.isfinite() & ~(empty & may_be_empty)
+        certain = (peak == torch.inf) & (self.temperature == 0)
+        unsound = ~peak.isfinite() & ~certain & ~(empty & may_be_empty)
         if bool(unsound.any()):
             row = int(unsound.nonzero()[0])
             raise InvalidDistribution(

@@ -55,13 +55,22 @@ def test_a_processor_that_reads_the_prefix_sees_each_nodes_own_context():
         params.distribution(logits)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("bad", "temperature"), [(float("nan"), 0.0), (float("nan"), 1.0), (float("inf"), 1.0)])
 def test_unsound_logits_are_refused(bad, temperature):
     logits = torch.zeros(3, 5)
     logits[1, 2] = bad
     with pytest.raises(InvalidDistribution, match="node 1"):
         SamplingParams(temperature).distribution(logits)
+
+
+def test_at_temperature_0_the_first_infinite_logit_wins_as_in_generate():
+    logits = torch.tensor([[1.0, torch.inf, torch.inf], [2.0, 1.0, -torch.inf]])
+    assert SamplingParams(0.0).distribution(logits).argmax(-1).tolist() == logits.argmax(-1).tolist()
+
+
+def test_a_draft_proposes_what_overflowed():
+    probs = SamplingParams(1.0).distribution(torch.tensor([[1.0, torch.inf, 0.0]]), may_be_empty=True)
+    assert probs.tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_a_row_without_any_token_is_no_proposal_or_an_error():

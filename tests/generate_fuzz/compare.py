@@ -19,6 +19,7 @@ from draftwood.generate_options import limits
 from draftwood.strategies.drafters.model import ModelDrafter
 from tests.generate_fuzz.calls import Call, call
 from tests.generate_fuzz.models import STRATEGIES, draft, model
+from tests.generate_fuzz.processors import FavoursByRow, OnACopy
 
 EQUAL, REFUSED, BOTH_RAISE = "equal", "refused in a sentence", "both raise"
 FINE = (EQUAL, REFUSED, BOTH_RAISE)
@@ -90,6 +91,11 @@ def came_of(one: Call, *, ours: bool) -> Came:
         target.generation_config.eos_token_id = None
     if ours:
         options["custom_generate"] = speculative(one.kind, one.strategy)
+    elif options.get("output_logits") and "logits_processor" in options:
+        # generate() hands a processor the very tensor that it calls the model's logits.
+        options["logits_processor"] = [
+            OnACopy(own) if isinstance(own, FavoursByRow) else own for own in options["logits_processor"]
+        ]
     streamer = options.get("streamer")
     output, error = None, None
     try:
@@ -158,19 +164,24 @@ def directly(number: int) -> tuple[Call, Verdict] | None:
         return None
     asked, longest, ends = limits(prepared["stopping_criteria"])
     assert longest is not None
-    output = speculative_decoder(one.kind, one.strategy).generate(
-        prepared["input_ids"],
-        max_new_tokens=max(longest - prepared["input_ids"].shape[1], 1),
-        sampling=SamplingParams(
-            1.0 if one.options["do_sample"] else 0.0, processors=prepared["logits_processor"]
-        ),
-        eos_token_id=sorted(ends),
-        stopping_criteria=asked,
-        output_scores=bool(one.options.get("output_scores")),
-        output_logits=bool(one.options.get("output_logits")),
-        return_dict_in_generate=bool(one.options.get("return_dict_in_generate")),
-    )
-    return one, _verdict(attrs.evolve(one, options=one.options | {"streamer": None}), plain, Came(output))
+    output, error = None, None
+    try:
+        output = speculative_decoder(one.kind, one.strategy).generate(
+            prepared["input_ids"],
+            max_new_tokens=max(longest - prepared["input_ids"].shape[1], 1),
+            sampling=SamplingParams(
+                1.0 if one.options["do_sample"] else 0.0, processors=prepared["logits_processor"]
+            ),
+            eos_token_id=sorted(ends),
+            stopping_criteria=asked,
+            output_scores=bool(one.options.get("output_scores")),
+            output_logits=bool(one.options.get("output_logits")),
+            return_dict_in_generate=bool(one.options.get("return_dict_in_generate")),
+        )
+    except Exception as raised:
+        error = raised
+    alone = attrs.evolve(one, options=one.options | {"streamer": None})
+    return one, _verdict(alone, plain, Came(output, error))
 
 
 def _verdict(one: Call, plain: Came, ours: Came) -> Verdict:

@@ -27,6 +27,16 @@ class FavoursByRow(hf.LogitsProcessor):
         return scores
 
 
+class OnACopy(hf.LogitsProcessor):
+    """One that writes in place, without a trace in the logits that it was given."""
+
+    def __init__(self, inner: hf.LogitsProcessor) -> None:
+        self.inner = inner
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.inner(input_ids, scores.clone())
+
+
 class HoldsATensorARow(hf.LogitsProcessor):
     """Was made for a batch of a given size."""
 
