@@ -12,7 +12,6 @@ import attrs
 from draftwood import (
     Drafter,
     IncompatibleStrategy,
-    PerChild,
     Proposal,
     TreePolicy,
     Verifier,
@@ -21,9 +20,8 @@ from draftwood import (
 )
 from draftwood.apps import options
 from draftwood.apps.failures import one_line
-from draftwood.compatibility import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits, known_laws, needs_several_drafters
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
-from draftwood.proposals import ALL_LAWS
 
 if TYPE_CHECKING:
     import torch
@@ -290,7 +288,7 @@ def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | No
     if "law" not in known_options("policies", policy) or "law" in given:
         yield None
         return
-    for law in sorted(ALL_LAWS, key=lambda law: law.__name__):
+    for law in known_laws():
         try:
             create("policies", policy, {"law": law})
         except DraftwoodError:  # a law that this policy refuses
@@ -349,7 +347,7 @@ def _error_on(
     from draftwood.testing import assert_lossless, drawn_trees, joint_law, target_law
     from draftwood.testing.arithmetic import rounding
 
-    target, drafter = toys.target(), toys.drafter(PerChild in policy.laws)
+    target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
     # A verifier for temperature 0 alone is lossless there.
     temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
     case: dict[str, Any] = {

@@ -12,26 +12,10 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood import (
-    Deterministic,
-    PerChild,
-    Proposal,
-    Recipe,
-    TopThenSample,
-    WithoutReplacement,
-    WithReplacement,
-    registry,
-)
+from draftwood import Proposal, Recipe, registry
 from draftwood.apps.failures import one_line
+from draftwood.compatibility import known_laws
 from draftwood.errors import UnknownStrategy, nearest
-
-_LAWS: tuple[type[Proposal], ...] = (
-    Deterministic,
-    WithReplacement,
-    WithoutReplacement,
-    TopThenSample,
-    PerChild,
-)
 
 
 @attrs.frozen
@@ -112,7 +96,7 @@ def _laws(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[s
     """Laws may depend on the options: those with the defaults, then those that `law=` can choose."""
     found = dict.fromkeys(_laws_with(strategy))
     if "law" in parameters:
-        for law in _LAWS:
+        for law in known_laws():
             found |= dict.fromkeys(_laws_with(strategy, law=law))
     return tuple(found)
 
@@ -211,7 +195,7 @@ def _in_full(entry: Entry) -> str:
         "source": entry.source,
         "made of": ", ".join(entry.parts),
         "settings": entry.settings,
-        "laws": "all" if set(entry.laws) == {law.__name__ for law in _LAWS} else ", ".join(entry.laws),
+        "laws": "any" if Proposal.__name__ in entry.laws else ", ".join(entry.laws),
         "trees": entry.trees,
         "lossless": {None: "", True: "yes", False: "no"}[entry.lossless],
     }

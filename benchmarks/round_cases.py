@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import Case, Contender
-from draftwood import TapeRandomness, TokenTree, TorchRandomness, TreeBuilder, WithoutReplacement
-from draftwood.drawing import draw_children
+from draftwood import (
+    TapeRandomness,
+    TokenTree,
+    TorchRandomness,
+    TreeBuilder,
+    WithoutReplacement,
+    draw_children,
+)
 from draftwood.kernels.kv_commit import dispatch as commits
 from draftwood.kernels.kv_commit import reference as plain_commits
 from draftwood.kernels.ordered_draws import dispatch as draws

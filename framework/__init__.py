@@ -17,7 +17,6 @@ if _here.name == "framework":
 from draftwood.constraints import Constraint
 from draftwood.custom_generate import custom_generate
 from draftwood.decoder import SpeculativeDecoder
-from draftwood.drawing import Drawn, draw_children
 from draftwood.errors import (
     DraftwoodError,
     IncompatibleModels,
@@ -31,12 +30,15 @@ from draftwood.errors import (
 )
 from draftwood.generation import Generation
 from draftwood.proposals import (
+    ANY_LAW,
     Deterministic,
+    Drawn,
     PerChild,
     Proposal,
     TopThenSample,
     WithoutReplacement,
     WithReplacement,
+    draw_children,
 )
 from draftwood.protocols import (
     Drafter,
@@ -61,6 +63,7 @@ except PackageNotFoundError:  # a source tree that was put on the path without b
     __version__ = "0+unknown"
 
 __all__ = [
+    "ANY_LAW",
     "Constraint",
     "Deterministic",
     "Drafter",

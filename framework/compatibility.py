@@ -4,16 +4,43 @@ from __future__ import annotations
 
 from draftwood import registry
 from draftwood.errors import IncompatibleStrategy
-from draftwood.proposals import PerChild
+from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy, Verifier
+
+
+def needs_several_drafters(policy: TreePolicy) -> bool:
+    """Whether children are drawn from distributions of several drafters."""
+    return any(law.several_drafters for law in policy.laws)
+
+
+def known_laws() -> list[type[Proposal]]:
+    """The registered laws, by class name; one that cannot be imported is left out."""
+    found = []
+    for name in registry.names("laws"):
+        try:
+            found.append(registry.get("laws", name))
+        except Exception:  # a third party's module may fail in any way
+            continue
+    return sorted(found, key=lambda law: law.__name__)
+
+
+def laws_of(verifier: Verifier) -> list[type[Proposal]]:
+    """The laws to try `verifier` with, by class name: those it names; all known ones if it serves any."""
+    named = {*verifier.laws, *known_laws()} - {Proposal} if Proposal in verifier.laws else verifier.laws
+    return sorted(named, key=lambda law: law.__name__)
+
+
+def serves(verifier: Verifier, law: type[Proposal]) -> bool:
+    """Whether `verifier` judges children drawn by `law`: it names it, or serves every law."""
+    return law in verifier.laws or Proposal in verifier.laws
 
 
 def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
     """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are."""
-    if (PerChild in policy.laws) != (drafter.drafters > 1):
+    if needs_several_drafters(policy) != (drafter.drafters > 1):
         raise IncompatibleStrategy(
             f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
-            f"{drafter.drafters} drafter(s); the PerChild law and several drafters go together."
+            f"{drafter.drafters} drafter(s); a law such as PerChild and several drafters go together."
         )
 
 
@@ -41,7 +68,7 @@ def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
 
 def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
     """What keeps `verifier` from judging the trees of `policy`, or None."""
-    strange = policy.laws - verifier.laws
+    strange = [law for law in policy.laws if not serves(verifier, law)]
     if strange:
         return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
     if policy.adaptive and not verifier.adaptive:

@@ -10,15 +10,9 @@ from torch import Tensor
 
 from draftwood.constraints import ConstrainedRow
 from draftwood.prefixes import Path, paths_of
-from draftwood.proposals import (
-    Deterministic,
-    PerChild,
-    Proposal,
-    TopThenSample,
-    WithoutReplacement,
-    WithReplacement,
-)
+from draftwood.proposals import Deterministic, Proposal
 from draftwood.protocols import Outcome
+from draftwood.randomness import TorchRandomness
 from draftwood.tree import TokenTree
 
 _LONGEST = 16  # nodes behind a leaf; a bound on all together would tie one branch to another
@@ -53,8 +47,9 @@ def with_forced_spans(
         forced = zip(growing, _forced(constraint, [path for _, path in growing]), strict=True)
         growing = []
         for (leaf, path), token in forced:
-            if token is not None and token not in constraint.ends:
-                proposals[leaf] = _only(token, laws, like)
+            law = None if token is None or token in constraint.ends else _only(token, laws, like)
+            if token is not None and law is not None:
+                proposals[leaf] = law
                 growing.append((len(tokens), (*path, token)))
                 tokens.append(token)
                 parents.append(leaf)
@@ -90,17 +85,15 @@ def _forced(constraint: ConstrainedRow, paths: Sequence[Path]) -> list[int | Non
     ]
 
 
-def _only(token: int, laws: Collection[type[Proposal]], like: Tensor) -> Proposal:
-    """The law by which `token` is the only draw."""
+def _only(token: int, laws: Collection[type[Proposal]], like: Tensor) -> Proposal | None:
+    """The law by which `token` is the only draw; None where none of `laws` is sure to draw it."""
     vocab_size = like.shape[-1]
-    if Deterministic in laws:
-        return Deterministic((token,), vocab_size, dtype=like.dtype, device=like.device)
     p = torch.zeros(vocab_size, dtype=like.dtype, device=like.device)
     p[token] = 1
-    if WithoutReplacement in laws:
-        return WithoutReplacement(p)
-    if WithReplacement in laws:
-        return WithReplacement(p)
-    if TopThenSample in laws:
-        return TopThenSample(p, ())
-    return PerChild((p,))  # type: ignore[arg-type]
+    law = min(laws, key=lambda law: (law is not Deterministic, law.__name__))
+    if law is Deterministic:
+        return Deterministic((token,), vocab_size, dtype=like.dtype, device=like.device)
+    # Any chance will do, since one token is all that there is to draw.
+    rng = TorchRandomness.seeded(0)
+    drawn = law.draw(p.unsqueeze(0) if law.several_drafters else p, count=1, rng=rng)
+    return drawn.proposal if drawn.tokens and drawn.proposal.conditional(0, ())[token] == 1 else None

@@ -1,4 +1,4 @@
-"""The five laws by which the children of a node are drawn.
+"""The laws by which the children of a node are drawn: what a law is, and the five of the literature.
 
 All of them are one idea: `conditional(k, earlier)` is the distribution of the k-th child given the
 tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it without loss).
@@ -6,22 +6,93 @@ tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, ClassVar, final
 
 import attrs
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood.errors import InvalidDistribution
+from draftwood.errors import InvalidDistribution, InvalidInput
 from draftwood.fields import as_ints
+from draftwood.ordered_draws import drawn_together
+from draftwood.randomness import Randomness
+
+
+@attrs.frozen
+class Drawn:
+    """Children of one node: tokens in drawn order, their draft probabilities, and their law."""
+
+    tokens: list[int]
+    chances: list[float]
+    proposal: Proposal
 
 
 class Proposal(ABC):
-    """How the children of one node were drawn. `vocab_size` is the length of every distribution."""
+    """A law, and what it was drawn from at one node: how children are drawn, and how these were.
+
+    A subclass is a law of its own, also outside this package. `conditional` is all that recursive rejection
+    and traversal ask for; `draw` makes the shipped policies draw by it. The shipped laws are final, since
+    verifiers know them by their class.
+
+    Attributes:
+        vocab_size: the length of every distribution.
+        several_drafters: whether `draw` takes one distribution a drafter.
+    """
 
     vocab_size: int
+    several_drafters: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[1:]:
+            if getattr(base, "__final__", False):
+                raise TypeError(
+                    f"{cls.__name__} is derived from {base.__name__}, which verifiers know by its class; "
+                    "derive it from Proposal."
+                )
+
+    @classmethod
+    def draw(cls, probs: Float[Tensor, "*drafters vocab"], *, count: int, rng: Randomness) -> Drawn:
+        """Draw up to `count` children of one node.
+
+        Args:
+            probs: the node's draft distribution `[vocab]`, `[drafters, vocab]` where `several_drafters`; a
+                row of zeros proposes nothing.
+            count: at least 1; fewer come where fewer tokens can be drawn.
+            rng: the draft stream.
+
+        Raises:
+            InvalidInput: the law has no `draw`: only policies of its own draw by it.
+        """
+        raise InvalidInput(
+            f"{cls.__name__} does not say how its children are drawn; give it a classmethod `draw`, or draw "
+            "in a policy of its own."
+        )
+
+    @classmethod
+    def draw_nodes(
+        cls,
+        probs: Float[Tensor, "nodes *drafters vocab"],
+        *,
+        counts: Sequence[int],
+        rng: Randomness,
+        total: int,
+    ) -> list[Drawn]:
+        """Draw up to `counts[i]` children of node i, at most `total` in all; nodes behind those are left out.
+
+        The same draws as `draw` node after node; override it where all nodes together cost less.
+        """
+        found: list[Drawn] = []
+        for p, wanted in zip(probs, counts, strict=True):
+            if total < 1:
+                break
+            found.append(cls.draw(p, count=min(wanted, total), rng=rng))
+            total -= len(found[-1].tokens)
+        return found
 
     @abstractmethod
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
@@ -36,6 +107,7 @@ class Proposal(ABC):
         return self.conditional(0, ())
 
 
+@final
 @attrs.frozen(eq=False)
 class Deterministic(Proposal):
     """A fixed function of the context (top-k, beam, retrieved text): every child is a point mass."""
@@ -44,6 +116,29 @@ class Deterministic(Proposal):
     vocab_size: int
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+
+    @classmethod
+    def draw_nodes(
+        cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
+    ) -> list[Drawn]:
+        """The most likely tokens of every node, by one top-k and one transfer for all nodes."""
+        top = probs.topk(min(max(counts, default=0), probs.shape[-1]))
+        found: list[Drawn] = []
+        for p, tokens, chances, wanted in zip(
+            probs, top.indices.tolist(), top.values.tolist(), counts, strict=True
+        ):
+            if total < 1:
+                break
+            # Chances fall, so the live ones come first.
+            kept = sum(chance > 0 for chance in chances[: min(wanted, total)])
+            law = cls(tokens[:kept], p.shape[-1], p.dtype, p.device)
+            found.append(Drawn(tokens[:kept], chances[:kept], law))
+            total -= kept
+        return found
+
+    @classmethod
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+        return cls.draw_nodes(probs.unsqueeze(0), counts=[count], rng=rng, total=count)[0]
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         p = torch.zeros(self.vocab_size, dtype=self.dtype, device=self.device)
@@ -54,6 +149,7 @@ class Deterministic(Proposal):
         return self.conditional(k, ())
 
 
+@final
 @attrs.frozen(eq=False)
 class WithReplacement(Proposal):
     """Independent draws from `p` `[vocab]`; duplicates keep their multiplicity."""
@@ -64,10 +160,16 @@ class WithReplacement(Proposal):
     def vocab_size(self) -> int:  # type: ignore[override]
         return int(self.p.shape[-1])
 
+    @classmethod
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+        tokens = [rng.choose(probs) for _ in range(count)] if bool(probs.any()) else []
+        return Drawn(tokens, probs[tokens].tolist(), cls(probs))
+
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         return self.p
 
 
+@final
 @attrs.frozen(eq=False)
 class WithoutReplacement(Proposal):
     """`p` `[vocab]` with the earlier siblings removed and the rest renormalised.
@@ -81,6 +183,27 @@ class WithoutReplacement(Proposal):
     def vocab_size(self) -> int:  # type: ignore[override]
         return int(self.p.shape[-1])
 
+    @classmethod
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+        tokens = rng.without_replacement(probs, count)
+        return Drawn(tokens, probs[tokens].tolist(), cls(probs))
+
+    @classmethod
+    def draw_nodes(
+        cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
+    ) -> list[Drawn]:
+        """On a GPU a kernel draws for all nodes, by the uniforms that node after node would take."""
+        together = drawn_together(probs, counts, total, rng)
+        if together is None:
+            return super().draw_nodes(probs, counts=counts, rng=rng, total=total)
+        found: list[Drawn] = []
+        for p, (tokens, chances) in zip(probs, together, strict=True):
+            if total < 1:
+                break
+            found.append(Drawn(tokens, chances, cls(p)))
+            total -= len(tokens)
+        return found
+
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         if not earlier:
             return self.p
@@ -91,6 +214,7 @@ class WithoutReplacement(Proposal):
         return rest / total if total > 0 else rest
 
 
+@final
 @attrs.frozen(eq=False)
 class TopThenSample(Proposal):
     """The tokens `top` first, fixed by the context; then one token drawn from `p` `[vocab]` without them.
@@ -106,6 +230,14 @@ class TopThenSample(Proposal):
     def vocab_size(self) -> int:  # type: ignore[override]
         return int(self.p.shape[-1])
 
+    @classmethod
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+        best = probs.topk(min(count - 1, probs.shape[-1]))
+        law = cls(probs, best.indices[best.values > 0].tolist())
+        rest = law.marginal(len(law.top))
+        tokens = [*law.top, rng.choose(rest)] if bool(rest.any()) else list(law.top)
+        return Drawn(tokens, probs[tokens].tolist(), law)
+
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         if k < len(self.top):
             point = torch.zeros_like(self.p)
@@ -117,15 +249,23 @@ class TopThenSample(Proposal):
         return self.conditional(k, self.top[:k])
 
 
+@final
 @attrs.frozen(eq=False)
 class PerChild(Proposal):
     """Child `k` from its own distribution `ps[k]` `[vocab]`: several drafters, or any dependence."""
 
+    several_drafters = True
     ps: tuple[Float[Tensor, " vocab"], ...] = attrs.field(converter=tuple)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
         return int(self.ps[0].shape[-1])
+
+    @classmethod
+    def draw(cls, probs: Float[Tensor, "drafters vocab"], *, count: int, rng: Randomness) -> Drawn:
+        ps = [p for p in probs if bool(p.any())][:count]
+        tokens = [rng.choose(p) for p in ps]
+        return Drawn(tokens, [float(p[token]) for p, token in zip(ps, tokens, strict=True)], cls(ps))
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         return self.ps[k]
@@ -134,9 +274,38 @@ class PerChild(Proposal):
         return self.ps[k]
 
 
-ALL_LAWS: frozenset[type[Proposal]] = frozenset(
-    {Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild}
-)
+ANY_LAW: frozenset[type[Proposal]] = frozenset({Proposal})  # type: ignore[type-abstract]
+"""The `laws` of a verifier that asks a law for nothing but `conditional`, and so serves every one."""
+
+
+def draw_children(
+    law: type[Proposal],
+    probs: Float[Tensor, "nodes *drafters vocab"],
+    *,
+    count: int | Sequence[int],
+    rng: Randomness,
+    total: int | None = None,
+) -> list[Drawn]:
+    """Draw up to `count` children for each of several nodes.
+
+    Ask for all nodes of a request at once: on a GPU a kernel then draws without replacement for all of
+    them, by the same uniforms, with one small result read back.
+
+    Args:
+        law: the class of a law; `PerChild` draws one child from every drafter, `TopThenSample` takes the
+            most likely tokens for all children but the last.
+        probs: the nodes' draft distributions `[nodes, vocab]`; `[nodes, drafters, vocab]` where
+            `law.several_drafters`.
+        count: how many a node, one number or one for each; it gets fewer when fewer tokens have
+            probability above 0.
+        rng: the draft stream.
+        total: how many altogether; a node behind the last of them is left out. None: no limit.
+
+    Raises:
+        InvalidInput: the law has no `draw`.
+    """
+    counts = [count] * len(probs) if isinstance(count, int) else count
+    return law.draw_nodes(probs, counts=counts, rng=rng, total=sys.maxsize if total is None else total)
 
 
 def check_distribution(p: Float[Tensor, " vocab"], what: str) -> None:

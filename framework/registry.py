@@ -1,9 +1,9 @@
 """Strategies by name. Installed packages add theirs through entry points.
 
-The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
-`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, and `draftwood.kernels`
-what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy,
-verifier or drafter that is not registered goes by `package.module:Class`.
+The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers`, `draftwood.recipes` and
+`draftwood.laws`; `draftwood.loaders` holds what turns a model into a backend. This is how the framework
+reaches the layers above it without importing them. A policy, verifier, drafter or law that is not registered
+goes by `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
 from draftwood.imports import imported, is_derived
+from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
 # The classes that may be imported by name; None: all of them.
 _importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
-_OWN: Mapping[str, type] = {"drafters": Drafter, "policies": TreePolicy, "verifiers": Verifier}
+_OWN: Mapping[str, type] = {
+    "drafters": Drafter,
+    "laws": Proposal,
+    "policies": TreePolicy,
+    "verifiers": Verifier,
+}
 
 
 @cache
@@ -33,7 +39,7 @@ def _entries(kind: str) -> dict[str, EntryPoint]:
 
 
 def names(kind: str) -> list[str]:
-    """Registered names of a kind: `"drafters"`, `"policies"`, `"verifiers"` or `"recipes"`."""
+    """Registered names of a kind: `"drafters"`, `"policies"`, `"verifiers"`, `"recipes"` or `"laws"`."""
     return sorted(_entries(kind))
 
 
@@ -52,13 +58,13 @@ def registered_only(*, but: Collection[str] = ()) -> Iterator[None]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The class or function registered as `name`, or the policy, verifier or drafter `package.module:Class`.
+    """What is registered as `name`, or the policy, verifier, drafter or law `package.module:Class`.
 
     Raises:
         UnknownStrategy: nothing is registered under that name; the message names the nearest.
         InvalidInput: there is no such module or class, or it is derived from another protocol.
     """
-    singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+    singular = {"laws": "proposal law", "policies": "policy"}.get(kind, kind.removesuffix("s"))
     if ":" in name and kind in _OWN:
         allowed = _importable.get()
         if allowed is not None and name not in allowed:

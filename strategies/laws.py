@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from draftwood import (
-    Deterministic,
-    InvalidInput,
-    PerChild,
-    Proposal,
-    TopThenSample,
-    TreePolicy,
-    WithoutReplacement,
-    WithReplacement,
-)
-from draftwood.errors import nearest
-
-LAWS: dict[str, type[Proposal]] = {
-    "top-k": Deterministic,
-    "with-replacement": WithReplacement,
-    "without-replacement": WithoutReplacement,
-    "top-and-sample": TopThenSample,
-    "per-drafter": PerChild,
-}
+from draftwood import Proposal, TreePolicy, registry
 
 
 def as_law(law: str | type[Proposal]) -> type[Proposal]:
-    """The law named `law`, or `law` itself."""
-    if isinstance(law, type):
-        return law
-    if law not in LAWS:
-        raise InvalidInput(f"There is no proposal law {law!r}{nearest(law, LAWS)}")
-    return LAWS[law]
+    """The law registered as `law`, or named `package.module:Class`, or `law` itself."""
+    found: type[Proposal] = law if isinstance(law, type) else registry.get("laws", law)
+    return found
 
 
 class OneLaw(TreePolicy):

@@ -8,16 +8,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draftwood.compatibility import known_laws
 from draftwood.proposals import (
-    ALL_LAWS,
     Deterministic,
-    PerChild,
     Proposal,
-    TopThenSample,
-    WithoutReplacement,
-    WithReplacement,
 )
 from draftwood.protocols import TreePolicy, Verifier
+from draftwood.randomness import TorchRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.pairs import fitting_pairs
 from draftwood.testing.toy import ToyModel
@@ -67,12 +64,12 @@ def token_trees(
     *,
     max_nodes: int = 6,
     max_children: int = 3,
-    laws: Sequence[type[Proposal]] = tuple(sorted(ALL_LAWS, key=lambda law: law.__name__)),
+    laws: Sequence[type[Proposal]] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> TokenTree:
     """Trees of up to `max_nodes` drafted nodes in any shape, whose children may come from their proposals.
 
-    `dtype` is that of the proposals.
+    `laws` are those of the proposals (None: all registered ones), `dtype` their dtype.
     """
     tree = TreeBuilder(draw(st.integers(0, vocab_size - 1)))
     node = 0
@@ -80,7 +77,7 @@ def token_trees(
         room = min(max_children, max_nodes + 1 - len(tree))
         count = draw(st.integers(0, room)) if room else 0
         if count:
-            law = draw(st.sampled_from(list(laws)))
+            law = draw(st.sampled_from(list(known_laws() if laws is None else laws)))
             tree.add_children(node, *draw(_children(law, count, vocab_size, dtype)))
         node += 1
     return tree.finish()
@@ -91,24 +88,16 @@ def _children(
     draw: st.DrawFn, law: type[Proposal], count: int, vocab_size: int, dtype: torch.dtype
 ) -> tuple[list[int], Proposal]:
     """Up to `count` tokens and a proposal of `law` that may draw them."""
-    proposal: Proposal
-    if law is PerChild:
-        ps: list[Tensor] = [draw(distributions(vocab_size, dtype=dtype)) for _ in range(count)]
-        proposal = PerChild(ps)  # type: ignore[arg-type]
-    elif law is Deterministic:
+    if law is Deterministic:  # retrieved text need not be likely
         tokens = draw(st.permutations(range(vocab_size)))[:count]
         return tokens, Deterministic(tokens, vocab_size, dtype)
-    elif law is WithReplacement:
-        proposal = WithReplacement(draw(distributions(vocab_size, dtype=dtype)))
-    elif law is TopThenSample:
-        p = draw(distributions(vocab_size, dtype=dtype))
-        best = p.topk(min(count - 1, vocab_size))
-        proposal = TopThenSample(p, best.indices[best.values > 0].tolist())
-        count = min(count, len(proposal.top) + 1)
-    else:
-        proposal = WithoutReplacement(draw(distributions(vocab_size, dtype=dtype)))
-    tokens = []
-    for k in range(count):
+    ps = [draw(distributions(vocab_size, dtype=dtype)) for _ in range(count if law.several_drafters else 1)]
+    drawn = law.draw(
+        torch.stack(ps) if law.several_drafters else ps[0], count=count, rng=TorchRandomness.seeded(0)
+    )
+    # Any tokens that the law may draw, not those of this seed.
+    proposal, tokens = drawn.proposal, []
+    for k in range(len(drawn.tokens)):
         support = proposal.conditional(k, tokens).nonzero().flatten().tolist()
         if not support:
             break

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwood import learning
+from draftwood.compatibility import needs_several_drafters
 from draftwood.prefixes import Path, paths_of
-from draftwood.proposals import PerChild
 from draftwood.protocols import Outcome, TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.broken import LawBroken
@@ -106,6 +106,6 @@ def _row(
 
 def _drafted(policy: TreePolicy, models: Sequence[ToyModel], text: Sequence[int]) -> Tensor:
     """The draft distributions after `text`: of all models where each child has a drafter of its own."""
-    if PerChild in policy.laws:
+    if needs_several_drafters(policy):
         return torch.stack([model.probs(text) for model in models])
     return models[0].probs(text)

@@ -10,9 +10,8 @@ from typing import Any
 import attrs
 
 from draftwood import registry
-from draftwood.compatibility import check_strategy_fits
+from draftwood.compatibility import check_strategy_fits, known_laws, needs_several_drafters
 from draftwood.errors import IncompatibleStrategy
-from draftwood.proposals import ALL_LAWS, PerChild
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.testing.toy import ToyBackend, ToyModel
 
@@ -25,7 +24,7 @@ SIZES: Mapping[str, Sequence[Any]] = {
     "paths": (2,),
     "shape": (((0,), (2,), (0, 0)),),
     "width": (2,),
-    "law": sorted(ALL_LAWS, key=lambda law: law.__name__),
+    "law": known_laws(),
 }
 """Values that keep a proof small, for the options of these names that a policy has."""
 
@@ -82,7 +81,7 @@ def fitting_pairs() -> list[tuple[TreePolicy, Verifier]]:
 def toy_drafter(policy: TreePolicy, *models: ToyModel) -> Drafter:
     """A drafter for `policy`: all `models` where each child has a drafter of its own, else the first."""
     drafters = [registry.create("drafters", "model", {"backend": ToyBackend(model)}) for model in models]
-    if PerChild in policy.laws and len(drafters) > 1:
+    if needs_several_drafters(policy) and len(drafters) > 1:
         return registry.create("drafters", "several", {"members": drafters})  # type: ignore[no-any-return]
     return drafters[0]  # type: ignore[no-any-return]
 

@@ -9,9 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.drawing import draw_children
 from draftwood.errors import InvalidInput
-from draftwood.proposals import PerChild, Proposal
+from draftwood.proposals import PerChild, Proposal, draw_children
 from draftwood.protocols import Request, TreePolicy
 from draftwood.randomness import Randomness, TorchRandomness
 from draftwood.sampling import SamplingParams
@@ -82,7 +81,7 @@ class ShapeTrees(OpenTree):
     Attributes:
         form: the shape.
         children_law: of the children of every node.
-        drafts: models that propose; `PerChild` draws from one after another, other laws from the first.
+        drafts: models that propose; laws of several drafters draw from all, others from the first.
         prompt: the text before; its last token is the root.
         temperature: of the draft.
         depth_first: whether nodes are numbered branch by branch, so that siblings lie apart.
@@ -136,7 +135,7 @@ class ShapeTrees(OpenTree):
     def _proposed(self, text: Sequence[int], count: int) -> Proposal:
         sampling = SamplingParams(self.temperature)
         ps = sampling.distribution(torch.stack([draft.logits(text) for draft in self.drafts]))
-        p = ps if self.children_law is PerChild else ps[0]
+        p = ps if self.children_law.several_drafters else ps[0]
         # Which tokens come is another's to say; a law does not depend on them.
         (drawn,) = draw_children(
             self.children_law, p.unsqueeze(0), count=count, rng=TorchRandomness.seeded(0)

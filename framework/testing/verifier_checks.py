@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draftwood.compatibility import laws_of
 from draftwood.errors import InvalidDistribution
-from draftwood.proposals import Deterministic, PerChild, Proposal, TopThenSample, WithoutReplacement
+from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
 from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, large, narrow
@@ -66,7 +67,7 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, verifier)
     if verifier.lossless:
-        laws = sorted(verifier.laws, key=lambda law: law.__name__)
+        laws = laws_of(verifier)
         for law in laws:
             yield f"lossless-{law.__name__}", partial(check_lossless, verifier, law)
             yield f"corners-{law.__name__}", partial(check_corners, verifier, law)
@@ -139,13 +140,21 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
     prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
-        distinct = law in (WithoutReplacement, Deterministic, TopThenSample)
+        distinct = not _may_repeat(law)
         cases = []
         for siblings in (5, 3):
             open_tokens = siblings if distinct else 2
             (toys,) = chosen(verifier, [narrow(6, (open_tokens,), vocab_size=6, target_support=3)])
             cases.append((((),) * siblings, toys))
         affordable(verifier, cases, law)
+
+
+def _may_repeat(law: type[Proposal]) -> bool:
+    """Whether siblings drawn by `law` may hold one token."""
+    p = torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=TorchRandomness.seeded(0))
+    first = drawn.tokens[0]
+    return float(drawn.proposal.conditional(1, [first])[first]) > 0
 
 
 def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> None:
@@ -159,7 +168,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
 
 def check_rounds(verifier: Verifier, models: int) -> None:
     """Several rounds of the production loop, in which the extra token is the next root."""
-    law = min(verifier.laws, key=lambda law: (law is PerChild, law.__name__))
+    law = min(laws_of(verifier), key=lambda law: (law.several_drafters, law.__name__))
     policy = Shaped(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
     target = ToyModel(2, seed=1, sparsity=1.0 if verifier.greedy else 0.0)
     drafter = toy_drafter(policy, ToyModel(2, seed=2), ToyModel(2, seed=3))
@@ -199,7 +208,7 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
                 VOCAB,
                 max_nodes=4,
                 max_children=3 if verifier.branches else 1,
-                laws=sorted(verifier.laws, key=lambda law: law.__name__),
+                laws=laws_of(verifier),
             )
         )
         if data.draw(st.booleans()):
@@ -226,7 +235,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
     @given(data=st.data(), seed=st.integers(0, 2**32))
     @quietly(models)
     def twice(data: st.DataObject, seed: int) -> None:
-        laws = sorted(verifier.laws, key=lambda law: law.__name__)
+        laws = laws_of(verifier)
         width = 3 if verifier.branches else 1
         tree = data.draw(token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws))
         target = torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))])
@@ -247,7 +256,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
 
 def check_together(verifier: Verifier, models: int) -> None:
     """Rows judged together come out as each does alone, by as many draws of its own stream."""
-    laws = sorted(verifier.laws, key=lambda law: law.__name__)
+    laws = laws_of(verifier)
     width = 3 if verifier.branches else 1
 
     @given(data=st.data(), seed=st.integers(0, 2**32))

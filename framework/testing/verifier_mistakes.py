@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 from torch import Tensor
 
-from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.proposals import ANY_LAW, Proposal
 from draftwood.protocols import Outcome, Verifier
 from draftwood.randomness import Randomness
 from draftwood.tree import TokenTree
@@ -36,7 +36,7 @@ class _Walk(Verifier):
     """Recursive rejection with one of the mistakes; with none it is right."""
 
     mistake: str
-    laws = ALL_LAWS
+    laws = ANY_LAW
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         tokens, path = tree.tokens.tolist(), [0]

@@ -18,6 +18,7 @@ from draftwood import (
     TreePolicy,
     registry,
 )
+from draftwood.compatibility import needs_several_drafters
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least
 from draftwood.strategies.laws import as_law
@@ -71,7 +72,7 @@ class Mixture(TreePolicy):
                 raise InvalidInput(
                     f"{member} learns from outcomes, and that of a merged tree is not its own; turn that off."
                 )
-            if PerChild in member.laws:
+            if needs_several_drafters(member):
                 raise InvalidInput(f"{member} needs several drafters for one tree; each tree here has one.")
 
     def members(self, drafters: int) -> list[TreePolicy]:

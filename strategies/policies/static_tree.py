@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
+    Drawn,
     Proposal,
     Randomness,
     Request,
@@ -17,7 +18,6 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.drawing import Drawn
 from draftwood.strategies.laws import OneLaw, as_law
 from draftwood.strategies.policies.shapes import Place, Shape, as_shape
 

@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ALL_LAWS
+from draftwood.proposals import ANY_LAW
 
 
 @attrs.frozen
@@ -17,7 +17,7 @@ class Greedy(Verifier):
     Source: DynaTree, section 3.5; Stern et al. 2018.
     """
 
-    laws = ALL_LAWS
+    laws = ANY_LAW
     greedy = True
     source = "DynaTree, section 3.5"
 

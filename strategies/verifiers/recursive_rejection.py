@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
-from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.proposals import ANY_LAW, Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.on_device import verify_on_device
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
@@ -30,7 +30,7 @@ class RecursiveRejection(NodeWise):
     leaves, and T kept when the residual vanishes in floating point).
     """
 
-    laws = ALL_LAWS
+    laws = ANY_LAW
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, float64
 
 from draftwood import Randomness
-from draftwood.proposals import ALL_LAWS, Proposal
+from draftwood.proposals import ANY_LAW, Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
 
 
@@ -47,7 +47,7 @@ class SampleAndMatch(NodeWise):
     Source: SpecInfer's naive sampling, section 4.3 (arXiv 2305.09781).
     """
 
-    laws = ALL_LAWS
+    laws = ANY_LAW
     source = "SpecInfer, section 4.3 (naive sampling)"
 
     def judge(

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ALL_LAWS
+from draftwood.proposals import ANY_LAW
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder, Trial
 
 
@@ -38,7 +38,7 @@ class Traversal(Verifier):
     Source: traversal verification, arXiv 2505.12398; block verification, arXiv 2403.10444.
     """
 
-    laws = ALL_LAWS
+    laws = ANY_LAW
     source = "Traversal verification, arXiv 2505.12398"
 
     def siblings(self, judged: Judged, node: int, trial: Trial | None) -> SiblingOrder:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.fields import probability
-from draftwood.proposals import ALL_LAWS
+from draftwood.proposals import ANY_LAW
 
 
 @attrs.frozen
@@ -26,7 +26,7 @@ class Typical(Verifier):
 
     epsilon: float = attrs.field(default=0.09, validator=probability)
     delta: float = attrs.field(default=0.3, validator=probability)
-    laws = ALL_LAWS
+    laws = ANY_LAW
     lossless = False
     source = "Medusa, section 2.3.1"
 

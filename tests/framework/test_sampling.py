@@ -55,10 +55,12 @@ def test_a_processor_that_reads_the_prefix_sees_each_nodes_own_context():
         params.distribution(logits)
 
 
-@pytest.mark.parametrize(("bad", "temperature"), [(float("nan"), 0.0), (float("nan"), 1.0), (float("inf"), 1.0)])
+@pytest.mark.parametrize(
+    ("bad", "temperature"), [(float("nan"), 0.0), (float("nan"), 1.0), (float("inf"), 1.0)]
+)
 def test_unsound_logits_are_refused(bad, temperature):
     logits = torch.zeros(3, 5)
-    logits[1, 2] = bad
+    logits[1, 2] = float(bad)
     with pytest.raises(InvalidDistribution, match="node 1"):
         SamplingParams(temperature).distribution(logits)
 

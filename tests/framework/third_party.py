@@ -6,14 +6,14 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ALL_LAWS
+from draftwood.proposals import ANY_LAW
 
 
 @attrs.frozen
 class FirstChildren(Verifier):
     """Plain speculative sampling along the first children; the other siblings are not looked at."""
 
-    laws = ALL_LAWS
+    laws = ANY_LAW
     source = "Leviathan et al. 2023, algorithm 1"
 
     def residual(self, target: Tensor, draft: Tensor) -> Tensor:

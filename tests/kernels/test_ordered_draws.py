@@ -19,8 +19,8 @@ from draftwood import (
     TorchRandomness,
     TreePolicy,
     WithoutReplacement,
+    draw_children,
 )
-from draftwood.drawing import draw_children
 from draftwood.kernels.ordered_draws import dispatch, reference
 from draftwood.kernels.switch import switched
 from draftwood.strategies.policies.chain import Chain

@@ -30,8 +30,8 @@ from draftwood import (
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
+    draw_children,
 )
-from draftwood.drawing import draw_children
 from draftwood.kernels.switch import switched
 from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
+    Drawn,
     LearningPolicy,
     Outcome,
     Proposal,
@@ -24,7 +25,6 @@ from draftwood import (
     draw_children,
 )
 from draftwood.backends.checks import as_nodes, as_rows, check_path, check_paths, kept
-from draftwood.drawing import Drawn
 from draftwood.randomness import Streams, TorchRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.strategies.drafters.model import ModelDrafter

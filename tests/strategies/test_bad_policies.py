@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from draftwood import InvalidInput, PerChild, SpeculativeDecoder, WithReplacement, registry
+from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement, registry
+from draftwood.compatibility import known_laws
 from draftwood.errors import DraftwoodError
-from draftwood.proposals import ALL_LAWS
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -55,7 +55,7 @@ def taken(name, values):
 def built():
     """Every registered policy with every law that it takes."""
     for name in NAMES:
-        choice = sorted(ALL_LAWS, key=lambda law: law.__name__) if taken(name, {"law": None}) else [None]
+        choice = known_laws() if taken(name, {"law": None}) else [None]
         for law in choice:
             options = taken(name, WIDE) | ({} if law is None else {"law": law})
             try:
@@ -138,7 +138,7 @@ def test_chances_outside_of_0_and_1_are_refused_by_name(name, option, value):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if taken(name, {"law": None})])
 def test_a_misspelt_law_is_refused(name):
-    with pytest.raises(InvalidInput, match="did you mean 'top-k'"):
+    with pytest.raises(UnknownStrategy, match="did you mean 'top-k'"):
         registry.create("policies", name, {"law": "topk"})
 
 
