@@ -21,6 +21,7 @@ from draftwood import (
     Drafter,
     Randomness,
     Request,
+    RequestLog,
     SamplingParams,
     TokenTree,
     TorchRandomness,
@@ -101,7 +102,7 @@ class Draft:
         """One tree of `policy` after the prompt."""
         self.drafter.prefill([torch.tensor(self.prompt[:-1])])
         started, calls = perf_counter(), 0
-        texts: list[tuple[int, ...]] = []
+        asked = RequestLog()
         try:
             growing = policy.grow(self.prompt[-1], rng)
             request = next(growing)
@@ -110,11 +111,9 @@ class Draft:
                 probs = self.sampling.distribution(logits, may_be_empty=True)
                 calls += 1
                 if self.known is not None:
-                    first = len(texts)
-                    for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True):
-                        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+                    paths = map(asked.path, asked.take(request))
                     probs = torch.stack(
-                        [self.known.setdefault(text, p) for text, p in zip(texts[first:], probs, strict=True)]
+                        [self.known.setdefault(path, p) for path, p in zip(paths, probs, strict=True)]
                     )
                 request = growing.send(probs)
         except StopIteration as finished:

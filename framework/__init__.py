@@ -29,6 +29,7 @@ from draftwood.errors import (
     UnsupportedModel,
 )
 from draftwood.generation import Generation
+from draftwood.outcome import Outcome
 from draftwood.proposals import (
     ANY_LAW,
     Deterministic,
@@ -40,19 +41,12 @@ from draftwood.proposals import (
     WithReplacement,
     draw_children,
 )
-from draftwood.protocols import (
-    Drafter,
-    LearningPolicy,
-    Outcome,
-    Request,
-    StateBackend,
-    TreePolicy,
-    Verifier,
-)
+from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
 from draftwood.recipe import Recipe
 from draftwood.records import Keep, Round, RowRecord, Statistics
 from draftwood.registry import create, load
+from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tuning import Tuned, tuned
@@ -84,6 +78,7 @@ __all__ = [
     "Randomness",
     "Recipe",
     "Request",
+    "RequestLog",
     "Round",
     "RowRecord",
     "SamplingParams",

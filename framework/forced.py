@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from draftwood.constraints import ConstrainedRow
+from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, paths_of
 from draftwood.proposals import Deterministic, Proposal
-from draftwood.protocols import Outcome
 from draftwood.randomness import TorchRandomness
 from draftwood.tree import TokenTree
 

@@ -11,8 +11,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
-from draftwood.protocols import LearningPolicy, Outcome, Request, TreePolicy
+from draftwood.outcome import Outcome
+from draftwood.protocols import LearningPolicy, TreePolicy
 from draftwood.randomness import Randomness
+from draftwood.request import Request
 from draftwood.tree import TokenTree
 
 

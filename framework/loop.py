@@ -14,10 +14,12 @@ from draftwood import learning
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
 from draftwood.forced import as_drafted, with_forced_spans
+from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
-from draftwood.protocols import Drafter, Outcome, Request, StateBackend, TreePolicy, Verifier
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.records import Keep, Round, RowRecord, TracedTree
+from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
 from draftwood.tree import TokenTree
@@ -239,12 +241,12 @@ _NOTHING = Keep()
 
 @attrs.define(eq=False)
 class _Growing:
-    """A policy's generator in progress, with the paths of the nodes it has asked for so far."""
+    """A policy's generator in progress, with the nodes that it has asked for so far."""
 
     generator: Generator[Request, Tensor, TokenTree]
     request: Request | None = None
     tree: TokenTree | None = None
-    asked: list[Path] = attrs.field(factory=list)
+    asked: RequestLog = attrs.field(factory=RequestLog)
     answer: Tensor | None = None  # the last one
 
     def advance(self, probs: Tensor | None) -> None:
@@ -258,9 +260,7 @@ class _Growing:
     def paths(self) -> list[Path]:
         """The paths of the nodes of the current request."""
         assert self.request is not None
-        new = paths_of(self.request.tokens.tolist(), self.request.parents.tolist(), self.asked)
-        self.asked += new
-        return new
+        return [self.asked.path(node) for node in self.asked.take(self.request)]
 
     def finished_tree(self, vocab_size: int) -> TokenTree:
         if not isinstance(self.tree, TokenTree):

@@ -101,9 +101,9 @@ class Prefixes:
         ]
 
 
-def paths_of(tokens: Sequence[int], parents: Sequence[int], known: Sequence[Path] = ()) -> list[Path]:
-    """The path of every node; parents count on over `known` ones, and -1 is above the root."""
-    paths = list(known)
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
+    """The path of every node; a parent of -1 is above the root."""
+    paths: list[Path] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
-    return paths[len(known) :]
+    return paths

@@ -9,76 +9,20 @@ tokens prefills n - 1 and its last token is the first root.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import attrs
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModel
-from draftwood.fields import as_ints
-
-if TYPE_CHECKING:
-    from draftwood.proposals import Proposal
-    from draftwood.randomness import Randomness
-    from draftwood.tree import TokenTree
+from draftwood.outcome import Outcome
+from draftwood.proposals import Proposal
+from draftwood.randomness import Randomness
+from draftwood.request import Request
+from draftwood.tree import TokenTree
 
 State = TypeVar("State")
-
-
-@attrs.frozen(eq=False)
-class Request:
-    """Nodes of one row whose draft distributions a policy needs.
-
-    The nodes of a round are numbered in the order in which they are asked for, over all its requests;
-    the root comes first, as number 0 with parent -1.
-
-    Attributes:
-        tokens: int64.
-        parents: int64, the numbers of the nodes' parents.
-    """
-
-    tokens: Int[Tensor, " k"]
-    parents: Int[Tensor, " k"]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-@attrs.frozen
-class Outcome:
-    """What one round gave one row.
-
-    Attributes:
-        path: accepted nodes of the tree, root first.
-        tokens: their tokens, root first.
-        extra: the token after the path, the next root.
-        bonus: True where `extra` was drawn from the target at a leaf, False where it is a residual.
-        drafted: draft tokens in the tree, the root not counted.
-    """
-
-    path: tuple[int, ...] = attrs.field(converter=as_ints)
-    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
-    extra: int
-    bonus: bool
-    drafted: int
-
-    @classmethod
-    def of(cls, tree: TokenTree, path: Sequence[int], *, extra: int, bonus: bool) -> Outcome:
-        """The outcome of accepting `path` (root first) in `tree`."""
-        tokens = tree.tokens[list(path)].tolist()
-        return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
-
-    @property
-    def accepted(self) -> int:
-        """Accepted draft tokens."""
-        return len(self.path) - 1
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Tokens this round adds to the text: the accepted ones and the extra one."""
-        return (*self.tokens[1:], self.extra)
 
 
 class TreePolicy(Protocol):

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.protocols import Outcome
+from draftwood.outcome import Outcome
 from draftwood.tree import TokenTree
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.errors import InvalidTree
 from draftwood.proposals import Proposal
-from draftwood.protocols import Request
+from draftwood.request import Request
 
 
 def depths_of(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -10,7 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.errors import IncompatibleModels
-from draftwood.protocols import Drafter, Outcome, Request
+from draftwood.outcome import Outcome
+from draftwood.protocols import Drafter
+from draftwood.request import Request
 
 PADDING = 1024
 """Widths that differ by more are taken for two tokenizers; Qwen2.5 has 151,936 and 152,064."""

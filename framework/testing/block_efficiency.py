@@ -8,7 +8,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.protocols import Drafter, Outcome, TreePolicy, Verifier
+from draftwood.outcome import Outcome
+from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.enumerator import enumerate_outcomes

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from draftwood.protocols import Drafter, Request
+from draftwood.protocols import Drafter
+from draftwood.request import Request
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.diagnosis import Node, difference
 from draftwood.testing.drafter_mirror import DrafterMirror

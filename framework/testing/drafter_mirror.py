@@ -8,7 +8,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.protocols import Drafter, Outcome, Request
+from draftwood.outcome import Outcome
+from draftwood.protocols import Drafter
+from draftwood.request import Request
 from draftwood.testing import diagnosis
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.dependence import explained

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from draftwood import learning
 from draftwood.compatibility import needs_several_drafters
-from draftwood.prefixes import Path, paths_of
-from draftwood.protocols import Outcome, TreePolicy
+from draftwood.outcome import Outcome
+from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
+from draftwood.request import RequestLog
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.toy import ToyModel
 
@@ -80,13 +81,12 @@ def _row(
     text, state, lived = list(prompt), learning.first_state(policy), list[Lived]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
-        growing, asked = learning.grow(policy, text[-1], rng, state), list[Path]()
+        growing, asked = learning.grow(policy, text[-1], rng, state), RequestLog()
         try:
             request = next(growing)
             while True:
                 yield
-                paths = paths_of(request.tokens.tolist(), request.parents.tolist(), asked)
-                asked += paths
+                paths = map(asked.path, asked.take(request))
                 request = growing.send(torch.stack([_drafted(policy, models, [*text, *p]) for p in paths]))
         except StopIteration as finished:
             tree = finished.value

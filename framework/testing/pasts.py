@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from draftwood import learning
-from draftwood.protocols import Drafter, Outcome, TreePolicy
+from draftwood.outcome import Outcome
+from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.proposal_law import grow_tree
 from draftwood.tree import TokenTree

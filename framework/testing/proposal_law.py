@@ -13,8 +13,9 @@ from torch import Tensor
 from draftwood import learning
 from draftwood.errors import DraftwoodError
 from draftwood.proposals import Proposal
-from draftwood.protocols import Drafter, Request, TreePolicy
+from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import Randomness
+from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
 from draftwood.testing.arithmetic import rounding
 from draftwood.testing.broken import LawBroken
@@ -228,13 +229,13 @@ def grow_tree(
     """
     sampling = SamplingParams(temperature=temperature)
     drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
-    asked = 0
+    asked = RequestLog()
     try:
         growing = learning.grow(policy, prompt[-1], rng, state)
         request = next(growing)
         while True:
             _check_request(policy, request, asked, prompt[-1])
-            asked += len(request)
+            asked.take(request)
             logits = drafter.distributions([request])[0]
             flat = sampling.distribution(logits.flatten(0, -2), may_be_empty=True)
             request = growing.send(flat.reshape(logits.shape))
@@ -252,13 +253,13 @@ def grow_tree(
     return tree
 
 
-def _check_request(policy: TreePolicy, request: object, asked: int, root: int) -> None:
+def _check_request(policy: TreePolicy, request: object, asked: RequestLog, root: int) -> None:
     assert isinstance(request, Request), (
         f"{policy} yields {type(request).__name__}; a policy yields requests."
     )
     assert len(request) > 0, f"{policy} asks for no node at all."
     pairs = zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
-    for number, (token, parent) in enumerate(pairs, start=asked):
+    for number, (token, parent) in enumerate(pairs, start=len(asked)):
         if number == 0:
             assert (token, parent) == (root, -1), (
                 f"{policy} first asks for token {token} with parent {parent}; number 0 is the root {root}, "

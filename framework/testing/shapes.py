@@ -11,8 +11,9 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.proposals import PerChild, Proposal, draw_children
-from draftwood.protocols import Request, TreePolicy
+from draftwood.protocols import TreePolicy
 from draftwood.randomness import Randomness, TorchRandomness
+from draftwood.request import Request
 from draftwood.sampling import SamplingParams
 from draftwood.testing.seen import OpenTree
 from draftwood.testing.toy import ToyModel

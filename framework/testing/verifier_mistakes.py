@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 from torch import Tensor
 
+from draftwood.outcome import Outcome
 from draftwood.proposals import ANY_LAW, Proposal
-from draftwood.protocols import Outcome, Verifier
+from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.tree import TokenTree
 

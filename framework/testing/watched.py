@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import attrs
 from torch import Tensor
 
+from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
-from draftwood.protocols import Outcome, Verifier
+from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.testing.enumerator import Endless
 from draftwood.tree import TokenTree

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
+from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, RequestLog, StateBackend
 from draftwood.errors import UnsupportedModel
 from draftwood.strategies.drafters.target import as_target
 
@@ -136,9 +136,9 @@ class MedusaHeads(Drafter):
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
     heads: Heads = attrs.field(converter=_as_heads, repr=False)
-    # The heads' logits for this round, [rows, heads + 1, vocab], and the depths of every row's nodes.
+    # The heads' logits for this round, [rows, heads + 1, vocab], and every row's nodes.
     _logits: Tensor | None = attrs.field(default=None, init=False, repr=False)
-    _depths: list[list[int]] = attrs.field(factory=list, init=False, repr=False)
+    _asked: list[RequestLog] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
 
     def __attrs_post_init__(self) -> None:
@@ -169,13 +169,13 @@ class MedusaHeads(Drafter):
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._check_target(list(map(len, rows)))
         self.heads.to(self.target.last_hidden())
-        self._depths += [[] for _ in rows]
+        self._asked += [RequestLog() for _ in rows]
         self._logits = None
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        gone = set(range(len(self._depths)) if rows is None else rows)
-        kept = [place for place in range(len(self._depths)) if place not in gone]
-        self._depths = [self._depths[place] for place in kept]
+        gone = set(range(len(self._asked)) if rows is None else rows)
+        kept = [place for place in range(len(self._asked)) if place not in gone]
+        self._asked = [self._asked[place] for place in kept]
         if self._logits is not None:
             self._logits = self._logits[kept]
 
@@ -189,17 +189,15 @@ class MedusaHeads(Drafter):
         for row, request in enumerate(requests):
             if request is None:
                 continue
-            depths = self._depths[row]
-            start = len(depths)
-            for parent in request.parents.tolist():
-                depths.append(0 if parent < 0 else depths[parent] + 1)
-            places[row, : len(request)] = torch.tensor(depths[start:]).clamp(max=below)
+            asked = self._asked[row]
+            depths = [asked.depths[node] for node in asked.take(request)]
+            places[row, : len(request)] = torch.tensor(depths).clamp(max=below)
         lines = torch.arange(len(requests)).unsqueeze(1)
         return self._logits[lines.to(self._logits.device), places.to(self._logits.device)]
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         # The target has committed these by now, and its states are read when the next round asks.
-        self._depths = [[] for _ in outcomes]
+        self._asked = [RequestLog() for _ in outcomes]
         self._logits = None
 
     def _guess(self) -> Tensor:
@@ -213,7 +211,7 @@ class MedusaHeads(Drafter):
     def _check_target(self, lengths: list[int]) -> None:
         """The target holds the same rows, or it is not the one that is being decoded."""
         held = self.target.lengths
-        if len(held) != len(self._depths) + len(lengths) or held[len(self._depths) :] != lengths:
+        if len(held) != len(self._asked) + len(lengths) or held[len(self._asked) :] != lengths:
             raise InvalidInput(
                 f"The heads' target holds {len(held)} row(s), not the {len(lengths)} that join here; give "
                 "MedusaHeads the very backend that the decoder drives."

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Drafter, Outcome, Request, StateBackend, load
+from draftwood import Drafter, Outcome, Request, RequestLog, StateBackend, load
 from draftwood.loop import pad
 
 
@@ -24,9 +24,8 @@ class _Row:
 
     pending: list[int]
     lead: int = 0  # pending tokens that this round's first pass fed
-    tokens: list[int] = attrs.field(factory=list)
-    parents: list[int] = attrs.field(factory=list)
-    depths: list[int] = attrs.field(factory=list)
+    asked: RequestLog = attrs.field(factory=RequestLog)
+    fed: int = 0  # of the nodes asked for
     exhausted: bool = False
 
 
@@ -74,7 +73,7 @@ class ModelDrafter(Drafter):
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         feeds, asked = [], []
         for row, request, length in zip(self._rows, requests, self.backend.lengths, strict=True):
-            first = not row.tokens
+            first = not row.fed
             feed, kept = self._feed(row, request, length)
             feeds.append(feed)
             asked.append((row.lead if first and kept else 0, kept))
@@ -93,29 +92,25 @@ class ModelDrafter(Drafter):
         nothing = torch.zeros(0, dtype=torch.int64)
         if request is None:
             return (nothing, nothing), 0
-        tokens, parents = request.tokens.tolist(), request.parents.tolist()
-        depths = row.depths + [0] * len(tokens)
-        for place, parent in enumerate(parents, start=len(row.depths)):
-            depths[place] = depths[parent] + 1 if parent >= 0 else 0
-        lead = row.lead if row.tokens else len(row.pending)
+        row.asked.take(request)
+        lead = row.lead if row.fed else len(row.pending)
         room = self.backend.max_length
-        row.exhausted |= room is not None and length + lead + max(depths) >= room
+        row.exhausted |= room is not None and length + lead + max(row.asked.depths) >= room
         if row.exhausted:
             return (nothing, nothing), 0
-        ahead = [] if row.tokens else row.pending
-        row.lead, row.depths = lead, depths
-        row.tokens += tokens
-        row.parents += parents
+        ahead = [] if row.fed else row.pending
+        row.lead, row.fed = lead, len(row.asked)
         return (
             torch.cat([torch.tensor(ahead, dtype=torch.int64), request.tokens]),
             # The pending tokens are a chain from the committed state, and the root hangs below them.
             torch.cat([torch.arange(-1, len(ahead) - 1), request.parents + lead]),
-        ), len(tokens)
+        ), len(request)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         paths = []
         for place, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
-            known = {key: number for number, key in enumerate(zip(row.parents, row.tokens, strict=True))}
+            asked = zip(row.asked.parents[: row.fed], row.asked.tokens[: row.fed], strict=True)
+            known = {key: number for number, key in enumerate(asked)}
             path, number = [], -1
             for token in outcome.tokens:
                 if (number, token) not in known:

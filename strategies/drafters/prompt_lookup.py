@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from draftwood import InvalidInput, Request
+from draftwood import InvalidInput, Request, RequestLog
 from draftwood.fields import at_least
 from draftwood.strategies.drafters.table import Counts, TableDrafter, TableRow
 
@@ -20,26 +20,24 @@ class _Row(TableRow):
     shortest: int
     text: list[int] = attrs.field(factory=list)
     table: dict[tuple[int, ...], Counter[int]] = attrs.field(factory=dict)
-    asked: list[tuple[int, int]] = attrs.field(factory=list)  # token and parent of the round's nodes
+    asked: RequestLog = attrs.field(factory=RequestLog)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             for n in range(1, min(self.longest, len(self.text)) + 1):
                 self.table.setdefault(tuple(self.text[-n:]), Counter())[token] += 1
             self.text.append(token)
-        self.asked = []
+        self.asked = RequestLog()
 
     def followers(self, request: Request) -> list[Counts | None]:
-        start = len(self.asked)
-        self.asked += zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
-        return [self._followers(start + i) for i in range(len(request))]
+        return [self._followers(node) for node in self.asked.take(request)]
 
     def _followers(self, number: int) -> Counts | None:
         """Continuations of the longest known n-gram that ends at a node."""
         recent: list[int] = []
         while number >= 0 and len(recent) < self.longest:
-            token, number = self.asked[number]
-            recent.append(token)
+            recent.append(self.asked.tokens[number])
+            number = self.asked.parents[number]
         recent = recent[::-1]
         missing = self.longest - len(recent)
         recent = self.text[max(len(self.text) - missing, 0) :] + recent if missing else recent

@@ -9,7 +9,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import LearningPolicy, Outcome, Randomness, Request, TokenTree, TreePolicy, learning
+from draftwood import (
+    LearningPolicy,
+    Outcome,
+    Randomness,
+    Request,
+    RequestLog,
+    TokenTree,
+    TreePolicy,
+    learning,
+)
 from draftwood.fields import at_least, probability
 from draftwood.strategies.policies.around import Around, by_name
 
@@ -84,18 +93,23 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
     ) -> Generator[Request, Tensor, TokenTree]:
         state = state or self.first_state()
         growing = learning.grow(self.policy, root, rng, state.within)
-        asked: list[_Asked] = []
+        log, asked = RequestLog(), list[_Asked]()
         places = 0  # nodes that the draft was asked for
         stopped = False
         try:
             request = next(growing)
             while True:
+                numbers = log.take(request)
                 nodes = [
-                    _Asked.below(asked[parent] if parent >= 0 else None, token)
-                    for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
+                    _Asked.below(asked[log.parents[n]] if log.parents[n] >= 0 else None, log.tokens[n])
+                    for n in numbers
                 ]
                 # A node below one that was not asked for has no state to be asked in.
-                open_ = [place for place, node in enumerate(nodes) if node.open and node.depth != self.depth]
+                open_ = [
+                    place
+                    for place, (n, node) in enumerate(zip(numbers, nodes, strict=True))
+                    if node.open and log.depths[n] != self.depth
+                ]
                 unsure = sum(node.reach for node in nodes) < state.threshold
                 stopped |= unsure
                 if unsure or not open_:
@@ -145,7 +159,6 @@ class _Asked:
         place: its number among the nodes that the draft was asked for.
     """
 
-    depth: int
     reach: float
     open: bool
     probs: Tensor | None = None
@@ -154,8 +167,8 @@ class _Asked:
     @classmethod
     def below(cls, parent: _Asked | None, token: int) -> _Asked:
         if parent is None:
-            return cls(0, 1.0, open=True)
+            return cls(1.0, open=True)
         if parent.probs is None:
-            return cls(parent.depth + 1, 0.0, open=False)
+            return cls(0.0, open=False)
         # Of several drafters, each is as likely to have written the text.
-        return cls(parent.depth + 1, parent.reach * float(parent.probs[..., token].mean()), open=True)
+        return cls(parent.reach * float(parent.probs[..., token].mean()), open=True)

@@ -13,6 +13,7 @@ from draftwood import (
     Proposal,
     Randomness,
     Request,
+    RequestLog,
     TokenTree,
     TreeBuilder,
     TreePolicy,
@@ -98,7 +99,8 @@ class Mixture(TreePolicy):
         yield from asked.ask([(root,)])
         drafters = len(asked.rows[(root,)])
         growing = [
-            _Growing(place, policy.grow(root, rng)) for place, policy in enumerate(self.members(drafters))
+            _Growing(place, policy.grow(root, rng), root)
+            for place, policy in enumerate(self.members(drafters))
         ]
         for one in growing:
             one.advance(None)
@@ -133,11 +135,11 @@ class _Asked:
 class _Growing:
     """The tree of one drafter in progress."""
 
-    def __init__(self, drafter: int, generator: Generator[Request, Tensor, TokenTree]) -> None:
+    def __init__(self, drafter: int, generator: Generator[Request, Tensor, TokenTree], root: int) -> None:
         self.drafter, self.generator = drafter, generator
         self.tree: TokenTree | None = None
         self.wanted: list[Text] = []  # the texts of its request
-        self._asked: list[Text] = []
+        self._root, self._asked = root, RequestLog()
 
     def advance(self, probs: Tensor | None) -> None:
         """Answer its request with `probs` `[k, vocab]` (None starts it) and take the next one."""
@@ -146,10 +148,7 @@ class _Growing:
         except StopIteration as finished:
             self.tree = finished.value
             return
-        start = len(self._asked)
-        for token, parent in zip(request.tokens.tolist(), request.parents.tolist(), strict=True):
-            self._asked.append((*(self._asked[parent] if parent >= 0 else ()), token))
-        self.wanted = self._asked[start:]
+        self.wanted = [(self._root, *self._asked.path(node)) for node in self._asked.take(request)]
 
 
 def merged(trees: list[TokenTree], budget: int) -> TokenTree:

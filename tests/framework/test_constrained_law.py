@@ -9,7 +9,7 @@ from draftwood import forced as forced_module
 from draftwood.constraints import ConstrainedRow
 from draftwood.forced import as_drafted, with_forced_spans
 from draftwood.loop import RoundLoop, Row
-from draftwood.protocols import Outcome
+from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain

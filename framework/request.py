@@ -1,0 +1,63 @@
+"""What a policy asks of the draft in one round of one row: its requests, and their nodes' numbers."""
+
+from __future__ import annotations
+
+import attrs
+from jaxtyping import Int
+from torch import Tensor
+
+from draftwood.prefixes import Path
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """Nodes of one row whose draft distributions a policy needs.
+
+    The nodes of a round are numbered in the order in which they are asked for, over all its requests;
+    the root comes first, as number 0 with parent -1.
+
+    Attributes:
+        tokens: int64.
+        parents: int64, the numbers of the nodes' parents.
+    """
+
+    tokens: Int[Tensor, " k"]
+    parents: Int[Tensor, " k"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@attrs.define(eq=False)
+class RequestLog:
+    """The nodes that were asked for so far in a round of one row, by their numbers.
+
+    Attributes:
+        tokens: of every node.
+        parents: numbers of their parents; -1 at the root.
+        depths: 0 at the root.
+    """
+
+    tokens: list[int] = attrs.field(factory=list)
+    parents: list[int] = attrs.field(factory=list)
+    depths: list[int] = attrs.field(factory=list)
+    _paths: list[Path] = attrs.field(factory=list, init=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, request: Request) -> range:
+        """Add the nodes of `request`, whose parents are known or stand before them; returns their numbers."""
+        first = len(self)
+        self.tokens += request.tokens.tolist()
+        self.parents += request.parents.tolist()
+        for parent in self.parents[first:]:
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
+        return range(first, len(self))
+
+    def path(self, number: int) -> Path:
+        """The tokens of a node's path, without the root's."""
+        for node in range(len(self._paths), number + 1):
+            parent = self.parents[node]
+            self._paths.append((*self._paths[parent], self.tokens[node]) if parent >= 0 else ())
+        return self._paths[number]
