@@ -14,6 +14,7 @@ import attrs
 from draftwood import SamplingParams, SpeculativeDecoder, create, registry
 from draftwood.apps.bench.figures import common
 from draftwood.apps.bench.writers import Speculative, Text, Transformers, Writer
+from draftwood.metrics import value
 
 ORDINARY, ASSISTED, DYSPEC = "generate()", "assisted generation", "DySpec"
 
@@ -99,18 +100,17 @@ class Result:
     """One contender's figures over all prompts.
 
     Attributes:
-        ratio: tokens a second over those of `generate()`.
-        tokens_per_round: new tokens for every pass of the target.
+        tokens_per_second, speed_up, tokens_per_round, acceptance_rate: as in `draftwood.metrics`; the last is
+            None where nothing is drafted.
         agreement: the part of `generate()`'s tokens before the first that differs.
-        acceptance: accepted draft tokens over drafted ones, where it is known.
     """
 
     contender: str
     tokens_per_second: float
-    ratio: float
+    speed_up: float
     tokens_per_round: float
     agreement: float
-    acceptance: float | None
+    acceptance_rate: float | None
 
     @property
     def equal(self) -> bool:
@@ -123,17 +123,23 @@ def result(heats: Sequence[Heat], contender: str) -> Result:
     own = [heat.text for heat in heats if heat.contender == contender]
     plain = [heat.text for heat in heats if heat.contender == ORDINARY]
     wanted = {heat.prompt: heat.text.tokens for heat in heats if heat.contender == ORDINARY}
-    seconds = sum(text.seconds for text in own)
-    written = sum(len(text.tokens) for text in own)
+    sums: dict[str, float] = {
+        "tokens": sum(len(text.tokens) for text in own),
+        "seconds": sum(text.seconds for text in own),
+        "rounds": sum(text.rounds for text in own),
+        "drafted": sum(text.drafted or 0 for text in own),
+        "accepted": sum(text.accepted or 0 for text in own),
+        "plain_tokens": sum(len(text.tokens) for text in plain),
+        "plain_seconds": sum(text.seconds for text in plain),
+    }
     agreeing = sum(
         common(heat.text.tokens, wanted[heat.prompt]) for heat in heats if heat.contender == contender
     )
-    drafted = sum(text.drafted or 0 for text in own)
     return Result(
         contender=contender,
-        tokens_per_second=written / seconds,
-        ratio=sum(text.seconds for text in plain) / seconds,
-        tokens_per_round=written / sum(text.rounds for text in own),
-        agreement=agreeing / written,
-        acceptance=sum(text.accepted or 0 for text in own) / drafted if drafted else None,
+        tokens_per_second=value("tokens_per_second", sums),
+        speed_up=value("speed_up", sums),
+        tokens_per_round=value("tokens_per_round", sums),
+        agreement=agreeing / sums["tokens"],
+        acceptance_rate=value("acceptance_rate", sums) if sums["drafted"] else None,
     )

@@ -170,9 +170,9 @@ def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
         table.add_row(
             one.contender,
             f"{one.tokens_per_second:.1f}",
-            f"{one.ratio:.2f}",
+            f"{one.speed_up:.2f}",
             f"{one.tokens_per_round:.2f}",
-            "" if one.acceptance is None else f"{one.acceptance:.0%}",
+            "" if one.acceptance_rate is None else f"{one.acceptance_rate:.0%}",
             "yes" if one.equal else f"{one.agreement:.0%} of it",
         )
     console.print()
@@ -188,11 +188,11 @@ def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
     by_name = {one.contender: one for one in results}
     dyspec = by_name[DYSPEC]
     sentences = []
-    if dyspec.ratio >= _PAYS:
-        sentences.append(f"DySpec writes {dyspec.ratio:.2f} times as fast as generate() here.")
+    if dyspec.speed_up >= _PAYS:
+        sentences.append(f"DySpec writes {dyspec.speed_up:.2f} times as fast as generate() here.")
     else:
         sentences.append(
-            f"Speculation does not pay on this machine: DySpec reaches {dyspec.ratio:.2f} times the "
+            f"Speculation does not pay on this machine: DySpec reaches {dyspec.speed_up:.2f} times the "
             f"speed of generate(), because a pass over {cost.nodes} nodes takes {cost.ratio:.1f} times as "
             f"long as one over a single token ({cost.precision}), and a round of a pass and its drafting "
             f"yields {dyspec.tokens_per_round:.2f} tokens. A GPU, or a CPU with matrix instructions for "

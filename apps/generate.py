@@ -172,7 +172,7 @@ def summary(statistics: Statistics) -> str:
     """The totals that people compare, in one line."""
     s = statistics
     return (
-        f"{s.new_tokens} tokens in {s.seconds:.2f} s, {s.tokens_per_second:.1f} tokens/s, "
+        f"{s.new_tokens} tokens in {s.seconds:.2f} s, {s.figure('tokens_per_second'):.1f} tokens/s, "
         f"{s.tokens_per_round:.2f} tokens per round, {s.acceptance_rate:.0%} of drafted tokens accepted"
     )
 

@@ -111,7 +111,7 @@ def measured(
         tally.texts += 1
         tally.tokens += len(tokens)
         tally.rounds += written.statistics.target_calls
-        tally.nodes += written.statistics.drafted
+        tally.nodes += int(written.statistics.sums["drafted"])
         try:
             schema.model_validate_json(tokenizer.decode(tokens, skip_special_tokens=True))
             tally.valid += written.finish_reasons[0] == "eos"

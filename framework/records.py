@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood.metrics import value
 from draftwood.outcome import Outcome
 from draftwood.tree import TokenTree
 
@@ -112,10 +113,6 @@ class Round:
     cut: Mapping[int, int] = attrs.field(factory=dict)
 
 
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0
-
-
 @attrs.define
 class Statistics:
     """Totals of one `generate` call, computed from its rounds.
@@ -134,13 +131,9 @@ class Statistics:
     peak_memory: int = 0
 
     @property
-    def _row_records(self) -> list[RowRecord]:
-        return [record for r in self.rounds for record in r.rows]
-
-    @property
     def new_tokens(self) -> int:
         """Tokens added to all rows."""
-        return sum(len(r.tokens) for r in self._row_records)
+        return sum(len(record.tokens) for one in self.rounds for record in one.rows)
 
     @property
     def target_calls(self) -> int:
@@ -149,80 +142,78 @@ class Statistics:
 
     @property
     def draft_calls(self) -> int:
-        return sum(r.draft_calls for r in self.rounds)
+        return sum(one.draft_calls for one in self.rounds)
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """What figures are worked out from; `metrics` says what each sum is."""
+        records = [record for one in self.rounds for record in one.rows]
+        texts = len({record.row for record in records})
+        first = sum(len(record.tokens) for record in self.rounds[0].rows) if self.rounds else 0
+        # One draft pass serves all rows of a round.
+        passes = self.draft_calls * len(records) / max(len(self.rounds), 1)
+        return {
+            "texts": texts,
+            "tokens": self.new_tokens,
+            "rounds": len(records),
+            "first_tokens": first,
+            "drafted": sum(record.outcome.drafted for record in records),
+            "accepted": sum(record.outcome.accepted for record in records),
+            "depth": sum(record.depth for record in records),
+            "seconds": self.seconds,
+            "text_seconds": self.seconds * texts,
+            "first_token_seconds": self.first_token_seconds * texts,
+            "round_seconds": sum(one.seconds for one in self.rounds),
+            "prefill_seconds": self.prefill_seconds,
+            "draft_seconds": sum(one.draft_seconds for one in self.rounds),
+            "target_seconds": sum(one.target_seconds for one in self.rounds),
+            "verify_seconds": sum(one.verify_seconds for one in self.rounds),
+            "draft_cost_calls": self.draft_cost * passes,
+        }
 
     @property
     def tokens_per_round(self) -> float:
         """Block efficiency: tokens a row gains in a round, the extra token included."""
-        return _ratio(self.new_tokens, len(self._row_records))
-
-    @property
-    def drafted(self) -> int:
-        return sum(r.outcome.drafted for r in self._row_records)
+        return self.figure("tokens_per_round")
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted draft tokens over drafted tokens."""
-        return _ratio(sum(r.outcome.accepted for r in self._row_records), self.drafted)
+        return self.figure("acceptance_rate")
 
-    @property
-    def accepted_length(self) -> float:
-        """Mean length of the accepted path, root and extra token not counted."""
-        return _ratio(sum(r.outcome.accepted for r in self._row_records), len(self._row_records))
-
-    @property
-    def depth_share(self) -> float:
-        """Accepted path length as a share of the tree's depth, over all rounds."""
-        return _ratio(
-            sum(r.outcome.accepted for r in self._row_records),
-            sum(r.depth for r in self._row_records),
-        )
-
-    @property
-    def tree_size(self) -> float:
-        """Mean number of drafted tokens in a tree."""
-        return _ratio(self.drafted, len(self._row_records))
-
-    @property
-    def tree_depth(self) -> float:
-        """Mean depth of a tree."""
-        return _ratio(sum(r.depth for r in self._row_records), len(self._row_records))
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Time per output token after the first round, a row."""
-        rows = len({r.row for r in self._row_records})
-        later = self.new_tokens - (sum(len(r.tokens) for r in self.rounds[0].rows) if self.rounds else 0)
-        return _ratio((self.seconds - self.first_token_seconds) * rows, later)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens of all rows over the whole time, prefill included."""
-        return _ratio(self.new_tokens, self.seconds)
-
-    @property
-    def memory_bound_speedup(self) -> float:
-        """Speed-up if a pass cost the bytes of its weights: tokens per round / (1 + r * draft calls a round).
-
-        RSD's MBSU with r the draft's size over the target's.
-        """
-        calls = _ratio(self.draft_calls, len(self.rounds))
-        return _ratio(self.tokens_per_round, 1 + self.draft_cost * calls)
-
-    @property
-    def overhead(self) -> float:
-        """The part of the rounds' time that is neither draft pass nor target pass."""
-        total = sum(r.seconds for r in self.rounds)
-        return _ratio(total - sum(r.draft_seconds + r.target_seconds for r in self.rounds), total)
+    def figure(self, name: str) -> float:
+        """A figure of `draftwood.metrics.METRICS` by its name; 0 where nothing was counted."""
+        return value(name, self.sums)
 
     def summary(self) -> dict[str, float]:
-        """All totals by name."""
-        names = (
-            "new_tokens target_calls draft_calls tokens_per_round acceptance_rate accepted_length "
-            "depth_share tree_size tree_depth prefill_seconds first_token_seconds seconds_per_token "
-            "tokens_per_second memory_bound_speedup overhead seconds peak_memory"
-        )
-        return {name: getattr(self, name) for name in names.split()}
+        """The counts, the times and every figure that one call has, by name."""
+        counted: dict[str, float] = {name: getattr(self, name) for name in _COUNTED}
+        sums = self.sums
+        return counted | {name: value(name, sums) for name in _FIGURES}
+
+
+_COUNTED = (
+    "new_tokens",
+    "target_calls",
+    "draft_calls",
+    "prefill_seconds",
+    "first_token_seconds",
+    "seconds",
+    "peak_memory",
+)
+_FIGURES = (
+    "tokens_per_round",
+    "acceptance_rate",
+    "path_length",
+    "depth_share",
+    "tree_size",
+    "tree_depth",
+    "time_per_output_token",
+    "seconds_per_token",
+    "tokens_per_second",
+    "memory_bound_speed_up",
+    "overhead",
+)
 
 
 def peak_memory() -> int:

@@ -14,66 +14,13 @@ from numpy.typing import NDArray
 
 from draftwood.apps.bench.plan import Plan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec, measured
+from draftwood.metrics import METRICS, Sums
 
-Sums = Mapping[str, NDArray[np.float64]]
 Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one behind it, and of the other
 _BOOTSTRAPS = 4000
 _PERMUTATIONS = 2000
 _HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
 _LEAST = 5  # tokens seen fewer times than this are one class of the test
-
-
-@attrs.frozen
-class Metric:
-    """A figure of one contender, as a ratio of sums over prompts.
-
-    Attributes:
-        name: in JSON and CSV.
-        unit: in words.
-        of: the figure from the sums; sums of ordinary `generate` have the prefix `plain_`.
-    """
-
-    name: str
-    unit: str
-    of: Callable[[Sums], NDArray[np.float64]]
-
-
-_PARTS = ("prefill_seconds", "draft_seconds", "target_seconds", "verify_seconds")
-METRICS = (
-    Metric("tokens_per_second", "tokens/s", lambda s: s["tokens"] / s["seconds"]),
-    Metric("seconds_per_token", "s", lambda s: s["seconds"] / s["tokens"]),
-    Metric(
-        "speed_up",
-        "times generate()",
-        lambda s: s["tokens"] / s["seconds"] * s["plain_seconds"] / s["plain_tokens"],
-    ),
-    Metric("time_to_first_token", "s", lambda s: s["first_token_seconds"] / s["texts"]),
-    Metric(
-        "time_per_output_token",
-        "s",
-        lambda s: (s["seconds"] - s["first_token_seconds"]) / (s["tokens"] - s["first_tokens"]),
-    ),
-    Metric("tokens_per_round", "tokens", lambda s: s["tokens"] / s["rounds"]),
-    Metric("acceptance_rate", "share", lambda s: s["accepted"] / s["drafted"]),
-    Metric("path_length", "tokens", lambda s: s["accepted"] / s["rounds"]),
-    Metric("tree_size", "nodes", lambda s: s["drafted"] / s["rounds"]),
-    Metric("rounds", "rounds a text", lambda s: s["rounds"] / s["texts"]),
-    Metric(
-        "memory_bound_speed_up",
-        "times generate()",
-        lambda s: s["tokens"] / (s["rounds"] + s["draft_cost_calls"]),
-    ),
-    Metric("prefill_seconds", "s a text", lambda s: s["prefill_seconds"] / s["texts"]),
-    Metric("draft_seconds", "s a token", lambda s: s["draft_seconds"] / s["tokens"]),
-    Metric("target_seconds", "s a token", lambda s: s["target_seconds"] / s["tokens"]),
-    Metric("verify_seconds", "s a token", lambda s: s["verify_seconds"] / s["tokens"]),
-    Metric(
-        "rest_seconds",
-        "s a token",
-        lambda s: (s["seconds"] - sum(s[part] for part in _PARTS)) / s["tokens"],
-    ),
-    Metric("score", "share of right answers", lambda s: s["right"] / s["scored"]),
-)
 
 
 @attrs.frozen
@@ -204,7 +151,12 @@ _COUNTED = (
     "draft_calls",
     "drafted",
     "accepted",
-    *_PARTS,
+    "depth",
+    "round_seconds",
+    "prefill_seconds",
+    "draft_seconds",
+    "target_seconds",
+    "verify_seconds",
 )
 
 
@@ -225,9 +177,10 @@ def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDAr
     def sums(of: Callable[[Mapping[str, Any]], float | None]) -> NDArray[np.float64]:
         return np.array([sum(np.nan if (v := of(c)) is None else v for c in g) for g in groups])
 
-    found = {name: sums(lambda c, name=name: c[name]) for name in _COUNTED}  # type: ignore[misc]
+    found = {name: sums(lambda c, name=name: c.get(name)) for name in _COUNTED}  # type: ignore[misc]
     found["tokens"] = sums(lambda c: len(c["tokens"]))
     found["texts"] = sums(lambda c: 1)
+    found["text_seconds"] = found["seconds"]  # one after another
     found["scored"] = sums(lambda c: c["right"] is not None)
     found["right"] = sums(lambda c: bool(c["right"]))
     found["draft_cost_calls"] = sums(

@@ -33,6 +33,8 @@ class Text:
         draft_cost: bytes that a draft pass reads over bytes that a target pass reads.
         drafted: draft tokens in all trees.
         accepted: those that were accepted, before the cut at the end.
+        depth: of all trees, added up.
+        round_seconds: in the rounds, the prompt's passes not included.
         draft_seconds: in the draft's passes.
         target_seconds: in the target's, the prompt's not included.
         verify_seconds: in verification.
@@ -51,6 +53,8 @@ class Text:
     draft_cost: float | None = None
     drafted: int | None = None
     accepted: int | None = None
+    depth: int | None = None
+    round_seconds: float | None = None
     draft_seconds: float | None = None
     target_seconds: float | None = None
     verify_seconds: float | None = None
@@ -143,6 +147,7 @@ class Speculative(Writer):
         if generation.finish_reasons[0] == "interrupted":
             raise KeyboardInterrupt  # a text that was cut short is no measurement
         s = generation.statistics
+        sums = s.sums
         return Text(
             tokens=generation.tokens[0],
             seconds=seconds,
@@ -152,11 +157,13 @@ class Speculative(Writer):
             peak_memory=s.peak_memory,
             draft_calls=s.draft_calls,
             draft_cost=s.draft_cost,
-            drafted=s.drafted,
-            accepted=sum(record.outcome.accepted for one in s.rounds for record in one.rows),
-            draft_seconds=sum(one.draft_seconds for one in s.rounds),
-            target_seconds=sum(one.target_seconds for one in s.rounds),
-            verify_seconds=sum(one.verify_seconds for one in s.rounds),
+            drafted=int(sums["drafted"]),
+            accepted=int(sums["accepted"]),
+            depth=int(sums["depth"]),
+            round_seconds=sums["round_seconds"],
+            draft_seconds=sums["draft_seconds"],
+            target_seconds=sums["target_seconds"],
+            verify_seconds=sums["verify_seconds"],
             prefill_seconds=s.prefill_seconds,
             accept_lengths=[len(record.tokens) for one in s.rounds for record in one.rows],
         )

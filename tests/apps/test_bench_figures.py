@@ -70,10 +70,10 @@ def test_every_figure_is_that_of_the_loop(monkeypatch):
     wanted = {
         "tokens_per_round": s.tokens_per_round,
         "acceptance_rate": s.acceptance_rate,
-        "path_length": s.accepted_length,
-        "tree_size": s.tree_size,
+        "path_length": s.figure("path_length"),
+        "tree_size": s.figure("tree_size"),
         "rounds": s.target_calls,
-        "memory_bound_speed_up": s.memory_bound_speedup,
+        "memory_bound_speed_up": s.figure("memory_bound_speed_up"),
         "time_to_first_token": s.first_token_seconds,
         "tokens_per_second": 12 / text.seconds,
         "seconds_per_token": text.seconds / 12,
@@ -82,7 +82,7 @@ def test_every_figure_is_that_of_the_loop(monkeypatch):
     }
     assert {name: found.value(name) for name in wanted} == pytest.approx(wanted)
     # The loop stops its own clock a little earlier than its caller.
-    assert found.value("time_per_output_token") == pytest.approx(s.seconds_per_token, rel=0.1)
+    assert found.value("time_per_output_token") == pytest.approx(s.figure("time_per_output_token"), rel=0.1)
     parts = [found.value(f"{part}_seconds") for part in ("draft", "target", "verify", "rest")]
     parts.append(found.value("prefill_seconds") / 12)
     assert sum(parts) == pytest.approx(text.seconds / 12)

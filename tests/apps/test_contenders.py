@@ -39,12 +39,12 @@ def test_figures_are_ratios_of_sums_over_prompts():
     heats = [heat(ORDINARY, 0, 4.0, drafted=0), heat(ORDINARY, 1, 8.0, drafted=0)]
     heats += [heat(DYSPEC, 0, 1.0, rounds=2), heat(DYSPEC, 1, 3.0, rounds=3, drafted=2)]
     found = result(heats, DYSPEC)
-    assert found.ratio == 12 / 4
+    assert found.speed_up == 12 / 4
     assert found.tokens_per_second == 8 / 4
     assert found.tokens_per_round == 8 / 5
-    assert found.acceptance == 4 / 10
+    assert found.acceptance_rate == 4 / 10
     assert found.equal
-    assert result(heats, ORDINARY).acceptance is None
+    assert result(heats, ORDINARY).acceptance_rate is None
 
 
 def test_agreement_counts_the_tokens_before_the_first_difference():

@@ -227,13 +227,13 @@ def test_statistics_count_what_happened():
     assert stats.tokens_per_round == 27 / len(records)
     accepted = sum(len(r.outcome.path) - 1 for r in records)
     assert stats.acceptance_rate == accepted / sum(len(r.tree.tokens) - 1 for r in records)
-    assert stats.accepted_length == accepted / len(records)
-    assert stats.tree_depth == sum(r.depth for r in records) / len(records)
-    assert stats.depth_share == pytest.approx(accepted / sum(r.depth for r in records))
+    assert stats.figure("path_length") == accepted / len(records)
+    assert stats.figure("tree_depth") == sum(r.depth for r in records) / len(records)
+    assert stats.figure("depth_share") == pytest.approx(accepted / sum(r.depth for r in records))
     assert 0 < stats.first_token_seconds <= stats.seconds
-    assert 0 <= stats.overhead <= 1
+    assert 0 <= stats.figure("overhead") <= 1
     assert stats.peak_memory > 1e6
-    assert set(stats.summary()) >= {"memory_bound_speedup", "tokens_per_second", "seconds_per_token"}
+    assert set(stats.summary()) >= {"memory_bound_speed_up", "tokens_per_second", "time_per_output_token"}
 
 
 def test_the_trace_holds_each_tree_with_both_probabilities():
@@ -255,9 +255,9 @@ def test_the_trace_holds_each_tree_with_both_probabilities():
         text += record.tokens
 
 
-def test_memory_bound_speedup_is_rsds():
+def test_memory_bound_speed_up_is_rsds():
     out = decoder(Chain(4)).generate(PROMPTS[:1], max_new_tokens=30, return_dict_in_generate=True)
     stats = out.statistics
     stats.draft_cost = 0.1
     calls = stats.draft_calls / len(stats.rounds)
-    assert stats.memory_bound_speedup == pytest.approx(stats.tokens_per_round / (1 + 0.1 * calls))
+    assert stats.figure("memory_bound_speed_up") == pytest.approx(stats.tokens_per_round / (1 + 0.1 * calls))
