@@ -34,32 +34,6 @@ BUDGET = 100_000  # random outcomes of one case
 # next root; the others over one round, which is much cheaper.
 _ROUNDS_EVERY = 20
 
-# Static shapes; both skip a rank.
-_TWO = ((0,), (2,))
-_THREE = ((0,), (2,), (0, 0))
-
-# Trees small enough to enumerate, the cheapest first: a registered policy gets those of these options that
-# it has. The models take turns with them, as far as their vocabularies allow.
-_SIZES = ("length", "depth", "branching", "budget", "paths", "width", "shape")
-_SHAPES: tuple[dict[str, Any], ...] = tuple(
-    {**dict(zip(_SIZES, sizes, strict=True)), "budgets": (sizes[_SIZES.index("budget")],)}
-    for sizes in (
-        (1, 1, 2, 2, 2, 2, _TWO),
-        (2, 2, 2, 3, 1, 1, _TWO),
-        (1, 1, 3, 3, 3, 3, _THREE),
-        (2, 3, 2, 4, 2, 1, _THREE),
-        (3, 2, 2, 4, 1, 2, _THREE),
-        (3, 2, 2, 6, 2, 3, _THREE),
-    )
-)
-
-# Over several rounds, a policy that learns is visited with every past it may have had, so its tree is
-# the smallest one, and its memory is short enough to act within them.
-_LEARNING: dict[str, Any] = {
-    "length": 1, "depth": 1, "branching": 1, "budget": 1, "paths": 1, "width": 1, "warmup": 1, "window": 2,
-    "budgets": (0, 1, 2),
-}  # fmt: skip
-
 
 @attrs.frozen
 class Toys:
@@ -125,9 +99,11 @@ class Toys:
         return drafter
 
     @property
-    def shapes(self) -> tuple[dict[str, Any], ...]:
+    def shapes(self) -> tuple[Mapping[str, Any], ...]:
         """The trees that take no minute on so many tokens, the one whose turn it is first."""
-        small = _SHAPES[: {2: 6, 3: 4, 4: 3}[self.vocab_size]]
+        from draftwood.testing.small_sizes import TREES
+
+        small = TREES[: {2: 6, 3: 4, 4: 3}[self.vocab_size]]
         if self.rounds:
             turn = self.number % len(small)
         else:
@@ -317,12 +293,13 @@ def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Dr
     """The verdict on a pair after one more model."""
     from draftwood.testing import BudgetExceeded
     from draftwood.testing.arithmetic import rounding
+    from draftwood.testing.small_sizes import LEARNING
 
     pair = so_far.pair
     try:
         policy, verifier, shape = pair.build(toys.shapes, given)
         if policy.learns and toys.rounds is None:
-            policy, verifier, shape = pair.build([_LEARNING], given)
+            policy, verifier, shape = pair.build([LEARNING], given)
         error, why = _error_on(toys, policy, verifier, (pair.grower, shape), drawn)
     except IncompatibleStrategy as refusal:
         return Verdict(pair, None, "refused", one_line(refusal))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks import held_out
 from draftwood.apps.prompts import PROMPTS
-from draftwood.zoo import held_out
 
 
 def prompts_of(data: Path | None, tokenizer: Any, count: int) -> list[list[int]]:

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks import held_out
 from benchmarks.settings import BUDGETS, LARGE, Setting, settings
 from benchmarks.verifiers import interval
 from draftwood import (
@@ -40,7 +41,6 @@ from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 from draftwood.decoder import Generation
 from draftwood.strategies.acceptance import acceptance_vector
-from draftwood.zoo import held_out
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors

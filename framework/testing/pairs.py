@@ -10,23 +10,11 @@ from typing import Any
 import attrs
 
 from draftwood import registry
-from draftwood.compatibility import check_strategy_fits, known_laws, needs_several_drafters
+from draftwood.compatibility import check_strategy_fits, needs_several_drafters
 from draftwood.errors import IncompatibleStrategy
 from draftwood.protocols import Drafter, TreePolicy, Verifier
+from draftwood.testing.small_sizes import COMBINED
 from draftwood.testing.toy import ToyBackend, ToyModel
-
-SIZES: Mapping[str, Sequence[Any]] = {
-    "length": (1, 2),
-    "depth": (1, 2),
-    "branching": (2,),
-    "budget": (3,),
-    "budgets": ((3,),),
-    "paths": (2,),
-    "shape": (((0,), (2,), (0, 0)),),
-    "width": (2,),
-    "law": known_laws(),
-}
-"""Values that keep a proof small, for the options of these names that a policy has."""
 
 
 @attrs.frozen
@@ -43,8 +31,8 @@ class Named:
 
 
 def small_policies() -> list[Named]:
-    """Every registered policy in every combination of `SIZES` that it takes."""
-    return list(_built("policies", SIZES))
+    """Every registered policy in every combination of the small sizes that it takes."""
+    return list(_built("policies", COMBINED))
 
 
 def small_verifiers() -> list[Named]:

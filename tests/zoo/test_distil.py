@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from draftwood import zoo
 from draftwood.errors import InvalidInput
-from draftwood.zoo import held_out
 from draftwood.zoo.distil import (
     Recipe,
     agreement,
@@ -128,24 +127,6 @@ def test_learning_rate() -> None:
     assert rates[0] < 0.02
     assert rates[300] == 1.0
     assert rates[999] < 0.01
-
-
-def test_held_out_prompts(tmp_path: Path) -> None:
-    with (tmp_path / "gsm8k_test.jsonl").open("w") as file:
-        file.writelines(json.dumps({"question": f"What is {i}?"}) + "\n" for i in range(9))
-    with (tmp_path / "humaneval.jsonl").open("w") as file:
-        file.writelines(json.dumps({"prompt": f"def f{i}():"}) + "\n" for i in range(4))
-    (tmp_path / "wikitext2_test.txt").write_text("\n = Title = \n" + f"{'word ' * 120}\n" * 4)
-    found = held_out.prompts(tmp_path, zoo.tokenizer(), count=3)
-    assert {name: len(rows) for name, rows in found.items()} == {
-        "gsm8k": 3,
-        "humaneval": 3,
-        "wikitext2": 3,
-    }
-    assert zoo.tokenizer().decode(found["gsm8k"][1]) == "Question: What is 3?\nAnswer:"
-    assert all(len(row) == 64 for row in found["wikitext2"])
-    with pytest.raises(InvalidInput, match="humaneval has 4 prompts but count=5"):
-        held_out.prompts(tmp_path, zoo.tokenizer(), count=5)
 
 
 def test_command_line_distils_and_pretrains(folder: Path) -> None:
