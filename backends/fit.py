@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from draftwood.backends.lengths import FAR, NEAR, ROTATION, idle, nearer, numbers
-from draftwood.backends.model import ModelBackend, plain_logits
+from draftwood.backends.model import plain_logits
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
+from draftwood.protocols import StateBackend
 
 
-def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
+def misfit(make: Callable[[Any], StateBackend], model: Any) -> str | None:
     """Why the backend that `make` gives does not serve `model`, or None.
 
     It is tried on a short text; beyond every window, chunk, scale and switch that the configuration names,
@@ -33,7 +34,7 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
         ) from error
     if (reason := disagreement(make(plain), plain)) is not None:
         return reason
-    if not (named := numbers(model.config, above=NEAR)):
+    if not (named := numbers(model, above=NEAR)):
         return None
     text = [(17 * i + 11) % (make(plain).vocab_size) for i in range(2 * NEAR + 4)]
     still = idle(plain, list(named), text)

@@ -370,7 +370,8 @@ def _stops(
     if eos_token_id is None:
         eos_token_id = target.eos_token_ids
     most = int(max_new_tokens)
-    room = [most if target.max_length is None else target.max_length - len(p) for p in prompts]
+    # The last token needs no place in the context: nothing is read behind it.
+    room = [most if target.max_length is None else target.max_length + 1 - len(p) for p in prompts]
     return StopConditions(
         eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
         limit=[min(most, one) for one in room],

@@ -126,7 +126,7 @@ def test_families_that_are_refused(family: str, words: str) -> None:
 
 def test_numbers_are_found_and_made_small() -> None:
     model = randomised(hf.AutoModelForCausalLM.from_config(llama4()))
-    assert numbers(model.config, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
+    assert numbers(model, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
     near = nearer(model, ["floor_scale"])
     assert near.config.floor_scale == near.model.layers[0].self_attn.floor_scale == NEAR
     assert model.config.floor_scale == model.model.layers[0].self_attn.floor_scale == FAR
