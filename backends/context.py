@@ -52,7 +52,7 @@ def end_of_positions(model: Any) -> int | None:
 
 
 def switch_of_rotation(config: Any) -> int | None:
-    """Tokens beyond which a model rotates all keys of a text otherwise (longrope), cached ones too; or None."""
+    """Tokens beyond which all keys of a text are rotated otherwise (longrope), cached ones too; or None."""
     config = config.get_text_config(decoder=True)
     long = next((r for r in _rotations(config) if r.get("rope_type") == "longrope"), None)
     if long is None:
@@ -74,7 +74,7 @@ def reads_again_at_switch(model: Any) -> bool:
     """
     config = model.config.get_text_config(decoder=True)
     switch = switch_of_rotation(config)
-    return switch is not None and vars(config).get(SWITCH) == switch and READ_AGAIN <= _names(model)
+    return switch is not None and vars(config).get(SWITCH) == switch and _names(model) >= READ_AGAIN
 
 
 def _loses_text(model: Any) -> bool:
@@ -106,18 +106,18 @@ def _scaled(config: Any) -> bool:
 def _has_table(model: Any, length: int) -> bool:
     """Whether a module holds an embedding, a buffer or another tensor beside its weights of this length."""
     words = model.get_input_embeddings()
-
-    def fits(size: int) -> bool:
-        return length <= size <= length + OFFSET
-
+    sizes: list[int] = []
     for module in _writing(model, model.config):
-        if isinstance(module, torch.nn.Embedding) and module is not words and fits(module.num_embeddings):
-            return True
+        if hasattr(module, "make_weights"):  # it makes a longer table when one is needed
+            continue
+        sizes += [
+            child.num_embeddings
+            for name, child in module.named_children()
+            if isinstance(child, torch.nn.Embedding) and child is not words and "token" not in name
+        ]
         held = [*module.buffers(recurse=False), *vars(module).values()]
-        tensors = [value for value in held if isinstance(value, torch.Tensor)]
-        if any(fits(size) for tensor in tensors for size in tensor.shape):
-            return True
-    return False
+        sizes += [size for tensor in held if isinstance(tensor, torch.Tensor) for size in tensor.shape]
+    return any(length <= size <= length + OFFSET for size in sizes)
 
 
 def _writing(module: torch.nn.Module, config: Any) -> Iterator[torch.nn.Module]:

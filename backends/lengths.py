@@ -25,6 +25,7 @@ NAMES = re.compile(
 )
 """Of settings that may say from where on a model treats a text otherwise."""
 
+
 def numbers(model: Any, *, above: int) -> dict[str, int]:
     """The settings of the part that writes text that name more than `above` tokens, with their values."""
     text = model.config.get_text_config(decoder=True)

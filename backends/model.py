@@ -22,8 +22,8 @@ class ModelBackend(StateBackend):
         model: the transformers model, in evaluation mode, as it was given.
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
-        max_length: positions the model has, or None where it computes them. A model whose rotation changes for
-            all tokens of a text that grows long is served up to there.
+        max_length: positions the model has, or None where it computes them. A model whose rotation changes
+            for all tokens of a text that grows long is served up to there.
         weight_bytes: bytes of its parameters, tied ones counted once.
         eos_token_ids: tokens that end a text, by the model's generation config.
         pad_token_id: what pads finished rows, by the same, or None.

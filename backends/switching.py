@@ -49,8 +49,8 @@ class _Row:
 
     Attributes:
         length: committed tokens.
-        text: those that it joined with, and of every commit since the passes, the row in them and the path;
-            nothing once no backend needs them.
+        prompt: `[length]` int64 that it joined with; empty once nobody needs the text.
+        commits: of every commit since: the passes before it, the row's place in them, and the path.
     """
 
     length: int
@@ -237,29 +237,32 @@ class SwitchingBackend(StateBackend):
         """Logits of a pass: of every node those of the backend that holds it."""
         if not self._in_long:
             return self._short.extend(given.tokens, given.parents, given.counts)
-        long = given.of([self._rows.index(row) for row in self._in_long])
         if not self._in_short and self._in_long == self._rows:
             return self._long.extend(given.tokens, given.parents, given.counts)
-        logits = self._long.extend(long.tokens, long.parents, long.counts)
-        found = logits.new_zeros(*given.tokens.shape, self.vocab_size)
-        found[[self._rows.index(row) for row in self._in_long]] = logits
-        if not self._in_short:
-            return found
-        places = [self._rows.index(row) for row in self._in_short]
-        short = given.of(places)
+        long = self._run_by(self._long, self._in_long, given)
         try:
-            logits = self._short.extend(short.tokens, short.parents, short.counts)
+            short = self._run_by(self._short, self._in_short, given)
         except BaseException:
             self._repeat(self._long, self._in_long)
             raise
-        for place, own in zip(places, logits, strict=True):
-            before = [position < self._switch for position in positions.get(place, ())]
-            before += [True] * (len(own) - len(before))
-            found[place] = torch.where(torch.tensor(before, device=own.device).unsqueeze(1), own, found[place])
+        beyond = torch.zeros(given.tokens.shape, dtype=torch.bool)
+        for place, row in enumerate(self._rows):
+            beyond[place] = row not in self._in_short
+        for place, places in positions.items():
+            beyond[place, : len(places)] = torch.tensor(places) >= self._switch
+        return torch.where(beyond.unsqueeze(2).to(long.device), long, short)
+
+    def _run_by(self, backend: ModelBackend, rows: list[_Row], given: _Pass) -> Tensor:
+        """Logits of a pass by `backend`, `[rows, nodes, vocab]` with 0 for rows that it does not hold."""
+        places = [self._rows.index(row) for row in rows]
+        own = given.of(places)
+        logits = backend.extend(own.tokens, own.parents, own.counts)
+        found = logits.new_zeros(*given.tokens.shape, self.vocab_size)
+        found[places] = logits
         return found
 
     def _repeat(self, backend: ModelBackend, rows: list[_Row]) -> None:
-        """Let `backend` hold the uncommitted nodes of its `rows` as far as they were accepted, and no others."""
+        """Let `backend` hold the nodes of the passes that came to an end, and no others."""
         backend.commit([()] * len(rows))
         for given in self._passes:
             own = given.of([self._rows.index(row) for row in rows])

@@ -103,7 +103,7 @@ class SpeculativeDecoder:
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
                 token lists. A tensor comes back as given in front of what was written.
-            max_new_tokens: exact; a prompt that reaches the model's context earlier ends there.
+            max_new_tokens: exact; a text that the model can hold no more of ends earlier.
             sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
