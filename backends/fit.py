@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftwood.backends.lengths import FAR, NEAR, ROTATION, idle, nearer, numbers
+from draftwood.backends.context import SWITCH
+from draftwood.backends.lengths import FAR, NEAR, idle, nearer, numbers
 from draftwood.backends.model import plain_logits
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
@@ -42,7 +43,7 @@ def misfit(make: Callable[[Any], StateBackend], model: Any) -> str | None:
     if (reason := disagreement(make(near), near)) is not None:
         return f"beyond {_listed(named)} tokens, {reason}"
     # How a rotation is scaled is settled when the model is built.
-    far = [named[name] for name in still if name != ROTATION and LENGTHS[1] < named[name] <= FAR]
+    far = [named[name] for name in still if name != SWITCH and LENGTHS[1] < named[name] <= FAR]
     if far and (reason := disagreement(make(plain), plain, longest=max(far) + NEAR)) is not None:
         return f"beyond {max(far)} tokens, {reason}"
     return None

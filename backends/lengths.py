@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from draftwood.backends.context import SWITCH as ROTATION
-from draftwood.backends.context import reads_again_at_switch, switch_of_rotation
+from draftwood.backends.context import SWITCH, reads_again_at_switch, switch_of_rotation
 from draftwood.backends.layers import shared_copy
 from draftwood.backends.model import plain_logits
 
@@ -31,10 +30,10 @@ def numbers(model: Any, *, above: int) -> dict[str, int]:
     text = model.config.get_text_config(decoder=True)
     found = {name: value for name, value in vars(text).items() if NAMES.search(name)}
     for rotation in _rotations(text):
-        found[ROTATION] = rotation.get(ROTATION)
+        found[SWITCH] = rotation.get(SWITCH)
     if switch_of_rotation(text) is not None and not reads_again_at_switch(model):
         # No backend goes beyond it.
-        found.pop(ROTATION, None)
+        found.pop(SWITCH, None)
     return {
         name: value
         for name, value in found.items()
@@ -51,8 +50,8 @@ def nearer(model: Any, names: list[str]) -> Any:
         if name in vars(text):
             vars(text)[name] = NEAR
     for rotation in _rotations(text):
-        if ROTATION in names and ROTATION in rotation:
-            rotation[ROTATION] = NEAR
+        if SWITCH in names and SWITCH in rotation:
+            rotation[SWITCH] = NEAR
     for module in found.modules():
         for name in names:
             if vars(module).get(name) == old.get(name):

@@ -169,8 +169,8 @@ class SwitchingBackend(StateBackend):
         checks.check_paths(paths, rows=len(self._rows))
         if self._in_short and self._in_long:
             # What one backend refuses the other must not have committed.
-            for row, path in enumerate(paths):
-                checks.check_path(path, _nodes(self._passes, row)[1], row=row)
+            for place, path in enumerate(paths):
+                checks.check_path(path, _nodes(self._passes, place)[1], row=place)
         given = {row: list(path) for row, path in zip(self._rows, paths, strict=True)}
         lengths = {row: row.length + len(path) for row, path in given.items()}
         past = [row for row in self._in_short if lengths[row] > self._switch]

@@ -257,12 +257,12 @@ def test_a_pass_that_fails_at_a_switch_leaves_the_rows(monkeypatch: pytest.Monke
     mirror = against(model, backend)
     mirror.prefill([words(SWITCH - 2), words(SWITCH + 5), words(4)])
     mirror.extend([[(1, -1), (2, 0)], [(1, -1), (3, -1)], [(2, -1)]])
+
+    def fail(*args: Any) -> None:
+        raise OutOfMemory("no more")
+
     for side in (backend._long, backend._short):
         for name in ("prefill", "extend"):
-
-            def fail(*args: Any) -> None:
-                raise OutOfMemory("no more")
-
             with monkeypatch.context() as patch:
                 patch.setattr(side, name, fail)
                 if side is backend._short and name == "prefill":
@@ -275,6 +275,16 @@ def test_a_pass_that_fails_at_a_switch_leaves_the_rows(monkeypatch: pytest.Monke
     mirror.commit([[0, 1, 2, 3], [1, 2], [0]])
     mirror.check_state()
     assert backend.lengths == [SWITCH + 2, SWITCH + 7, 5]
+    # Beyond the switch nobody needs the short ones.
+    assert (backend._short.lengths, backend._long.lengths) == ([5], [SWITCH + 7, SWITCH + 2])
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._long, "prefill", fail)
+        with pytest.raises(OutOfMemory):
+            backend.prefill([torch.tensor(words(2)), torch.tensor(words(SWITCH + 1))])
+    mirror.check_lengths()
+    mirror.prefill([words(6)])
+    mirror.release([0])
+    mirror.check_state()
 
 
 def test_what_a_switching_backend_offers_is_that_of_its_kind() -> None:
