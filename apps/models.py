@@ -214,6 +214,17 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
         raise InvalidInput(f"The tokenizer in {folder!r} cannot be read: {one_line(error)}.") from error
 
 
+def context(backend: StateBackend) -> int | None:
+    """Tokens for which the model of `backend` was made; None where that is not said.
+
+    A text may go on beyond them, but what is measured there says nothing of the model.
+    """
+    config = getattr(backend.model, "config", None)
+    text = None if config is None else config.get_text_config(decoder=True)
+    known = (backend.max_length, getattr(text, "max_position_embeddings", None))
+    return min((length for length in known if length and length > 0), default=None)
+
+
 def find_device(name: str | None) -> torch.device:
     """The device `name`; None: the accelerator where there is one, else the CPU.
 

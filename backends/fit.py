@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftwood.backends.lengths import FAR, NEAR, ROTATION, idle, nearer, numbers
-from draftwood.backends.model import ModelBackend, plain_logits
+from draftwood.backends.context import SWITCH
+from draftwood.backends.lengths import FAR, NEAR, idle, nearer, numbers
+from draftwood.backends.model import plain_logits
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
+from draftwood.protocols import StateBackend
 
 
-def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
+def misfit(make: Callable[[Any], StateBackend], model: Any) -> str | None:
     """Why the backend that `make` gives does not serve `model`, or None.
 
     It is tried on a short text; beyond every window, chunk, scale and switch that the configuration names,
@@ -33,7 +35,7 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
         ) from error
     if (reason := disagreement(make(plain), plain)) is not None:
         return reason
-    if not (named := numbers(model.config, above=NEAR)):
+    if not (named := numbers(model, above=NEAR)):
         return None
     text = [(17 * i + 11) % (make(plain).vocab_size) for i in range(2 * NEAR + 4)]
     still = idle(plain, list(named), text)
@@ -41,7 +43,7 @@ def misfit(make: Callable[[Any], ModelBackend], model: Any) -> str | None:
     if (reason := disagreement(make(near), near)) is not None:
         return f"beyond {_listed(named)} tokens, {reason}"
     # How a rotation is scaled is settled when the model is built.
-    far = [named[name] for name in still if name != ROTATION and LENGTHS[1] < named[name] <= FAR]
+    far = [named[name] for name in still if name != SWITCH and LENGTHS[1] < named[name] <= FAR]
     if far and (reason := disagreement(make(plain), plain, longest=max(far) + NEAR)) is not None:
         return f"beyond {max(far)} tokens, {reason}"
     return None

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from draftwood.backends.context import SWITCH, reads_again_at_switch, switch_of_rotation
 from draftwood.backends.layers import shared_copy
-from draftwood.backends.model import plain_logits, switch_of_rotation
+from draftwood.backends.model import plain_logits
 
 NEAR, FAR = 8, 512
 """What the numbers become; and how many tokens a check reads at most, beyond one that cannot be changed."""
@@ -23,18 +24,16 @@ NAMES = re.compile(
 )
 """Of settings that may say from where on a model treats a text otherwise."""
 
-ROTATION = "original_max_position_embeddings"
 
-
-def numbers(config: Any, *, above: int) -> dict[str, int]:
+def numbers(model: Any, *, above: int) -> dict[str, int]:
     """The settings of the part that writes text that name more than `above` tokens, with their values."""
-    text = config.get_text_config(decoder=True)
+    text = model.config.get_text_config(decoder=True)
     found = {name: value for name, value in vars(text).items() if NAMES.search(name)}
     for rotation in _rotations(text):
-        found[ROTATION] = rotation.get(ROTATION)
-    if switch_of_rotation(text) is not None:
+        found[SWITCH] = rotation.get(SWITCH)
+    if switch_of_rotation(text) is not None and not reads_again_at_switch(model):
         # No backend goes beyond it.
-        found.pop(ROTATION, None)
+        found.pop(SWITCH, None)
     return {
         name: value
         for name, value in found.items()
@@ -46,13 +45,13 @@ def nearer(model: Any, names: list[str]) -> Any:
     """A copy of `model` over the same weights in which the numbers of these names are `NEAR`."""
     found = shared_copy(model)
     text = found.config.get_text_config(decoder=True)
-    old = numbers(text, above=NEAR)
+    old = numbers(model, above=NEAR)
     for name in names:
         if name in vars(text):
             vars(text)[name] = NEAR
     for rotation in _rotations(text):
-        if ROTATION in names and ROTATION in rotation:
-            rotation[ROTATION] = NEAR
+        if SWITCH in names and SWITCH in rotation:
+            rotation[SWITCH] = NEAR
     for module in found.modules():
         for name in names:
             if vars(module).get(name) == old.get(name):

@@ -15,13 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.context import rotates_by_length
 from draftwood.backends.fit import misfit
 from draftwood.backends.foreign import placed
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import ModelBackend, served_part, switch_of_rotation
+from draftwood.backends.model import ModelBackend, served_part
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.switching import switching
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
@@ -85,7 +87,7 @@ def load(
     if attention == "mask":
         return _by_mask(model)
     if attention == "paths" and not _is_recurrent(model):
-        return UnrolledBackend(model)
+        return switching(model, UnrolledBackend)
     return _checked(model, by_mask=attention == "auto")
 
 
@@ -230,7 +232,7 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     return _by_paths(model)
 
 
-def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str | UnsupportedModel | None:
+def _verdict(model: Any, way: str, make: Callable[[Any], StateBackend]) -> str | UnsupportedModel | None:
     """Why trees cannot run this way, found out once a model."""
     verdicts = _verdicts.setdefault(model, {})
     if way not in verdicts:
@@ -238,11 +240,11 @@ def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str |
             verdicts[way] = misfit(make, model)
         except UnsupportedModel as error:
             verdicts[way] = error.with_traceback(None)
-        if verdicts[way] is None and (limit := switch_of_rotation(model.config)) is not None:
+        if verdicts[way] is None and rotates_by_length(model) and (end := make(model).max_length) is not None:
             log.info(
-                "%s is served up to %d tokens: beyond them it rotates the keys of a whole text otherwise.",
+                "%s is served up to %d tokens: beyond them its keys are rotated by the length of the text.",
                 type(model).__name__,
-                limit,
+                end,
             )
         if verdicts[way] is None and quantized(model):
             log.warning(
@@ -253,19 +255,23 @@ def _verdict(model: Any, way: str, make: Callable[[Any], ModelBackend]) -> str |
     return verdicts[way]
 
 
-def _by_mask(model: Any) -> ModelBackend:
+def _by_mask(model: Any) -> StateBackend:
+    return switching(model, _masked)
+
+
+def _masked(model: Any) -> ModelBackend:
     if not _is_recurrent(model):
         return TransformerBackend(model)
     return HybridBackend(model) if reaches(model.config, recurrent=True) else SSMBackend(model)
 
 
-def _by_paths(model: Any) -> ModelBackend:
+def _by_paths(model: Any) -> StateBackend:
     if clamps(model):
         raise UnsupportedModel(
             f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
             'its paths cannot be rows; load it with attention="auto".'
         )
-    return UnrolledBackend(reference(model))
+    return switching(reference(model), UnrolledBackend)
 
 
 def _is_recurrent(model: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.backends.context import end_of_context
 from draftwood.backends.layers import count_layers, without
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
@@ -21,8 +22,8 @@ class ModelBackend(StateBackend):
         model: the transformers model, in evaluation mode, as it was given.
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
-        max_length: positions the model was made for, or None where it names no limit. A model whose rotation
-            changes for all tokens of a text that grows long (longrope) is served up to there.
+        max_length: positions the model has, or None where it computes them. A model whose rotation changes
+            for all tokens of a text that grows long is served up to there.
         weight_bytes: bytes of its parameters, tied ones counted once.
         eos_token_ids: tokens that end a text, by the model's generation config.
         pad_token_id: what pads finished rows, by the same, or None.
@@ -42,14 +43,11 @@ class ModelBackend(StateBackend):
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
-        limit = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
-        # Some name -1 for none.
-        limits = [length for length in (limit, switch_of_rotation(text)) if length and length > 0]
         self.model, self.chunk = model, chunk
         # What runs: the model, or a copy of its structure over the same weights.
         self._module = model
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
-        self.max_length: int | None = min(limits, default=None)
+        self.max_length = end_of_context(model)
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.eos_token_ids = tuple(_listed(_generation(model, "eos_token_id")))
         self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)
@@ -147,20 +145,6 @@ def input_device(model: Any) -> torch.device:
     if weight is None or weight.device.type == "meta":
         return torch.device(model.device)
     return weight.device
-
-
-def switch_of_rotation(config: Any) -> int | None:
-    """Tokens beyond which a model rotates all keys of a text otherwise, cached ones too; or None."""
-    config = config.get_text_config(decoder=True)
-    own = getattr(config, "rope_parameters", None) or {}
-    long = next(
-        (r for r in [own, *own.values()] if isinstance(r, dict) and r.get("rope_type") == "longrope"), {}
-    )
-    # Phi-3 and its kin drop their caches there, whatever their rotation.
-    found = long.get("original_max_position_embeddings") or vars(config).get(
-        "original_max_position_embeddings"
-    )
-    return int(found) if found else None
 
 
 def served_part(model: Any) -> Any:

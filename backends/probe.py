@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.backends.context import rotates_by_length
 from draftwood.backends.lengths import NEAR
 from draftwood.backends.model import plain_logits
 from draftwood.backends.quantized import quantized
@@ -47,6 +48,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     nodes = [root, *fillers, *chain]
     parents = [-1] + [0] * (FILLERS + 1) + [FILLERS + 1]
     path, leaf = [0, FILLERS + 1, FILLERS + 2], FILLERS
+    # A longer text may change what is said at each place of it.
+    by_length = rotates_by_length(model)
     try:
         backend.prefill([torch.tensor(prefix) for prefix in prefixes])
         tree = backend.extend(torch.tensor([nodes] * 2), torch.tensor([parents] * 2))
@@ -58,8 +61,11 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
         for row, prefix in enumerate(prefixes):
             text, n = [*prefix, root, *chain, last], len(prefix)
             along, aside = plain_logits(model, text), plain_logits(model, [*prefix, root, fillers[-1]])
-            found = torch.cat([tree[row, [*path, leaf]], after[row]])
-            off.append(difference(found, torch.cat([along[n:-1], aside[-1:], along[-1:]])))
+            found, steps = torch.cat([tree[row, [*path, leaf]], after[row]]), along[n:]
+            if by_length:
+                ends = range(n + 1, len(text) + 1)
+                steps = torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
+            off.append(difference(found, torch.cat([steps[:-1], aside[-1:], steps[-1:]])))
             if not row:
                 rounding = difference(plain_logits(model, text + fillers)[: len(text)], along)
     except UnsupportedModel:

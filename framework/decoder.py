@@ -103,7 +103,7 @@ class SpeculativeDecoder:
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
                 token lists. A tensor comes back as given in front of what was written.
-            max_new_tokens: exact; a prompt that reaches the model's context earlier ends there.
+            max_new_tokens: exact; a text that the model can hold no more of ends earlier.
             sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
@@ -370,7 +370,8 @@ def _stops(
     if eos_token_id is None:
         eos_token_id = target.eos_token_ids
     most = int(max_new_tokens)
-    room = [most if target.max_length is None else target.max_length - len(p) for p in prompts]
+    # The last token needs no place in the context: nothing is read behind it.
+    room = [most if target.max_length is None else target.max_length + 1 - len(p) for p in prompts]
     return StopConditions(
         eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
         limit=[min(most, one) for one in room],

@@ -85,14 +85,14 @@ def check_prompts(prompts: Sequence[Sequence[int]], target: StateBackend) -> Non
     """Refuse prompts that `target` cannot go on from.
 
     Raises:
-        InvalidInput: none, an empty one, one that fills the context, or a token outside the vocabulary.
+        InvalidInput: none, an empty one, one beyond the context, or a token outside the vocabulary.
     """
     if not prompts:
         raise InvalidInput("No prompt was given; give at least one row.")
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise InvalidInput(f"The prompt of row {row} is empty; give at least one token.")
-        if target.max_length is not None and len(prompt) >= target.max_length:
+        if target.max_length is not None and len(prompt) > target.max_length:
             raise InvalidInput(
                 f"The prompt of row {row} has {len(prompt)} tokens and the target's context holds "
                 f"{target.max_length}; shorten it."

@@ -151,7 +151,7 @@ class StateBackend(Protocol):
 
     Attributes:
         vocab_size: width of the logits.
-        max_length: longest sequence the model can hold, or None.
+        max_length: tokens of the longest text that the model can go on from, or None where there is no end.
         weight_bytes: bytes of the weights that a pass reads.
         eos_token_ids: tokens that end a text unless the caller says otherwise.
         pad_token_id: what pads finished rows, or None.

@@ -94,7 +94,7 @@ class Measurer:
                 + [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
                 for prompt in found.prompts
             ]
-            self._check_lengths(name, loaded.target.max_length)
+            self._check_lengths(name, models.context(loaded.target))
         for heat in self.plan.temperatures:
             for spec in self.plan.contenders(heat):
                 self._writers[spec.label, heat] = writer(spec, loaded, heat)
@@ -207,7 +207,7 @@ def _passes(loaded: models.Loaded) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": "passes"}
     for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
         assert backend is not None
-        most = backend.max_length or 2 * _SIZES[-1]
+        most = models.context(backend) or 2 * _SIZES[-1]
         sizes = [size for size in _SIZES if 2 * size <= most]
         times = pass_seconds(backend, sizes=sizes, context=sizes[-1])
         fit = PassTime.fit(list(times), [sorted(taken)[len(taken) // 2] for taken in times.values()])

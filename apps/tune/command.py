@@ -103,7 +103,7 @@ def tune(
     )
     texts = [prompt.text for found in sets.values() for prompt in found.prompts]
     tokens = loaded.tokenizer(texts)["input_ids"]
-    _check_lengths(tokens, 2 * new_tokens, loaded.target.max_length)
+    _check_lengths(tokens, 2 * new_tokens, models.context(loaded.target))
     trial = Trial(loaded, tokens, temperature, seed)
     costs, estimates, results = _measure(trial, specs, new_tokens, max(budget or BUDGETS))
     best = max(results, key=lambda result: result.gain)

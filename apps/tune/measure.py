@@ -82,7 +82,7 @@ def pass_costs(loaded: models.Loaded, largest: int) -> Costs:
 
 
 def _measured(backend: StateBackend, largest: int) -> PassTime:
-    most = (backend.max_length or 4 * largest + 2 * _CONTEXT) // 2
+    most = (models.context(backend) or 4 * largest + 2 * _CONTEXT) // 2
     sizes = [1, 2, 4]
     while sizes[-1] <= largest and 2 * sizes[-1] <= most:
         sizes.append(2 * sizes[-1])

@@ -59,7 +59,8 @@ def test_standard_input_that_is_no_text(refused):
 
 
 def test_prompt_longer_than_the_context(refused, tiny):
-    sentence = refused("generate", "--prompt", "word " * 100, "--target", tiny())
+    rotation = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    sentence = refused("generate", "--prompt", "word " * 100, "--target", tiny(rope_parameters=rotation))
     assert "holds 64" in sentence
 
 

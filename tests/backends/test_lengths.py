@@ -13,6 +13,7 @@ from benchmarks.families_check import worst_node
 from benchmarks.families_models import build
 from draftwood.backends.lengths import NEAR, idle, nearer, numbers
 from draftwood.backends.loading import load
+from draftwood.backends.switching import SwitchingBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import UnsupportedModel
@@ -84,10 +85,10 @@ def longrope() -> dict[str, Any]:
     return {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": FAR, **factors}
 
 
-def test_a_rotation_that_switches_is_served_up_to_there() -> None:
+def test_a_rotation_that_switches_asks_for_the_whole_text_again() -> None:
     model = tiny(hf.Phi3Config, rope_parameters=longrope(), original_max_position_embeddings=FAR)
-    backend = load(model)
-    assert type(backend) is TransformerBackend
+    assert type(load(model)) is SwitchingBackend
+    backend = TransformerBackend(model)
     assert backend.max_length == FAR
     mirror = against(model, backend)
     mirror.prefill([words(FAR - 3), words(5)])
@@ -126,7 +127,7 @@ def test_families_that_are_refused(family: str, words: str) -> None:
 
 def test_numbers_are_found_and_made_small() -> None:
     model = randomised(hf.AutoModelForCausalLM.from_config(llama4()))
-    assert numbers(model.config, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
+    assert numbers(model, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
     near = nearer(model, ["floor_scale"])
     assert near.config.floor_scale == near.model.layers[0].self_attn.floor_scale == NEAR
     assert model.config.floor_scale == model.model.layers[0].self_attn.floor_scale == FAR

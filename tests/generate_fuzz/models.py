@@ -25,8 +25,9 @@ VOCAB = 53
 EOS, PAD = 5, 1
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: attention_models.tiny(hf.LlamaConfig),
-    "mistral": lambda: attention_models.tiny(hf.MistralConfig, sliding_window=6),
+    # The texts of these two go on beyond the length that their configurations name.
+    "llama": lambda: attention_models.tiny(hf.LlamaConfig, max_position_embeddings=10),
+    "mistral": lambda: attention_models.tiny(hf.MistralConfig, sliding_window=6, max_position_embeddings=10),
     "gemma3": lambda: attention_models.tiny(hf.Gemma3TextConfig, sliding_window=6, head_dim=8),
     "gpt2": lambda: attention_models.tiny(hf.GPT2Config, n_layer=2, n_head=4, n_embd=32, n_positions=512),
     "bloom": attention_models.bloom,
