@@ -94,8 +94,6 @@ class TreePolicy(Protocol):
         laws: the proposal laws its trees may carry.
         adaptive: whether a later sibling's existence may depend on an earlier one's token.
         branches: whether a node may have more than one child.
-        local: whether what grows below a node depends on its own path alone, so that the shape of one
-            branch tells nothing of the tokens in another.
         learns: whether it is a `LearningPolicy`, whose trees depend on what came of earlier ones.
         source: paper and algorithm.
     """
@@ -103,7 +101,6 @@ class TreePolicy(Protocol):
     laws: frozenset[type[Proposal]]
     adaptive: bool = False
     branches: bool = True
-    local: bool = False
     learns: bool = False
     source: str = ""
 
@@ -316,7 +313,6 @@ class Verifier(Protocol):
         lossless: whether law V holds.
         adaptive: whether it holds on adaptive trees too.
         branches: whether it judges trees that branch; one that does not judges chains alone.
-        local: whether it asks for trees that are local (see `TreePolicy`).
         greedy: whether it serves temperature 0 alone.
         source: paper and algorithm.
     """
@@ -325,7 +321,6 @@ class Verifier(Protocol):
     lossless: bool = True
     adaptive: bool = True
     branches: bool = True
-    local: bool = False
     greedy: bool = False
     source: str = ""
 
