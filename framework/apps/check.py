@@ -60,7 +60,6 @@ REMEDIES: Mapping[str, str] = {
     "accept": "accept(p) is true with probability p: a uniform below p, strictly.",
     "choose": "choose(p) inverts the cumulative weights in float64.",
     "without-replacement": "Draw one, leave it out, draw the next by what is left.",
-    "gumbel": "-log(-log(u)) of uniforms in (0, 1), in float64.",
     "edges": "A uniform may be exactly 0: compare strictly, and search the cumulative weights to the right.",
     "uniforms": "Give float64 uniforms in [0, 1) with all their digits.",
     "ahead": "ahead(n) shows what uniforms(n) takes next, and takes nothing.",
