@@ -78,8 +78,8 @@ def assert_counts_settled(
     examples: dict[Any, dict[tuple[tuple[int, ...], ...], _Part]] = {}
     for weight, tree in trees:
         for part in _parts(tree, tree.tokens.tolist(), 0, ()):
-            if not part.last or any(last.chance >= 1 for last in part.last):
-                continue  # siblings of a certain law are what they are
+            if not part.last:
+                continue
             tokens = tuple(last.tokens for last in part.last)
             found = weights.setdefault(part.key, {})
             found[tokens] = found.get(tokens, 0.0) + weight

@@ -4,6 +4,7 @@ import random
 
 import attrs
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from draftwood.testing.broken import LawBroken
 from draftwood.testing.lossless import target_law
 from draftwood.testing.pairs import toy_drafter
 from draftwood.testing.sibling_counts import assert_counts_settled
+from draftwood.testing.toy import Constant
 from tests.mutations.policy_mistakes import CousinsUndeclared, WinnerUndeclared
 
 PROMPT = (1,)
@@ -145,3 +147,10 @@ def test_one_branch_may_count_what_another_has_drawn():
         policy = FixedTree(3, (2, 1, 2), budget, 0.3)
         sparse = ToyModel(3, seed=4, sharpness=1.0, sparsity=0.4)
         assert_proposal_law(policy, toy_drafter(policy, sparse), prompt=PROMPT)
+
+
+def test_a_law_whose_certain_token_does_not_come_is_no_fault():
+    # A probability of 1 beside one of 1e-30, which comes all the same where every outcome is visited.
+    draft = Constant(3, p=torch.tensor([1e-30, 1.0, 0.0], dtype=torch.float64))
+    policy = FixedTree(2, 1, 5)
+    assert_proposal_law(policy, toy_drafter(policy, draft), prompt=PROMPT)

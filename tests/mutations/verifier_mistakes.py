@@ -13,6 +13,7 @@ from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.window import Window
 from tests.mutations.mistake import Mistake
@@ -276,6 +277,6 @@ MISTAKES = [
         "class order said to hold on adaptive trees",
         "it looks at two siblings at once",
         AdaptiveByWord,
-        ClassOrderedTraversal,
+        Traversal,
     ),
 ]
