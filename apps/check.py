@@ -39,12 +39,12 @@ SMALL: Mapping[str, int] = {"length": 2, "depth": 2, "branching": 2, "budget": 3
 REMEDIES: Mapping[str, str] = {
     "declaration": "Set these attributes on the class; the protocol's docstring lists them.",
     "proposal-law": "Usual causes: a drawn node was dropped for its own token (decide before the draw), the "
-    "children were not drawn from the proposal that the tree names, or a sibling's existence depends on an "
-    "earlier one's token and the class does not declare adaptive = True.",
+    "children were not drawn from the proposal that the tree names, or the number of a node's children "
+    "depends on their tokens, or on what came below them, and the class does not declare adaptive = True.",
     "lossless": "Usual causes for a policy: those of the check proposal-law. For a verifier: after a "
     "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
     "sibling against the first one's distribution instead of conditional(k, earlier).",
-    "adaptive": "A missing sibling tells something of the earlier ones' tokens. A verifier that looks at "
+    "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
     "several siblings at once declares adaptive = False.",
     "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
     "no token to which the target gives probability 0.",
@@ -60,7 +60,6 @@ REMEDIES: Mapping[str, str] = {
     "accept": "accept(p) is true with probability p: a uniform below p, strictly.",
     "choose": "choose(p) inverts the cumulative weights in float64.",
     "without-replacement": "Draw one, leave it out, draw the next by what is left.",
-    "gumbel": "-log(-log(u)) of uniforms in (0, 1), in float64.",
     "edges": "A uniform may be exactly 0: compare strictly, and search the cumulative weights to the right.",
     "uniforms": "Give float64 uniforms in [0, 1) with all their digits.",
     "ahead": "ahead(n) shows what uniforms(n) takes next, and takes nothing.",

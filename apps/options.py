@@ -59,6 +59,8 @@ def assign(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
     for option, word in given.items():
         place = next((i for i, parameters in enumerate(known) if option in parameters), None)
         if place is None:
+            for _, name in strategies:
+                registry.check_not_gone(name, option)
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
             raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}")

@@ -51,8 +51,8 @@ class Staged:
 def in_heavy_paths(staged: Staged) -> Staged:
     """The same nodes with their columns in preorder, the child of the largest subtree first.
 
-    Paths then lie together, and fewer blocks of the mask hold anything (DySpec, appendix C). It is
-    `tree.heavy_path` without a look at the data.
+    Paths then lie together, and fewer blocks of the mask hold anything (DySpec, appendix C). No step of it
+    looks at the data.
     """
     n = staged.depths.shape[1]
     own = staged.visible[:, :, -n:]

@@ -15,10 +15,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.blocks import random_tree
 from benchmarks.cases import Bound, Case, Contender
+from benchmarks.orders import depth_first
+from draftwood import TokenTree
 from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask
-from draftwood.tree import depth_first
 
 
 def ragged(device: torch.device, *, nodes: int = 70, prefix: int = 300) -> list[Case]:
@@ -55,11 +56,11 @@ def trees(
     chance, found = random.Random(0), []
     for nodes in sizes:
         tree = random_tree(nodes, chance)
-        for order, ordered in (("as grown", tree), ("depth-first", tree.reorder(depth_first(tree)))):
+        for name, order in (("as grown", list(range(nodes))), ("depth-first", depth_first(tree))):
             found.append(
                 _case(
-                    f"{nodes} nodes {order}, {heads} heads of {dim}",
-                    ordered.ancestor_mask[None],
+                    f"{nodes} nodes {name}, {heads} heads of {dim}",
+                    _seen(tree, order),
                     prefix=0,
                     heads=heads,
                     kv_heads=heads,
@@ -82,7 +83,7 @@ def behind_a_prefix(
 ) -> list[Case]:
     """A random tree behind a long prefix, with the heads of Llama 3 8B."""
     tree = random_tree(nodes, random.Random(1))
-    seen = tree.reorder(depth_first(tree)).ancestor_mask[None]
+    seen = _seen(tree, depth_first(tree))
     return [
         _case(
             f"{nodes} nodes behind {prefix} tokens, rows: {count}, {heads} heads of {dim} on {kv_heads}",
@@ -95,6 +96,11 @@ def behind_a_prefix(
         )
         for count in rows
     ]
+
+
+def _seen(tree: TokenTree, order: Sequence[int]) -> Tensor:
+    """Which nodes see which in that order, `[1, nodes, nodes]`."""
+    return tree.ancestor_mask[order][:, order][None]
 
 
 def _case(

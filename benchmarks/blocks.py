@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from benchmarks.growth import Draft
+from benchmarks.orders import blocks_of, breadth_first, depth_first, heavy_path
 from benchmarks.prompts import prompts_of
 from draftwood import SamplingParams, TokenTree, TorchRandomness, create, zoo
 from draftwood.apps import models
 from draftwood.apps.progress import watched
 from draftwood.strategies.policies.dyspec import DySpec
-from draftwood.tree import breadth_first, depth_first, heavy_path
 
 PAPER: dict[str, dict[int, tuple[float, float]]] = {
     "random": {256: (36, 22.5), 512: (135.5, 52.8), 1024: (490.2, 119.3), 2048: (1654.5, 278.7)},
@@ -35,7 +35,7 @@ def random_tree(nodes: int, chance: random.Random) -> TokenTree:
 def counted(tree: TokenTree, *, size: int) -> list[int]:
     """Blocks as grown, breadth-first, depth-first and in heavy-path order."""
     orders = list(range(len(tree))), breadth_first(tree), depth_first(tree), heavy_path(tree)
-    return [tree.block_count(order, size=size) for order in orders]
+    return [blocks_of(tree, order, size=size) for order in orders]
 
 
 def blocks(

@@ -16,15 +16,12 @@ import attrs
 import typer
 from rich.console import Console
 
-from benchmarks.as_seen import by_shape, expected_as_seen
-from benchmarks.grafted import grafted_trees
-from benchmarks.remembered import remembered_windows
+from benchmarks.expected_tokens import by_shape, expected_tokens
 from benchmarks.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
-from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
 from draftwood.testing.pairs import toy_drafter
 
@@ -61,21 +58,12 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-VARIANTS = (
-    ("class-ordered-rejection", "phantoms", {"phantoms": True}),
-    ("class-ordered-traversal", "phantoms", {"phantoms": True}),
-    ("class-ordered-traversal", "luck 0.5", {"luck": 0.5}),
-)
-
-
 def contenders(policy: TreePolicy) -> dict[str, Verifier]:
     """Every registered lossless verifier that judges the trees of `policy`, the baseline first."""
     every: dict[str, Verifier] = {name: create("verifiers", name) for name in registry.names("verifiers")}
-    for name, label, options in VARIANTS:
-        every[f"{name}, {label}"] = create("verifiers", name, options)
     found = {BASELINE: every.pop(BASELINE)}
     for label, verifier in every.items():
-        if not verifier.lossless or verifier.greedy or ("phantoms" in label and not policy.adaptive):
+        if not verifier.lossless or verifier.greedy:
             continue
         try:
             check_strategy_fits(policy, verifier)
@@ -136,11 +124,7 @@ def _figures(
     target = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0)
     mix = MIXES[seed % len(MIXES)]
     draft = ToyModel(shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=mix)
-    if isinstance(policy, FixedTree) and policy.local:
-        drawn = grafted_trees(policy, draft)
-    else:
-        drawn = drawn_trees(policy, toy_drafter(policy, draft))
+    drawn = drawn_trees(policy, toy_drafter(policy, draft))
     shapes = by_shape(drawn)
-    with remembered_windows():
-        found = {label: expected_as_seen(shapes, judge, target=target) for label, judge in judges.items()}
+    found = {label: expected_tokens(shapes, judge, target=target) for label, judge in judges.items()}
     return {**found, "optimum": optimal_tokens(drawn, target=target)}, len(drawn)

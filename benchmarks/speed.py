@@ -70,10 +70,7 @@ def speed(
         for seed in range(trees)
     ]
     judges = {BASELINE: create("verifiers", BASELINE)}
-    # A budget that cuts the last level leaves branches that are not local, so luck is left out.
-    judges |= {
-        label: create("verifiers", name) for label, (name, options) in CONTENDERS.items() if not options
-    }
+    judges |= {name: create("verifiers", name) for name in CONTENDERS}
     seconds: dict[str, list[float]] = {label: [] for label in judges}
     emitted = dict.fromkeys(judges, 0)
     for repetition in range(-1, repetitions):  # the first turn warms up

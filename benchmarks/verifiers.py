@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import torch
@@ -35,13 +35,8 @@ from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 
 BASELINE = "recursive-rejection"
-# What is compared unless verifiers are named: label, name and options.
-CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "traversal": ("traversal", {}),
-    "class-ordered-rejection": ("class-ordered-rejection", {}),
-    "class-ordered-traversal": ("class-ordered-traversal", {}),
-    "  with luck 0.5": ("class-ordered-traversal", {"luck": 0.5}),
-}
+# What is compared unless verifiers are named.
+CONTENDERS = ("traversal", "class-ordered-rejection", "class-ordered-traversal")
 
 
 @attrs.define(eq=False)
@@ -122,8 +117,7 @@ def verifiers(
     encoded = prompts_of(data, zoo.tokenizer(), prompts)
     levels = tuple(branching or (2, 2, 2, 2))
     policy = create("policies", "fixed-tree", {"depth": len(levels), "branching": levels})
-    chosen = {name: (name, {}) for name in names} if names else CONTENDERS
-    judges = {label: create("verifiers", name, options) for label, (name, options) in chosen.items()}
+    judges = {name: create("verifiers", name) for name in names or CONTENDERS}
     panel = Panel({BASELINE: create("verifiers", BASELINE), **judges}, repetitions)
     sampling = SamplingParams(temperature=temperature)
     target, drafter = zoo.load(models.TARGET), zoo.load(draft)

@@ -75,8 +75,6 @@ def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
         return "cannot verify adaptive trees"
     if policy.branches and not verifier.branches:
         return "judges chains alone, not the branching trees"
-    if verifier.local and not policy.local:
-        return "needs trees whose branches grow apart, not those"
     return None
 
 

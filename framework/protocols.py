@@ -36,10 +36,12 @@ class TreePolicy(Protocol):
 
     Attributes:
         laws: the proposal laws its trees may carry.
-        adaptive: whether a later sibling's existence may depend on an earlier one's token.
+        adaptive: whether the number of a node's children may depend on the tokens of any of them, or on
+            what was drawn below them. A policy that is not adaptive settles how many children a node gets
+            before the first of them is drawn, by what was drawn before and by chance of its own; in
+            which order it comes to its nodes is free. Verifiers that look at several siblings at once
+            serve such policies alone.
         branches: whether a node may have more than one child.
-        local: whether what grows below a node depends on its own path alone, so that the shape of one
-            branch tells nothing of the tokens in another.
         learns: whether it is a `LearningPolicy`, whose trees depend on what came of earlier ones.
         source: paper and algorithm.
     """
@@ -47,7 +49,6 @@ class TreePolicy(Protocol):
     laws: frozenset[type[Proposal]]
     adaptive: bool = False
     branches: bool = True
-    local: bool = False
     learns: bool = False
     source: str = ""
 
@@ -258,9 +259,10 @@ class Verifier(Protocol):
     Attributes:
         laws: the proposal laws it verifies without loss.
         lossless: whether law V holds.
-        adaptive: whether it holds on adaptive trees too.
+        adaptive: whether it holds on adaptive trees too (see `TreePolicy`). One that looks at several
+            siblings at once takes their law to be the drawing law, which only holds where their number
+            tells nothing of them, and says no.
         branches: whether it judges trees that branch; one that does not judges chains alone.
-        local: whether it asks for trees that are local (see `TreePolicy`).
         greedy: whether it serves temperature 0 alone.
         source: paper and algorithm.
     """
@@ -269,7 +271,6 @@ class Verifier(Protocol):
     lossless: bool = True
     adaptive: bool = True
     branches: bool = True
-    local: bool = False
     greedy: bool = False
     source: str = ""
 

@@ -23,7 +23,7 @@ from draftwood.errors import InvalidDistribution, InvalidInput
 class Randomness(Protocol):
     """What policies and verifiers may ask of chance.
 
-    The enumerator of `draftwood.testing` answers the same four questions by visiting every outcome.
+    The enumerator of `draftwood.testing` answers the same three questions by visiting every outcome.
     """
 
     def accept(self, p: float) -> bool:
@@ -39,10 +39,6 @@ class Randomness(Protocol):
 
         The law is that of Gumbel top-k; fewer come back when fewer weights are above 0.
         """
-        ...
-
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        """Independent standard Gumbel noise, float64 `[*shape]`."""
         ...
 
 
@@ -76,11 +72,6 @@ class UniformRandomness(Randomness):
             drawn.append(_at(heights, float(self.uniforms(1))))
             rest[drawn[-1]] = 0
         return drawn
-
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        u = self.uniforms(int(np.prod(tuple(shape)))).reshape(tuple(shape))
-        # Uniforms lie in [0, 1); 1 - u lies in (0, 1], whose logarithm is finite but for log(1) = 0.
-        return -torch.log(-torch.log1p(-u).clamp(max=-torch.finfo(torch.float64).tiny))
 
 
 def _at(heights: Tensor, u: float) -> int:

@@ -31,6 +31,12 @@ _OWN: Mapping[str, type] = {
     "policies": TreePolicy,
     "verifiers": Verifier,
 }
+# Options that strategies once had, which files of that time may name.
+_GONE: Mapping[tuple[str, str], str] = {
+    ("class-ordered-traversal", "luck"): "it gained nothing; name the verifier without it",
+    ("class-ordered-traversal", "phantoms"): "for adaptive trees name 'traversal', else leave it out",
+    ("class-ordered-rejection", "phantoms"): "for adaptive trees name 'traversal', else leave it out",
+}
 
 
 @cache
@@ -119,6 +125,7 @@ def build(make: Callable[..., Any], name: str, given: Mapping[str, Any] | None =
     known = options_of(make)
     for option in given:
         if option not in known:
+            check_not_gone(name, option)
             raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}")
     missing = [o for o, p in known.items() if p.default is p.empty and o not in given]
     if missing:
@@ -129,6 +136,12 @@ def build(make: Callable[..., Any], name: str, given: Mapping[str, Any] | None =
         raise
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name!r} cannot be built from {given}: {error}.") from error
+
+
+def check_not_gone(name: str, option: str) -> None:
+    """Raise `UnknownStrategy`, with what to do, if the strategy `name` once had the option."""
+    if remedy := _GONE.get((name, option)):
+        raise UnknownStrategy(f"{name!r} no longer has the option {option!r}: {remedy}.")
 
 
 def load(

@@ -107,65 +107,6 @@ class TokenTree:
         """bool `[size, size]`: row i sees itself and its ancestors."""
         return ancestor_mask(self.parents[: self.size])
 
-    @property
-    def bitmask(self) -> Int[Tensor, "size words"]:
-        """The ancestor mask packed 64 nodes a word: int64 `[size, ceil(size / 64)]`, node j in bit j % 64."""
-        mask = self.ancestor_mask
-        words = -(-self.size // 64)
-        padded = torch.nn.functional.pad(mask, (0, words * 64 - self.size))
-        bits = torch.ones(64, dtype=torch.int64, device=mask.device) << torch.arange(64, device=mask.device)
-        # The bits of a word are distinct, so the sum is their union; the top bit wraps to the sign bit.
-        return (padded.view(self.size, words, 64) * bits).sum(-1)
-
-    def positions(self, committed: int) -> Int[Tensor, " size"]:
-        """Position of every node `[size]` in its sequence when `committed` tokens precede the root."""
-        return self.depths[: self.size] + committed
-
-    def reorder(self, order: Sequence[int]) -> TokenTree:
-        """The same tree with node `order[i]` at place i.
-
-        `order` is a permutation of the nodes with parents before children and siblings in drawn order,
-        because laws and verifiers depend on it. A layout that breaks that order (`heavy_path`) is for
-        the tensors of a pass, whose rows are put back afterwards.
-        """
-        index = self._permutation(order)
-        place = torch.empty_like(index)
-        place[index] = torch.arange(self.size, device=index.device)
-        for node in range(self.size):
-            places = place[self.children(node)].tolist()
-            if places != sorted(places):
-                raise InvalidTree(
-                    f"The order puts the children of node {node} at {places}; siblings must keep their drawn "
-                    "order in a tree."
-                )
-        old = self.parents[index]
-        tree = TokenTree(
-            tokens=self.tokens[index],
-            parents=torch.where(old < 0, old, place[old.clamp(min=0)]),
-            proposals={int(place[node]): law for node, law in self.proposals.items()},
-            depths=self.depths[index],
-            note=self.note,
-        )
-        return tree.validated(None)
-
-    def block_count(self, order: Sequence[int], *, size: int = 32) -> int:
-        """Blocks of `size` by `size` of the ancestor mask that hold anything; node `order[i]` is at place i.
-
-        That is what a block-sparse attention pass over the tree alone computes. `order` is any permutation
-        of the nodes. Source: DySpec, appendix C, definition 1 and table 5.
-        """
-        index = self._permutation(order)
-        blocks = -(-self.size // size)
-        spare = blocks * size - self.size
-        mask = torch.nn.functional.pad(self.ancestor_mask[index][:, index], (0, spare, 0, spare))
-        return int(mask.view(blocks, size, blocks, size).any(3).any(1).sum())
-
-    def _permutation(self, order: Sequence[int]) -> Int[Tensor, " size"]:
-        index = torch.as_tensor(order, dtype=torch.int64, device=self.tokens.device)
-        if sorted(index.tolist()) != list(range(self.size)):
-            raise InvalidTree(f"An order of {self.size} nodes must be a permutation of them, not {order}.")
-        return index
-
     def truncated(self, depth: int) -> TokenTree:
         """The tree without nodes deeper than `depth`: whether a node stays depends on no token."""
         if self.depth <= depth:
@@ -220,42 +161,6 @@ class TokenTree:
             if token < 0 or (vocab_size is not None and token >= vocab_size):
                 raise InvalidTree(f"Node {node} holds token {token}, outside the vocabulary of {vocab_size}.")
         return self
-
-
-def breadth_first(tree: TokenTree) -> list[int]:
-    """Nodes level by level, siblings in drawn order."""
-    order = [0]
-    for node in order:
-        order.extend(tree.children(node))
-    return order
-
-
-def depth_first(tree: TokenTree) -> list[int]:
-    """Nodes in preorder, siblings in drawn order."""
-    order, stack = [], [0]
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend(reversed(tree.children(node)))
-    return order
-
-
-def heavy_path(tree: TokenTree) -> list[int]:
-    """Nodes in preorder with the child of the largest subtree first (DySpec, appendix C).
-
-    Long paths then lie together, which keeps the blocks of the ancestor mask full. The order serves the
-    memory layout of a pass; it may exchange siblings.
-    """
-    weights = [1] * len(tree)
-    parents = tree.parents.tolist()
-    for node in range(len(tree) - 1, 0, -1):
-        weights[parents[node]] += weights[node]
-    order, stack = [], [0]
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend(sorted(tree.children(node), key=lambda child: weights[child]))
-    return order
 
 
 class TreeBuilder:

@@ -54,7 +54,6 @@ CAUGHT = {
     "the coin's test is coin <= p, and the coin may be 0": "edges",
     "without replacement by dropping duplicates": "without-replacement",
     "looking ahead takes the numbers": "ahead",
-    "exponential noise for Gumbel noise": "gumbel",
     "an inverse CDF whose test is not strict": "edges",
 }
 LIKELY = {

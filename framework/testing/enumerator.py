@@ -85,12 +85,6 @@ class Enumerator(Randomness):
             rest[drawn[-1]] = 0
         return drawn
 
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        raise NotImplementedError(
-            f"Gumbel noise of shape {tuple(shape)} has no finite list of outcomes; use ordered draws "
-            "(`without_replacement`), which have the law of Gumbel top-k."
-        )
-
     def next_script(self) -> list[int] | None:
         """The script of the next outcome in depth-first order, or None after the last."""
         taken = list(self._taken)

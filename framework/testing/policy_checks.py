@@ -57,7 +57,7 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
-    assert_declared(policy, "adaptive", "branches", "local", "learns")
+    assert_declared(policy, "adaptive", "branches", "learns")
 
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,14 +20,12 @@ from draftwood.testing.arithmetic import rounding
 from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.policy_mistakes import likely_mistake
+from draftwood.testing.sibling_counts import assert_counts_settled
 from draftwood.testing.watched import numbers
 from draftwood.tree import TokenTree
 
 Context = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens from the root to a node, and the tokens of its earlier children."""
-
-Grown = tuple[Any, ...]
-"""A subtree: its root's token, then the subtrees below."""
 
 _NEGLIGIBLE = 1e-200
 """Weights below this have lost their digits; what happens there has no measurable law."""
@@ -72,9 +69,8 @@ def assert_proposal_law(
     trees in which it is declared.
 
     Also checked: the requests, the shape of the tree, that every node with children has a proposal among
-    the policy's `laws`, that a policy which calls itself not adaptive lets no sibling's existence
-    depend on the tokens of those before it, and that in the trees of one which calls itself local what
-    grows below a node is independent of all else, given the path.
+    the policy's `laws`, and, where it declares `adaptive = False`, that verifiers which look at several
+    siblings at once may rely on it (`assert_counts_settled`).
 
     Args:
         policy: grows the trees.
@@ -96,7 +92,7 @@ def assert_proposal_law(
 
     trees: list[tuple[float, TokenTree]] = []
     for weight, tree in enumerate_outcomes(grow, budget=budget):
-        if policy.local:
+        if not policy.adaptive:
             trees.append((weight, tree))
         for context, child, proposal in _children(policy, tree):
             seen = existence.setdefault(context, _Existence())
@@ -114,11 +110,7 @@ def assert_proposal_law(
             drawn[key].weights[child] += weight
     for (context, _), one in drawn.items():
         _check_law(policy, context, one, existence[context])
-    allowed = max((one.allowed for one in drawn.values()), default=0.0)
-    if not policy.adaptive:
-        _check_not_adaptive(policy, existence, allowed)
-    if policy.local:
-        _check_local(policy, trees, allowed)
+    assert_counts_settled(policy, trees, max((one.allowed for one in drawn.values()), default=0.0))
 
 
 def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, existence: _Existence) -> None:
@@ -137,57 +129,6 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, existence: _
         error=off,
         likely=likely_mistake(found, drawn.declared, exists=existence.with_child / existence.weight),
     )
-
-
-def _check_not_adaptive(policy: TreePolicy, existence: dict[Context, _Existence], tolerance: float) -> None:
-    chances: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]] = {}
-    for (path, earlier), seen in existence.items():
-        if not earlier or seen.weight < _NEGLIGIBLE:
-            continue
-        chance = seen.with_child / seen.weight
-        other, known = chances.setdefault((path, len(earlier)), (earlier, chance))
-        if abs(chance - known) > tolerance:
-            raise LawBroken(
-                f"{policy} declares adaptive = False, but after {path} child {len(earlier)} exists with "
-                f"probability {known:.6g} behind the siblings {other} and {chance:.6g} behind {earlier}; "
-                "declare adaptive = True.",
-                error=abs(chance - known),
-            )
-
-
-def _check_local(policy: TreePolicy, trees: list[tuple[float, TokenTree]], tolerance: float) -> None:
-    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tuple[Grown, Grown], float]] = {}
-    for weight, tree in trees:
-        tokens = tree.tokens.tolist()
-        for node in range(1, len(tree)):
-            path = tree.path(node)
-            # Equal siblings are told apart by their places.
-            places = (tree.children(above).index(below) for above, below in itertools.pairwise(path))
-            joint = seen.setdefault((tuple(tokens[above] for above in path), tuple(places)), {})
-            both = _grown(tree, tokens, node), _grown(tree, tokens, 0, without=node)
-            joint[both] = joint.get(both, 0.0) + weight
-    for (path_tokens, _), joint in seen.items():
-        total = sum(joint.values())
-        below: dict[Grown, float] = {}
-        beside: dict[Grown, float] = {}
-        for (one, other), weight in joint.items():
-            below[one] = below.get(one, 0.0) + weight / total
-            beside[other] = beside.get(other, 0.0) + weight / total
-        for one, other in itertools.product(below, beside):
-            off = abs(joint.get((one, other), 0.0) / total - below[one] * beside[other])
-            if off > tolerance:
-                raise LawBroken(
-                    f"{policy} declares local = True, but the subtree {one} after {path_tokens} comes with "
-                    f"the rest {other} more or less often than by itself (off by {off:.2g}); declare local = "
-                    "False.",
-                    error=off,
-                )
-
-
-def _grown(tree: TokenTree, tokens: list[int], node: int, without: int = -1) -> Grown:
-    """The subtree at `node` as nested tuples of tokens; the subtree at `without` is left out."""
-    below = (_grown(tree, tokens, child, without) for child in tree.children(node) if child != without)
-    return (tokens[node], *below)
 
 
 def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:

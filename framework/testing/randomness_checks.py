@@ -27,7 +27,6 @@ def randomness_checks(rng: Randomness) -> Iterator[tuple[str, Callable[[int], No
     yield "accept", partial(check_accept, rng)
     yield "choose", partial(check_choose, rng)
     yield "without-replacement", partial(check_without_replacement, rng)
-    yield "gumbel", partial(check_gumbel, rng)
     if isinstance(rng, UniformRandomness):
         yield "edges", partial(check_edges, rng)
         yield "uniforms", partial(check_uniforms, rng)
@@ -67,20 +66,6 @@ def check_without_replacement(rng: Randomness, models: int) -> None:
     all_of_them = rng.without_replacement(p, 4)
     if sorted(all_of_them) != [0, 1, 2]:
         raise LawBroken(f"without_replacement of 4 from {p.tolist()} gives {all_of_them}, not 0, 1 and 2.")
-
-
-def check_gumbel(rng: Randomness, models: int) -> None:
-    """`gumbel(shape)` is standard Gumbel noise in float64."""
-    noise = copy.deepcopy(rng).gumbel((_DRAWS, 2))
-    if noise.shape != (_DRAWS, 2) or noise.dtype != torch.float64:
-        raise LawBroken(f"gumbel(({_DRAWS}, 2)) gives {tuple(noise.shape)} in {noise.dtype}, not in float64.")
-    if not bool(noise.isfinite().all()):
-        raise LawBroken("gumbel gives a number that is not finite.")
-    for p in (0.1, 0.5, 0.9):
-        below = int((noise < -math.log(-math.log(p))).sum())
-        _count(f"gumbel below its quantile {p}", below, p, 2 * _DRAWS)
-    agree = int(((noise[:, 0] > 0.3665) == (noise[:, 1] > 0.3665)).sum())
-    _count("two numbers of gumbel on one side of the median", agree, 0.5, _DRAWS)
 
 
 def check_edges(rng: UniformRandomness, models: int) -> None:

@@ -64,7 +64,7 @@ class SeenTree:
 
     def __getattr__(self, name: str) -> Any:
         # What depends on the shape alone; the rest needs all tokens.
-        shapely = ("size", "parents", "depths", "depth", "leaves", "ancestor_mask", "bitmask", "note")
+        shapely = ("size", "parents", "depths", "depth", "leaves", "ancestor_mask", "note")
         return getattr(self.open.shape if name in shapely else self.drawn(), name)
 
     @property
@@ -80,9 +80,6 @@ class SeenTree:
 
     def path(self, node: int) -> list[int]:
         return self.open.shape.path(node)
-
-    def positions(self, committed: int) -> Tensor:
-        return self.open.shape.positions(committed)
 
     def token(self, node: int) -> int:
         if node not in self.seen:

@@ -50,7 +50,6 @@ class Shaped(TreePolicy):
     shape: Shape
     law: type[Proposal]
     adaptive: bool = False
-    local = True
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]

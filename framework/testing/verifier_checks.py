@@ -85,7 +85,7 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws it serves, and what it promises about them."""
-    assert_declared(verifier, "lossless", "adaptive", "branches", "local", "greedy")
+    assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
 
 
 def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:

@@ -35,7 +35,6 @@ class Chain(OneLaw):
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     stop_below: float = attrs.field(default=0.0, validator=probability)
     branches = False
-    local = True
     source = "Leviathan et al. 2023, algorithm 1"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 
 import attrs
@@ -62,11 +61,6 @@ class FixedTree(OneLaw):
     @property
     def branches(self) -> bool:  # type: ignore[override]
         return max(self.levels) > 1
-
-    @property
-    def local(self) -> bool:  # type: ignore[override]
-        # Where the budget may end a level, what one branch takes is missing in another.
-        return sum(math.prod(self.levels[:depth]) for depth in range(1, self.depth + 1)) <= self.budget
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ class IndependentPaths(TreePolicy):
     paths: int = attrs.field(default=4, validator=at_least(1))
     length: int = attrs.field(default=4, validator=at_least(1))
     laws = frozenset({WithReplacement})
-    local = True
     source = "SpecTr, section 3"
 
     @property

@@ -102,7 +102,6 @@ class Sequoia(OneLaw):
         default=ZOO_PAIR, converter=as_chances, validator=acceptance_field
     )
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    local = True
     source = "Sequoia, section 3.1"
 
     @property

@@ -41,7 +41,6 @@ class StaticTree(OneLaw):
 
     shape: Shape = attrs.field(default="stree-a", converter=as_shape)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
-    local = True
     source = "Medusa, section 2.3.3; STree, section 5.3"
 
     @property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -35,34 +34,20 @@ class ClassOrder(SiblingOrder):
     token first (high T / D) leaves the over-proposed ones, which compete for little target, to the nodes
     that have nothing else.
 
-    *Levels* order siblings of one class. A sibling's level is random with fixed `chances`, whatever its
-    token, so that it changes no token's law but through the order; what it tells may lie below the
-    sibling (`Foresight`). A level is looked at in a window alone, and the laws are then those of token
-    and level together.
-
-    Where an adaptive policy decides whether a second sibling exists, its absence tells something of the
-    first. With `phantoms` the window opens on the first pair alone, and where there is no second sibling
-    one is drawn here, from D without the first; later siblings are tried as drawn.
+    The laws are those of siblings whose number tells nothing of their tokens, nor of what came below
+    them: the trees must not be adaptive (see `TreePolicy`).
 
     Attributes:
-        tokens: of the siblings, in drawn order.
+        tokens: of the siblings, one or more, in drawn order.
         p: the draft's distribution D.
-        first: the law of the first sibling, where more is known of it than D.
         rng: the verification stream.
-        phantoms: whether the tree is adaptive.
-        chances: of the levels `[levels]`; one level means none.
-        level: the level of the sibling at a place.
 
     Source: draftwood.
     """
 
     tokens: Sequence[int]
     p: Float[Tensor, " vocab"]
-    first: Float[Tensor, " vocab"]
     rng: Randomness
-    phantoms: bool = False
-    chances: Float[Tensor, " levels"] | None = None
-    level: Callable[[int], int] = lambda place: 0
     _tried: list[int] = attrs.field(factory=list, init=False)
     _next: int = attrs.field(default=0, init=False)  # place of the next sibling that was not looked at
     _held: _Held | None = attrs.field(default=None, init=False)
@@ -70,83 +55,36 @@ class ClassOrder(SiblingOrder):
     def next(self, residual: Residual) -> Trial | None:
         if self._next == 0:
             check_distribution(self.p, "The draft distribution of WithoutReplacement")
-            self._next = 1
-            if len(self.tokens) == 1 and not self.phantoms:
-                return Trial(0, self.tokens[0], Law(self.first))
-            chances = self.first.new_ones(1) if self.chances is None else self.chances
-            self._held = _Held(0, self.tokens[0], self.level(0), chances[:, None] * self.first)
-            return self._window(residual, chances)
+            self._held, self._next = _Held(0, self.tokens[0], self.p), 1
         if self._held is None:
-            return self._as_drawn()
-        if self._next < len(self.tokens) and not self.phantoms:
-            return self._window(residual, self._held.h.new_ones(1) if self.chances is None else self.chances)
-        held, self._held = self._held, None
-        self._tried.append(held.token)
-        return held.trial()
-
-    def _as_drawn(self) -> Trial | None:
-        if self._next >= len(self.tokens):
             return None
-        place, token = self._next, self.tokens[self._next]
-        law = Law.without(self.p, self._tried)
-        self._next += 1
-        self._tried.append(token)
-        return Trial(place, token, law)
-
-    def _window(self, residual: Residual, chances: Tensor) -> Trial:
-        """The better one of the held and the next sibling; the other one becomes the held one."""
-        held = self._held
-        assert held is not None
-        place: int | None = self._next
         if self._next < len(self.tokens):
-            token = self.tokens[self._next]
-            level = self.level(self._next)
-        else:
-            rest = self.p.clone()
-            rest[held.token] = 0
-            if not bool(rest.any()):
-                self._held = None
-                return held.trial()
-            place, token, level = None, self.rng.choose(rest), 0
+            return self._window(residual, self._held)
+        held, self._held = self._held, None
+        return Trial(held.place, held.token, Law(held.h))
+
+    def _window(self, residual: Residual, held: _Held) -> Trial:
+        """The better one of the held and the next sibling; the other one becomes the held one."""
+        following = _Held(self._next, self.tokens[self._next], held.h)
         self._next += 1
         window = Window.open(
             held.h,
             self.p,
-            chances=chances,
             tried=self._tried,
-            further=0 if self.phantoms else len(self.tokens) - self._next,
+            further=len(self.tokens) - self._next,
             residual=residual,
         )
-        first, second = held, _Held(place, token, level, held.h)
-        ranks = [
-            len(chances) * self.rng.accept(window.chance_of_class(one.token)) + one.level
-            for one in (first, second)
-        ]
-        if ranks[1] > ranks[0]:
-            first, second = second, first
-        came = first.place != held.place
+        stays, comes = (self.rng.accept(window.chance_of_class(one.token)) for one in (held, following))
+        first, second = (following, held) if comes and not stays else (held, following)
         self._tried.append(first.token)
-        if self.chances is None:
-            self._held = attrs.evolve(second, h=window.second(first.token))
-            return Trial(first.place, first.token, window.first())
-        h = window.second_of_level(first.token, rank=max(ranks), came=came)
-        self._held = attrs.evolve(second, h=h)
-        return Trial(first.place, first.token, window.first(), window.levels(first.token, came))
+        self._held = attrs.evolve(second, h=window.second(first.token))
+        return Trial(first.place, first.token, window.first())
 
 
 @attrs.frozen(eq=False)
 class _Held:
-    """A sibling that waits, with its law jointly with its level `[levels, vocab]`."""
+    """A sibling that waits, and its law `[vocab]` given what was tried."""
 
-    place: int | None
+    place: int
     token: int
-    level: int
-    h: Float[Tensor, "levels vocab"]
-
-    def trial(self) -> Trial:
-        if len(self.h) == 1:
-            return Trial(self.place, self.token, Law(self.h[0]))
-        of_token = self.h[:, self.token]
-        total = of_token.sum()
-        levels = of_token / total if float(total) > 0 else torch.full_like(of_token, 1 / len(of_token))
-        return Trial(self.place, self.token, Law(self.h.sum(0)), levels)
+    h: Float[Tensor, " vocab"]

@@ -18,23 +18,16 @@ class ClassOrderedRejection(RecursiveRejection):
     """Recursive rejection that tries under-proposed siblings first (see `ClassOrder`).
 
     Siblings drawn without replacement are put in class order; those of other laws are tried as drawn.
-
-    Attributes:
-        phantoms: what adaptive trees (DySpec) need, because there a sibling's existence tells of the
-            ones before it; on other trees the full window is stronger.
+    Adaptive trees are refused; plain `RecursiveRejection` serves them.
 
     Cost: about 15 passes over the vocabulary for every pair of siblings on the accepted path.
     Source: draftwood; RSD, theorem 3.1, allows any order whose laws are known.
     """
 
-    phantoms: bool = False
+    adaptive = False
     source = "draftwood"
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.phantoms
 
     def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         if isinstance(proposal, WithoutReplacement):
-            return ClassOrder(tokens, proposal.p, proposal.p, rng, self.phantoms)
+            return ClassOrder(tokens, proposal.p, rng)
         return DrawnOrder(tokens, proposal)

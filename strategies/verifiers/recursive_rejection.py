@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-import torch
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
@@ -61,8 +60,6 @@ class RecursiveRejection(NodeWise):
         while trial := order.next(residual):
             chance = residual.chance(trial)
             if chance > 0 and rng.accept(chance):
-                if trial.place is not None:
-                    return trial.place, target
-                return None, torch.zeros_like(target).index_fill_(0, torch.tensor([trial.token]), 1)
+                return trial.place, target
             residual.reject(trial)
         return None, residual.weights

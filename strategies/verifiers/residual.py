@@ -89,19 +89,11 @@ class Residual:
 
 @attrs.frozen(eq=False)
 class Trial:
-    """A sibling to be tried.
+    """A sibling to be tried: its place among the drawn ones, its token, and the law by which it is tried."""
 
-    Attributes:
-        place: its place among the drawn ones; None for a phantom, which has no node.
-        token: its token.
-        law: the law by which it is tried.
-        levels: the chances of its levels `[levels]` given all that is known (see `ClassOrder`), or None.
-    """
-
-    place: int | None
+    place: int
     token: int
     law: Law
-    levels: Float[Tensor, " levels"] | None = None
 
 
 class SiblingOrder(Protocol):

@@ -41,23 +41,21 @@ class Traversal(Verifier):
     laws = ANY_LAW
     source = "Traversal verification, arXiv 2505.12398"
 
-    def siblings(self, judged: Judged, node: int, trial: Trial | None) -> SiblingOrder:
-        """The order in which the children of `node`, itself reached by `trial` (None: root), are tried."""
+    def siblings(self, judged: Judged, node: int) -> SiblingOrder:
+        """The order in which the children of `node` are tried."""
         return DrawnOrder(judged.below(node), judged.tree.proposals[node])
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         judged = Judged(tree, tree.tokens.tolist(), target_probs, rng)
-        visits = [self._visit(judged, 0, None, 1.0)]
+        visits = [self._visit(judged, 0, 1.0)]
         while True:
             here = visits[-1]
             here.trial = trial = here.siblings.next(here.residual) if here.siblings else None
             if trial is not None:
                 chance = here.residual.chance(trial)
-                if trial.place is not None and chance > 0:
+                if chance > 0:
                     child = tree.children(here.node)[trial.place]
-                    visits.append(self._visit(judged, child, trial, chance))
-                elif trial.place is None and rng.accept(chance):
-                    return Outcome.of(tree, [one.node for one in visits], extra=trial.token, bonus=False)
+                    visits.append(self._visit(judged, child, chance))
                 else:
                     here.residual.reject(trial)
             elif rng.accept(here.residual.allowance):
@@ -70,8 +68,8 @@ class Traversal(Verifier):
                 assert above.trial is not None
                 above.residual.reject(above.trial)
 
-    def _visit(self, judged: Judged, node: int, trial: Trial | None, allowance: float) -> _Visit:
-        siblings = self.siblings(judged, node, trial) if judged.tree.children(node) else None
+    def _visit(self, judged: Judged, node: int, allowance: float) -> _Visit:
+        siblings = self.siblings(judged, node) if judged.tree.children(node) else None
         return _Visit(node, siblings, Residual.of(judged.targets[node], allowance))
 
 

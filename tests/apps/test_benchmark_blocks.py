@@ -12,7 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from draftwood.tree import TokenTree, breadth_first, depth_first, heavy_path
+from benchmarks.orders import breadth_first, depth_first, heavy_path
+from draftwood import TokenTree
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -81,3 +81,9 @@ def test_every_option_of_every_strategy_takes_its_own_default():
             for option, given in registry.options(kind, name).items():
                 if isinstance(given.default, int | float | str | None):
                     assert convert(option, str(given.default), given) == given.default
+
+
+def test_an_option_that_a_strategy_once_had_is_named_with_what_serves_instead():
+    given = [("policies", "fixed-tree"), ("verifiers", "class-ordered-traversal")]
+    with pytest.raises(UnknownStrategy, match="no longer has the option 'phantoms'.*name 'traversal'"):
+        assign({"phantoms": "true"}, given)

@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from benchmarks.orders import blocks_of, heavy_path
 from draftwood.backends import packed
 from draftwood.backends.region import Region, in_heavy_paths
 from draftwood.backends.ssm import HybridBackend
@@ -20,7 +21,7 @@ from draftwood.kernels.checking import relative_error
 from draftwood.kernels.tree_attention import dispatch
 from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.testing.backends import StateBackendTests
-from draftwood.tree import TokenTree, heavy_path
+from draftwood.tree import TokenTree
 from tests.backends.test_recurrent_kernels import MODELS as RECURRENT
 from tests.backends.test_tree_kernel import MODELS, VOCAB, tiny
 
@@ -144,7 +145,7 @@ def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
         assert relative_error(one, right.to(one.device)) < 1e-5
     tree = as_tree(parents[:140])
     (visited,) = {int(mask.blocks(group=1, lines=32)[1][0].sum()) for mask in masks if mask.columns == 140}
-    assert visited == tree.block_count(heavy_path(tree)) < tree.block_count(range(140))
+    assert visited == blocks_of(tree, heavy_path(tree)) < blocks_of(tree, list(range(140)))
 
 
 class Reordered(StateBackendTests):

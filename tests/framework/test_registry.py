@@ -25,6 +25,20 @@ def test_own_strategies_are_registered_and_built_with_options():
         ("verifiers", "zzz", {}, UnknownStrategy, "no verifier 'zzz'; known are"),
         ("policies", "dyspec", {"bugdet": 3}, UnknownStrategy, "no option 'bugdet'; did you mean 'budget'"),
         ("policies", "dyspec", {"budget": 0}, InvalidInput, "budget is 0"),
+        (
+            "verifiers",
+            "class-ordered-traversal",
+            {"luck": 0.5},
+            UnknownStrategy,
+            "no longer has the option 'luck': it gained nothing; name the verifier without it",
+        ),
+        (
+            "verifiers",
+            "class-ordered-rejection",
+            {"phantoms": True},
+            UnknownStrategy,
+            "no longer has the option 'phantoms': for adaptive trees name 'traversal'",
+        ),
         ("drafters", "prompt-lookup", {}, InvalidInput, "needs the option 'vocab_size'"),
     ],
 )

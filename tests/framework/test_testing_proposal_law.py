@@ -150,20 +150,3 @@ def request(tokens, parents):
 def test_malformed_requests_and_trees_are_named(policy, message):
     with pytest.raises(AssertionError, match=message):
         prove(policy)
-
-
-@attrs.frozen
-class Shared(FixedTree):
-    """Broken on purpose: calls itself local, though one branch's nodes are missing in another."""
-
-    local = True
-
-
-def test_branches_that_share_a_budget_are_not_local():
-    assert FixedTree(2, 2).local
-    assert not FixedTree(2, 2, 3).local
-    prove(FixedTree(2, 2), SPARSE)
-    with pytest.raises(
-        AssertionError, match=r"declares local = True, but the subtree .* declare local = False"
-    ):
-        prove(Shared(2, 2, 3, 0.2), DRAFTS[1:])

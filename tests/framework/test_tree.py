@@ -1,4 +1,4 @@
-"""TokenTree: shape, masks, orders and the errors of malformed trees."""
+"""TokenTree: shape, masks and the errors of malformed trees."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidTree, TokenTree, TreeBuilder, WithReplacement
-from draftwood.tree import ancestor_mask, breadth_first, depth_first, heavy_path
+from draftwood.tree import ancestor_mask
 
 
 @st.composite
@@ -31,15 +31,11 @@ def ancestors(parents, node):
 @given(parent_lists())
 def test_masks_depths_and_paths_agree_with_walking_up(parents):
     tree = tree_of(parents)
-    bits = tree.bitmask
     for node in range(len(parents)):
         above = ancestors(parents, node)
         assert set(tree.ancestor_mask[node].nonzero().flatten().tolist()) == above
-        packed = {j for j in range(len(parents)) if (int(bits[node, j // 64]) & (2**64 - 1)) >> (j % 64) & 1}
-        assert packed == above
         assert tree.path(node) == sorted(above)
         assert int(tree.depths[node]) == len(above) - 1
-        assert tree.positions(10)[node] == 10 + len(above) - 1
     assert tree.depth == int(tree.depths.max())
     assert tree.leaves == [v for v in range(len(parents)) if v not in parents]
 
@@ -51,20 +47,6 @@ def test_ancestor_mask_of_a_batch_is_that_of_its_rows(rows):
     batch = ancestor_mask(padded)
     for row, mask in zip(rows, batch, strict=True):
         assert torch.equal(mask[: len(row), : len(row)], tree_of(row).ancestor_mask)
-
-
-@given(parent_lists(30), st.sampled_from([breadth_first, depth_first]))
-def test_reordering_keeps_every_path_and_the_drawn_order_of_siblings(parents, order_of):
-    p = torch.full((7,), 1 / 7)
-    tree = tree_of(parents)
-    laws = {v: WithReplacement(p) for v in range(len(tree)) if tree.children(v)}
-    tree = TokenTree(tree.tokens, tree.parents, laws)
-    order = order_of(tree)
-    moved = tree.reorder(order)
-    for place, node in enumerate(order):
-        assert moved.tokens[moved.path(place)].tolist() == tree.tokens[tree.path(node)].tolist()
-        assert [order[child] for child in moved.children(place)] == tree.children(node)
-        assert (place in moved.proposals) == (node in tree.proposals)
 
 
 @given(parent_lists(30), st.integers(0, 5))
@@ -111,14 +93,6 @@ def test_malformed_trees_are_refused_by_name(tokens, parents, message):
         tree.validated(5)
 
 
-@pytest.mark.parametrize("order", [[0, 0], [0], [0, 2]])
-def test_an_order_must_be_a_permutation(order):
-    with pytest.raises(InvalidTree, match="permutation"):
-        tree_of([-1, 0]).reorder(order)
-    with pytest.raises(InvalidTree, match="permutation"):
-        tree_of([-1, 0]).block_count(order)
-
-
 def test_the_builder_numbers_requests_in_the_order_of_asking():
     tree = TreeBuilder(4)
     a, b = tree.add(0, 1), tree.add(0, 2)
@@ -128,58 +102,3 @@ def test_the_builder_numbers_requests_in_the_order_of_asking():
     assert (request.tokens.tolist(), request.parents.tolist()) == ([2], [0])
     request = tree.request([c, a])
     assert (request.tokens.tolist(), request.parents.tolist()) == ([3, 1], [1, 0])
-
-
-@given(parent_lists(30), st.sampled_from([breadth_first, depth_first, heavy_path]))
-def test_an_order_holds_every_node_once_behind_its_parent(parents, order_of):
-    order = order_of(tree_of(parents))
-    assert sorted(order) == list(range(len(parents)))
-    assert all(parents[node] in order[:place] for place, node in enumerate(order) if place)
-
-
-@given(parent_lists(30), st.sampled_from([depth_first, heavy_path]))
-def test_a_subtree_lies_in_one_piece(parents, order_of):
-    order = order_of(tree_of(parents))
-    for place, node in enumerate(order):
-        below = {v for v in range(len(parents)) if node in ancestors(parents, v)}
-        assert set(order[place : place + len(below)]) == below
-
-
-@given(parent_lists(30))
-def test_breadth_first_goes_level_by_level(parents):
-    tree = tree_of(parents)
-    depths = tree.depths[breadth_first(tree)].tolist()
-    assert depths == sorted(depths)
-
-
-@given(parent_lists(30))
-def test_heavy_path_order_goes_into_the_largest_subtree_first(parents):
-    tree = tree_of(parents)
-    order = heavy_path(tree)
-    size = [sum(v in ancestors(parents, w) for w in range(len(parents))) for v in range(len(parents))]
-    for place, node in enumerate(order):
-        if tree.children(node):
-            assert size[order[place + 1]] == max(size[child] for child in tree.children(node))
-
-
-@given(parent_lists(), st.randoms(), st.sampled_from([1, 4, 16, 32]))
-def test_block_counts_are_those_of_the_mask_entry_by_entry(parents, random, size):
-    tree, order = tree_of(parents), list(range(len(parents)))
-    random.shuffle(order)
-    place = {node: i for i, node in enumerate(order)}
-    blocks = {
-        (place[node] // size, place[above] // size)
-        for node in range(len(parents))
-        for above in ancestors(parents, node)
-    }
-    assert tree.block_count(order, size=size) == len(blocks)
-
-
-def test_orders_are_found_in_a_chain_beyond_the_depth_of_recursion():
-    tree = tree_of(list(range(-1, 4999)))
-    assert depth_first(tree) == heavy_path(tree) == breadth_first(tree) == list(range(5000))
-
-
-def test_an_order_must_keep_siblings_as_drawn():
-    with pytest.raises(InvalidTree, match="siblings must keep their drawn order"):
-        tree_of([-1, 0, 0]).reorder([0, 2, 1])

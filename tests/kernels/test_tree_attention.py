@@ -171,8 +171,9 @@ def test_bits_are_those_of_a_tree(seed: int, nodes: int) -> None:
     seen = visible([parents])
     assert torch.equal(unpack(pack(seen), nodes), seen)
     tree = TokenTree(tokens=torch.zeros(nodes, dtype=torch.int64), parents=torch.tensor(parents))
-    words = tree.bitmask.view(torch.int32)
-    assert torch.equal(pack(seen)[0], words[:, : -(-nodes // 32)])
+    for node, words in enumerate(pack(seen)[0].tolist()):
+        bits = {32 * word + bit for word, held in enumerate(words) for bit in range(32) if held >> bit & 1}
+        assert bits == set(tree.path(node))
 
 
 @given(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import torch
 from torch import Tensor
@@ -26,9 +24,6 @@ class MostLikely(Randomness):
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         return p.topk(min(k, int(p.count_nonzero()))).indices.tolist()
 
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        return self.rng.gumbel(shape)
-
 
 @attrs.frozen
 class Rounded(Randomness):
@@ -44,9 +39,6 @@ class Rounded(Randomness):
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         return self.rng.without_replacement(p.bfloat16().double(), k)
-
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        return self.rng.gumbel(shape)
 
 
 @attrs.frozen
@@ -80,6 +72,3 @@ class OnGrid(Randomness):
             drawn.append(self.choose(rest))
             rest[drawn[-1]] = 0
         return drawn
-
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        return self.rng.gumbel(shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,12 +131,6 @@ class TakesAhead(TorchRandomness):
         return self.uniforms(n)
 
 
-class ExponentialForGumbel(TorchRandomness):
-    def gumbel(self, shape: Sequence[int]) -> Tensor:
-        u = self.uniforms(int(np.prod(tuple(shape)))).reshape(tuple(shape))
-        return -torch.log1p(-u)
-
-
 def _stream() -> TorchRandomness:
     return TorchRandomness.seeded(3)
 
@@ -219,7 +212,6 @@ MISTAKES = [
     _chance("the coin's test is coin <= p, and the coin may be 0", "sglang#35771", _wrong(ClosedCoin)),
     _chance("without replacement by dropping duplicates", "out of order", _wrong(DrawnAtOnce)),
     _chance("looking ahead takes the numbers", "a kernel's tape", _wrong(TakesAhead)),
-    _chance("exponential noise for Gumbel noise", "a logarithm forgotten", _wrong(ExponentialForGumbel)),
     _chance(
         "an inverse CDF whose test is not strict",
         "a token of probability 0 drawn at u = 0",

@@ -184,22 +184,59 @@ class StopsAtUnlikely(Draws):
 
 
 @attrs.frozen
-class LooksAcross(TreePolicy):
-    """Expands the second child only beside an even first one, and calls itself local."""
+class SecondBehindAWinner(TreePolicy):
+    """Draws a second child once the first one's own child has come out likely, and says so."""
 
     laws = WITHOUT
-    local = True
+    adaptive = True
+
+    def grow(self, root: int, rng: Randomness) -> Growth:
+        tree = TreeBuilder(root)
+        (p,) = yield tree.request([0])
+        if not bool(p.any()):
+            return tree.finish()
+        token = rng.choose(p)
+        (first,) = tree.add_children(0, [token], WithoutReplacement(p))
+        below = yield tree.request([first])
+        (drawn,) = draw_children(WithoutReplacement, below, count=1, rng=rng)
+        tree.add_children(first, drawn.tokens, drawn.proposal)
+        rest = p.index_fill(0, torch.tensor(token), 0)
+        if drawn.tokens and drawn.chances[0] > 0.4 and bool(rest.any()):
+            tree.add(0, rng.choose(rest))
+        return tree.finish()
+
+
+class WinnerUndeclared(SecondBehindAWinner):
+    """Does not say so: each sibling has its law whatever the one before it holds, and yet."""
+
+    adaptive = False
+
+
+@attrs.frozen
+class CousinsCount(TreePolicy):
+    """Gives each of two children a second child where the other one's first is even, and says so."""
+
+    laws = WITHOUT
+    adaptive = True
 
     def grow(self, root: int, rng: Randomness) -> Growth:
         tree = TreeBuilder(root)
         probs = yield tree.request([0])
         (drawn,) = draw_children(WithoutReplacement, probs, count=2, rng=rng)
         nodes = tree.add_children(0, drawn.tokens, drawn.proposal)
-        if len(nodes) == 2 and drawn.tokens[0] % 2 == 0:
-            below = yield tree.request(nodes[1:])
-            (one,) = draw_children(WithoutReplacement, below, count=1, rng=rng)
-            tree.add_children(nodes[1], one.tokens, one.proposal)
+        if len(nodes) < 2:
+            return tree.finish()
+        below = draw_children(WithoutReplacement, (yield tree.request(nodes)), count=2, rng=rng)
+        for node, own, other in zip(nodes, below, below[::-1], strict=True):
+            count = 2 if other.tokens and other.tokens[0] % 2 == 0 else 1
+            tree.add_children(node, own.tokens[:count], own.proposal)
         return tree.finish()
+
+
+class CousinsUndeclared(CousinsCount):
+    """Does not say so: by themselves the children of either node have their law, however many they are."""
+
+    adaptive = False
 
 
 class FromTheTopFour(Draws):
@@ -376,7 +413,20 @@ MISTAKES = [
         DrawnInHalf,
     ),
     Mistake("siblings stop behind an unlikely one, undeclared", "adaptive", "policy", Draws, StopsAtUnlikely),
-    Mistake("one branch grows by another's token, undeclared", "local", "policy", Draws, LooksAcross),
+    Mistake(
+        "a second sibling once the first one's child is likely, undeclared",
+        "its number of siblings tells what came below a sibling",
+        "policy",
+        SecondBehindAWinner,
+        WinnerUndeclared,
+    ),
+    Mistake(
+        "cousins that count each other's tokens, undeclared",
+        "only both nodes together tell something",
+        "policy",
+        CousinsCount,
+        CousinsUndeclared,
+    ),
     Mistake(
         "a draw among the top four, the whole distribution declared",
         "top-k sampling that is invisible over three tokens",

@@ -22,6 +22,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.residual import Residual
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
@@ -277,9 +278,9 @@ MUTATIONS = [
     ),
     Mutation(
         "several siblings are looked at together although the tree is adaptive",
-        "class order on a DySpec tree without phantoms",
-        attrs.evolve(CHAIN, policy=DySpec(2), verifier=ClassOrderedTraversal(phantoms=True), tokens=2),
-        {"verifier": ClassOrderedTraversal(phantoms=False)},
+        "class order on a DySpec tree",
+        attrs.evolve(CHAIN, policy=DySpec(2), verifier=Traversal(), tokens=2),
+        {"verifier": ClassOrderedTraversal()},
     ),
     Mutation(
         "another path is committed than was accepted",

@@ -13,6 +13,7 @@ from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.window import Window
 from tests.mutations.mistake import Mistake
@@ -217,7 +218,7 @@ class TypicalByWord(Typical):
 
 
 class AdaptiveByWord(ClassOrderedTraversal):
-    """Class order without phantoms, which says that it holds on adaptive trees."""
+    """Class order, which says that it holds on adaptive trees."""
 
     adaptive = True  # type: ignore[assignment]
 
@@ -226,9 +227,9 @@ _open, _window = Window.__dict__["open"].__func__, ClassOrder._window
 _seen = {"token": 0}
 
 
-def _peeking_window(self: ClassOrder, residual: Any, chances: Tensor) -> Any:
-    _seen["token"] = self.tokens[self._next] if self._next < len(self.tokens) else 0
-    return _window(self, residual, chances)
+def _peeking_window(self: ClassOrder, residual: Any, held: Any) -> Any:
+    _seen["token"] = self.tokens[self._next]
+    return _window(self, residual, held)
 
 
 def _open_by_token(cls: type[Window], h: Tensor, p: Tensor, *, further: int, **given: Any) -> Window:
@@ -274,8 +275,8 @@ MISTAKES = [
     _verifier("a token is accepted when it is likely enough", "typical acceptance", TypicalByWord),
     _verifier(
         "class order said to hold on adaptive trees",
-        "without phantoms",
+        "it looks at two siblings at once",
         AdaptiveByWord,
-        lambda: ClassOrderedTraversal(phantoms=True),
+        Traversal,
     ),
 ]

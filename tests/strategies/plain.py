@@ -11,7 +11,6 @@ from collections import defaultdict
 import attrs
 
 from draftwood import Deterministic, Outcome, PerChild, TopThenSample, WithoutReplacement
-from draftwood.strategies.verifiers.window import heavy
 
 
 def is_dust(p):
@@ -71,12 +70,11 @@ def conditional(proposal, k, earlier):
 
 @attrs.frozen
 class Try:
-    """A sibling to be tried: its place (None for a phantom), token and law, and its levels' chances."""
+    """A sibling to be tried: its place, token and law."""
 
-    place: int | None
+    place: int
     token: int
     law: list[float]
-    levels: list[float] | None = None
 
 
 class Left:
@@ -128,78 +126,40 @@ class Traversal:
     targets: object
     coins: Coins
     choose: object = None
-    phantoms: bool = False
-    luck: float = 0.0
 
     def verify(self):
-        path, extra = self.visit(0, None, 1.0)
+        path, extra = self.visit(0, 1.0)
         bonus = not self.tree.children(path[-1])
         return Outcome.of(self.tree, path, extra=extra, bonus=bonus)
 
-    def visit(self, node, tried, allowance):
+    def visit(self, node, allowance):
         """What is accepted from `node` down, and the extra token; None if nothing is."""
         children, left = self.tree.children(node), Left(self.targets[node].tolist(), allowance)
-        for one in self.siblings(node, tried, left) if children else ():
+        for one in self.siblings(node, left) if children else ():
             chance = left.chance(one)
-            if one.place is None:
-                if self.coins.accept(chance):
-                    return [node], one.token
-            elif chance > 0 and (below := self.visit(children[one.place], one, chance)):
+            if chance > 0 and (below := self.visit(children[one.place], chance)):
                 return [node, *below[0]], below[1]
             left.reject(one)
         return ([node], self.coins.choose(left.target)) if self.coins.accept(left.allowance) else None
 
-    def siblings(self, node, tried, left):
-        children, proposal = self.tree.children(node), self.tree.proposals[node]
-        tokens = self.tree.tokens[children].tolist()
+    def siblings(self, node, left):
+        proposal = self.tree.proposals[node]
+        tokens = self.tree.tokens[self.tree.children(node)].tolist()
         if self.choose is None or not isinstance(proposal, WithoutReplacement):
             return drawn_order(tokens, proposal)
-        first = draft = proposal.p.tolist()
-        if tried and tried.levels:
-            b, lucky = self.luck, self.lucky(node)
-            low, high = tried.levels
-            first = [d * (high * x / b + low * (1 - x) / (1 - b)) for d, x in zip(draft, lucky, strict=True)]
-        order = ClassOrder(tokens, draft, first, left, self.coins, self.choose, self.phantoms)
-        if self.luck:
-            order = attrs.evolve(order, chances=[1 - self.luck, self.luck], level=self.level_of(children))
-        return order.tries()
-
-    def lucky(self, node):
-        """For every token the chance that `node` is lucky when its first child holds it."""
-        target, draft = self.targets[node].tolist(), self.tree.proposals[node].p
-        ranked = heavy(draft).tolist()
-        draft, found, room = draft.tolist(), [None] * len(draft), self.luck
-        for token in sorted(ranked, key=lambda token: -target[token] / draft[token]):
-            taken = min(draft[token], room)
-            found[token], room = taken / draft[token], room - taken
-        rest = sum(draft[token] for token in range(len(draft)) if found[token] is None)
-        return [min(room / rest, 1.0) if one is None else one for one in found]
-
-    def level_of(self, children):
-        def level(place):
-            node = children[place]
-            below = self.tree.children(node)
-            seen = below and isinstance(self.tree.proposals[node], WithoutReplacement)
-            chance = self.lucky(node)[int(self.tree.tokens[below[0]])] if seen else self.luck
-            return int(self.coins.accept(chance))
-
-        return level
+        return ClassOrder(tokens, proposal.p.tolist(), left, self.coins, self.choose).tries()
 
 
-def class_ordered_rejection(tree, targets, coins, choose, *, phantoms=False):
+def class_ordered_rejection(tree, targets, coins, choose):
     path = [0]
     while tree.children(path[-1]):
         children, proposal = tree.children(path[-1]), tree.proposals[path[-1]]
         left, tokens = Left(targets[path[-1]].tolist()), tree.tokens[children].tolist()
         tries = drawn_order(tokens, proposal)
         if isinstance(proposal, WithoutReplacement):
-            p = proposal.p.tolist()
-            tries = ClassOrder(tokens, p, p, left, coins, choose, phantoms).tries()
+            tries = ClassOrder(tokens, proposal.p.tolist(), left, coins, choose).tries()
         for tried in tries:
             if left.target[tried.token] > 0 and coins.accept(left.chance(tried)):
-                if tried.place is None:
-                    left.target = [float(token == tried.token) for token in range(len(left.target))]
-                    return Outcome.of(tree, path, extra=coins.choose(left.target), bonus=False)
                 path.append(children[tried.place])
                 break
             left.reject(tried)
@@ -211,99 +171,49 @@ def class_ordered_rejection(tree, targets, coins, choose, *, phantoms=False):
 class Pairs:
     """All that two siblings may be, enumerated: the held one z, and the next one, drawn from D without z.
 
-    `h` `[levels][vocab]` is the held one's law, `draft` D without the tried tokens, `chances` those of the
-    next one's levels, `f` those of class 1. The next one goes first if its rank is the higher one.
+    `h` `[vocab]` is the held one's law, `draft` D without the tried tokens, `f` the chances of the class. The
+    next one goes first if it is of the class and the held one is not.
     """
 
-    def __init__(self, h, draft, chances, f):
-        self.vocab, self.count = len(draft), len(chances)
+    def __init__(self, h, draft, f):
+        self.vocab = len(draft)
         self.first = [0.0] * self.vocab
-        self.levels = defaultdict(lambda: [0.0] * self.count)  # by token, came
-        self.second = defaultdict(lambda: [[0.0] * self.vocab for _ in chances])  # by token
-        self.second_of = defaultdict(lambda: [[0.0] * self.vocab for _ in chances])  # by token, rank, came
-        classes = [[(0, 1 - one), (1, one)] for one in f]
+        self.second = defaultdict(lambda: [0.0] * self.vocab)  # by the token that went first
         for z in range(self.vocab):
             beside = sum(without(draft, [z]))
             if beside == 0:  # nobody is left to be its rival
-                self.first[z] += sum(row[z] for row in h)
-                for i, row in enumerate(h):
-                    self.levels[z, False][i] += row[z]
+                self.first[z] += h[z]
                 continue
-            held = [(self.count * k + i, i, row[z] * w) for i, row in enumerate(h) for k, w in classes[z]]
-            held = [one for one in held if one[-1] > 0]
             for c in range(self.vocab):
-                if c == z or draft[c] == 0:
+                if c == z or draft[c] == 0 or h[z] == 0:
                     continue
-                for (rank, i, mass), (j, chance), (k, w) in itertools.product(
-                    held, enumerate(chances), classes[c]
-                ):
-                    mass *= draft[c] / beside * chance * w
-                    if mass > 0:
-                        self._pair((z, rank, i), (c, self.count * k + j, j), mass)
-
-    def _pair(self, held, following, mass):
-        came = following[1] > held[1]
-        first, second = (following, held) if came else (held, following)
-        self.first[first[0]] += mass
-        self.levels[first[0], came][first[2]] += mass
-        self.second[first[0]][second[2]][second[0]] += mass
-        self.second_of[first[0], first[1], came][second[2]][second[0]] += mass
-
-
-def given(joint):
-    """A joint law `[levels][vocab]`, normalised."""
-    total = sum(map(sum, joint))
-    return [[mass / total for mass in row] for row in joint] if total > 0 else joint
+                mass = h[z] * draft[c] / beside
+                comes = (1 - f[z]) * f[c]
+                for first, second, chance in ((z, c, 1 - comes), (c, z, comes)):
+                    self.first[first] += mass * chance
+                    self.second[first][second] += mass * chance
 
 
 @attrs.frozen
 class ClassOrder:
-    """Siblings without replacement, of a held one and the next one that of the higher rank first."""
+    """Siblings without replacement, of a held one and the next one that of the class first."""
 
     tokens: list[int]
     draft: list[float]
-    first: list[float]
     left: Left
     coins: Coins
     choose: object
-    phantoms: bool = False
-    chances: list[float] | None = None
-    level: object = lambda place: 0
 
     def tries(self):
-        if len(self.tokens) == 1 and not self.phantoms:
-            yield Try(0, self.tokens[0], self.first)
-            return
-        chances = self.chances or [1.0]
-        h = [[chance * mass for mass in self.first] for chance in chances]
-        held, tried, following = (0, self.tokens[0], self.level(0)), [], 1
-        while following < len(self.tokens) or (self.phantoms and following == 1):
-            if self.phantoms and following > 1:
-                break
-            if following < len(self.tokens):
-                other = (following, self.tokens[following], self.level(following))
-            else:
-                rest = without(self.draft, [held[1]])
-                if sum(rest) == 0:
-                    break
-                other = (None, self.coins.choose(rest), 0)
-            following += 1
+        h, tried, held = self.draft, [], 0
+        for following in range(1, len(self.tokens)):
             draft = without(self.draft, tried)
-            further = 0 if self.phantoms else len(self.tokens) - following
-            f = self.choose([sum(column) for column in zip(*h, strict=True)], draft, self.left, further)
-            pairs = Pairs(h, draft, chances, f)
-            ranks = [len(chances) * self.coins.accept(f[one[1]]) + one[2] for one in (held, other)]
-            came = ranks[1] > ranks[0]
-            first, second = (other, held) if came else (held, other)
-            levels = normalised(pairs.levels[first[1], came]) if self.chances else None
-            yield Try(first[0], first[1], pairs.first, levels)
-            tried.append(first[1])
-            held = second
-            h = pairs.second_of[first[1], max(ranks), came] if self.chances else pairs.second[first[1]]
-            h = given(h)
-        levels = normalised([row[held[1]] for row in h]) if self.chances else None
-        yield Try(held[0], held[1], [sum(column) for column in zip(*h, strict=True)], levels)
-        tried.append(held[1])
-        for place in range(following, len(self.tokens)):  # with phantoms alone
-            yield Try(place, self.tokens[place], normalised(without(self.draft, tried)))
-            tried.append(self.tokens[place])
+            f = self.choose(h, draft, self.left, len(self.tokens) - following - 1)
+            pairs = Pairs(h, draft, f)
+            stays, comes = [self.coins.accept(f[self.tokens[place]]) for place in (held, following)]
+            first, held = (following, held) if comes and not stays else (held, following)
+            token = self.tokens[first]
+            yield Try(first, token, pairs.first)
+            tried.append(token)
+            h = normalised(pairs.second[token])
+        yield Try(held, self.tokens[held], h)

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from draftwood import TokenTree, TorchRandomness, registry
+from draftwood import TorchRandomness, registry
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
@@ -16,7 +16,6 @@ from draftwood.strategies.policies.mixture import Mixture
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.testing import ToyModel
-from draftwood.tree import breadth_first, depth_first, heavy_path
 from tests.strategies.tables import grow
 from tests.strategies.test_scale import Lines, Watch
 
@@ -72,19 +71,6 @@ def test_a_node_costs_hardly_more_in_a_large_tree(name):
     assert lines[1] < 1.5 * lines[0]
     assert calls[1] < 1.5 * calls[0]
     assert calls[1] < 70
-
-
-@pytest.mark.parametrize("order_of", [breadth_first, depth_first, heavy_path])
-def test_an_order_costs_hardly_more_a_node_in_a_large_tree(order_of):
-    lines = []
-    for nodes in (192, 768):
-        generator = torch.Generator().manual_seed(1)
-        parents = [-1, *(int(torch.randint(node, (), generator=generator)) for node in range(1, nodes))]
-        tree = TokenTree(torch.zeros(nodes, dtype=torch.int64), torch.tensor(parents))
-        with Lines() as counted:
-            order_of(tree)
-        lines.append(counted.run / nodes)
-    assert lines[1] < 1.1 * lines[0]
 
 
 @pytest.mark.parametrize("name", POLICIES)

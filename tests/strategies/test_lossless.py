@@ -137,9 +137,7 @@ def test_a_draft_distribution_that_is_none_is_refused(p, message):
     [
         RecursiveRejection(),
         ClassOrderedRejection(),
-        ClassOrderedRejection(phantoms=True),
         ClassOrderedTraversal(),
-        ClassOrderedTraversal(luck=0.5),
     ],
     ids=str,
 )

@@ -22,10 +22,7 @@ VERIFIERS = [
     Traversal(),
     Block(),
     ClassOrderedRejection(),
-    ClassOrderedRejection(phantoms=True),
     ClassOrderedTraversal(),
-    ClassOrderedTraversal(phantoms=True),
-    ClassOrderedTraversal(luck=0.5),
 ]
 
 

@@ -1,7 +1,6 @@
-"""A policy's own trees, drawn when a verifier looks at them: the law of a round in far fewer outcomes.
+"""Expected tokens of a verifier over all trees of a policy, each node drawn when the verifier looks at it.
 
-`draftwood.testing.seen` has the trees; here they come from a list of what a policy may draw, so that a look
-at a node is weighed by the trees that are still possible.
+Most nodes of a tree are never looked at, so this visits far fewer outcomes than tree after tree would.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def by_shape(trees: Sequence[WeightedTree]) -> list[Possible]:
     return [Possible(alike) for alike in shapes.values()]
 
 
-def expected_as_seen(shapes: Sequence[Possible], verifier: Verifier, *, target: ToyModel) -> float:
+def expected_tokens(shapes: Sequence[Possible], verifier: Verifier, *, target: ToyModel) -> float:
     """Mean number of tokens that a round of `verifier` emits over the trees, exactly as by `one_round`."""
     total = 0.0
     for possible in shapes:
