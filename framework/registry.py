@@ -1,8 +1,8 @@
 """Strategies by name. Installed packages add theirs through entry points.
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
-`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, and `draftwood.kernels`
-what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy,
+`draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, `draftwood.mixers` what
+stands for a model's recurrent layers, and `draftwood.kernels` what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy,
 verifier or drafter that is not registered goes by `package.module:Class`.
 """
 

@@ -164,7 +164,8 @@ def test_layers_of_an_unknown_kind_are_named() -> None:
     ):
         load(model)
     model = build("bamba")
-    model.model.layers[0].mamba.__class__ = type("FreshMixer", (type(model.model.layers[0].mamba),), {})
+    known = type(model.model.layers[0].mamba)
+    model.model.layers[0].mamba.__class__ = type("FreshMixer", (torch.nn.Module,), dict(vars(known)))
     with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; those served are"):
         HybridBackend(model)
     # But a path in every row serves it.
