@@ -2,8 +2,9 @@
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers` and
 `draftwood.recipes`; `draftwood.loaders` holds what turns a model into a backend, `draftwood.mixers` what
-stands for a model's recurrent layers, and `draftwood.kernels` what draws on a GPU. This is how the framework reaches the layers above it without importing them. A policy,
-verifier or drafter that is not registered goes by `package.module:Class`.
+stands for a model's recurrent layers, and `draftwood.kernels` what draws on a GPU. This is how the framework
+reaches the layers above it without importing them. A policy, verifier or drafter that is not registered goes
+by `package.module:Class`.
 """
 
 from __future__ import annotations
