@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from operator import index
 from typing import Any
@@ -19,6 +19,10 @@ Pieces = tuple[Tensor, ...]
 """Features of one row, each `[length, width]`, in the order of its text."""
 
 
+def _as_places(layers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(map(index, layers))
+
+
 @attrs.frozen
 class Wish:
     """What `keep_features` was asked for.
@@ -29,12 +33,12 @@ class Wish:
         through: what they go through before they are kept; None for nothing.
     """
 
-    layers: tuple[int, ...] = attrs.field(converter=lambda layers: tuple(map(index, layers)))
+    layers: tuple[int, ...] = attrs.field(converter=_as_places)
     last: int | None = attrs.field(default=None)
     through: Through | None = None
 
     @last.validator
-    def _positive(self, _: object, last: int | None) -> None:
+    def _positive(self, _: attrs.Attribute[int | None], last: int | None) -> None:
         if last is not None and last < 1:
             raise InvalidInput(f"last is {last}; keep the features of 1 token or more, or of all with None.")
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import permutations
 
 import attrs
 import torch
@@ -117,7 +118,7 @@ class Beside:
             paths = [mirror.path(row, end) for row, end in enumerate(ends)]
             nodes = [list(held) for held in mirror.nodes]
             mirror.commit(paths)
-            if round_ != 1:
+            if round_ != 4:
                 self.take(paths, nodes)
 
     def _grown(self, have: int, rng: random.Random) -> list[Node]:
@@ -138,18 +139,25 @@ class Beside:
             new = len(text) - self.taken[row]
             if self.last is not None:
                 new = min(new, self.last)
-            fresh, self.taken[row] = not self.taken[row], len(text)
             if len(states) != new:
                 asked = "" if self.last is None else f" (last={self.last})"
                 raise LawBroken(
                     f"Row {row} gives features of {len(states)} token(s){asked}, and should give {new}.",
-                    likely="the prompt's are left out; keep those of a prefill's passes too."
-                    if fresh
-                    else "they are kept over a call of take_features, or some commits are left out.",
+                    likely=self._of_lengths(row, len(states), new),
                 )
+            self.taken[row] = len(text)
             path, held = (paths[row], nodes[row]) if paths else ((), [])
             if new:
                 self._compare(row, states, text, path, held)
+
+    def _of_lengths(self, row: int, found: int, new: int) -> str:
+        if found < new and not self.taken[row]:
+            return "the prompt's are left out; keep those of a prefill's passes too."
+        if found < new:
+            return "some commits are left out, or rows that were released did not take theirs along."
+        if self.last is not None:
+            return "`last` is not heeded."
+        return "they are given again; take_features() forgets what it gives."
 
     def _compare(
         self, row: int, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node]
@@ -159,21 +167,25 @@ class Beside:
             f"Features have the shape {tuple(states.shape)}, and should have {tuple(wanted.shape)}."
         )
         off = [_off(found, right) for found, right in zip(states, wanted, strict=True)]
-        place = max(range(len(off)), key=off.__getitem__)
-        if off[place] <= self.mirror.tolerance:
+        place = next((place for place, one in enumerate(off) if one > self.mirror.tolerance), None)
+        if place is None:
             return
         behind = len(states) - place  # from the end
         raise LawBroken(
             f"The features {self.layers} of token {len(text) - behind} of row {row} are off by "
             f"{off[place]:.2e} of their size.",
             error=off[place],
-            likely=self._other_node(states[place], text, path, nodes, behind),
+            likely=self._why(states[place], text, path, nodes, behind),
         )
 
-    def _other_node(
+    def _why(
         self, found: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], behind: int
     ) -> str:
-        """The uncommitted node whose features came instead, if it was one."""
+        """The mistake that wrong features look like: another order of layers, or another node."""
+        read = text[: len(text) - behind + 1]
+        for other in permutations(self.layers):
+            if _off(found, self._wanted(read, other)[-1]) <= self.mirror.tolerance:
+                return f"the layers stand in the order {list(other)}, and {self.layers} was asked for."
         if behind > len(path):
             return ""
         before = text[: len(text) - len(path)]
@@ -183,13 +195,13 @@ class Beside:
                 return f"they are those of node {node}, and node {path[-behind]} was accepted."
         return ""
 
-    def _wanted(self, text: list[int]) -> Tensor:
+    def _wanted(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:
         if self.oracle is None:
             raise InvalidInput(
                 f"{type(self.mirror.backend).__name__} gives features, but names no model to compare them "
                 "with; set its attribute `model` to a torch module, or to what has features(tokens, layers)."
             )
-        states = self.oracle(text, self.layers)
+        states = self.oracle(text, layers or self.layers)
         return states if self.last is None else twice(states)
 
 

@@ -215,6 +215,11 @@ class MedusaHeads(Drafter):
         """Take over the features of what was committed."""
         for row, states in enumerate(self.target.take_features()):
             if len(states):
+                if states.shape[1] != self.heads.hidden_size:
+                    raise InvalidInput(
+                        f"The heads read states of width {self.heads.hidden_size}, but their target keeps "
+                        f"features of width {states.shape[1]}; give MedusaHeads a backend of its own."
+                    )
                 self._hidden[row] = states[-1]
                 self.heads.to(states)
         self._logits = None
