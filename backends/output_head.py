@@ -44,7 +44,7 @@ class OutputHead:
         tokens = torch.arange(3, device=device).unsqueeze(0)
         try:
             self._model = shared_copy(model)
-            body(self._model).forward = self._handed_on
+            self._body = body(self._model)
             plain = reference(model)
             options = {"input_ids": tokens, "use_cache": False, "return_dict": True}
             with torch.no_grad():
@@ -58,13 +58,11 @@ class OutputHead:
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits `[..., vocab]` of `[..., hidden]`."""
-        self._states = states.reshape(1, -1, states.shape[-1])
-        tokens = torch.zeros(self._states.shape[:2], dtype=torch.int64, device=self._device)
+        flat = states.reshape(1, -1, states.shape[-1])
+        tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=self._device)
+        self._body.forward = lambda *_, **__: Given(last_hidden_state=flat)
         logits: Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits
         return logits.view(*states.shape[:-1], -1)
-
-    def _handed_on(self, *_: Any, **__: Any) -> Given:
-        return Given(last_hidden_state=self._states)
 
     def _none(self, model: Any, reason: str) -> UnsupportedModel:
         return UnsupportedModel(

@@ -262,9 +262,11 @@ class PackedBackend(ModelBackend):
         if self._kept is not None:
             for row, length in enumerate(lengths):
                 last = self._kept.wish.last or length
-                text = slice(max(length - last - start, 0), max(length - start, 0))
-                # Not a view, which would hold other rows and padding too.
-                features[row] = self._kept.trimmed([*features[row], self._read[row, text].clone()])
+                first = max(length - last - start, 0)
+                if first < min(length - start, n):
+                    # Not a view, which would hold other rows and padding too.
+                    new = self._read[row, first : length - start].clone()
+                    features[row] = self._kept.trimmed([*features[row], new])
 
     def _mask(
         self,
