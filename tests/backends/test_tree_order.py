@@ -97,7 +97,7 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
     And the first row's parents.
     """
     chance, found, vocab = random.Random(5), list[Tensor](), backend.vocab_size
-    backend.keep_hidden()
+    backend.keep_features([0, backend.feature_layers])
     backend.prefill([[chance.randrange(vocab) for _ in range(n)] for n in (20, 3)])
     parents: list[list[int]] = [[], []]
     for counts in ([140, 20], [4, 9]):
@@ -110,7 +110,7 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
         logits = backend.extend(tokens, given, counts)
         found += [logits[row, :count].clone() for row, count in enumerate(counts)]
     backend.commit([path_to(len(held) - 1, held) for held in parents])
-    found.append(backend.last_hidden())
+    found += backend.take_features()
     return [*found, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
 
 
