@@ -17,7 +17,7 @@ import torch
 
 from draftwood import zoo
 from draftwood.apps.bench import writers
-from draftwood.apps.bench.figures import METRICS
+from draftwood.metrics import METRICS
 
 TINY = ["--prompts", 2, "--prompt-length", 24]
 CONTENDERS = ["generate", "generate-assisted", "leviathan:length=2", "leviathan:length=4"]
