@@ -109,7 +109,8 @@ def file_problems(folder: Path) -> list[str]:
     modules, there = wheel_of(set(inside), config), {name for name in held if name.endswith(".py")}
     if modules != there:
         problems.append(f"The modules of sdist and wheel differ: {sorted(modules ^ there)[:5]}.")
-    sources = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")}
+    folders = config["tool"]["setuptools"]["package-dir"].values()
+    sources = {path.relative_to(ROOT).as_posix() for one in folders for path in (ROOT / one).rglob("*.py")}
     wanted = wheel_of(sources, config)
     if wanted - there:
         problems.append(f"The wheel lacks {sorted(wanted - there)[:5]}.")
