@@ -20,12 +20,12 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.families_check import Finding, check
-from benchmarks.families_models import VARIANTS
-from benchmarks.families_models import families as all_families
+from benchmarks.research.families_check import Finding, check
+from benchmarks.research.families_models import VARIANTS
+from benchmarks.research.families_models import families as all_families
 from draftwood.apps.progress import watched
 
-TABLE = Path(__file__).parent / "data" / "families.csv"
+TABLE = Path(__file__).parents[1] / "data" / "families.csv"
 
 
 def families(

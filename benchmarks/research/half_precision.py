@@ -14,7 +14,7 @@ import attrs
 import torch
 import typer
 
-from benchmarks.prompts import prompts_of
+from benchmarks.research.prompts import prompts_of
 from draftwood import custom_generate, zoo
 from draftwood.apps import models
 from draftwood.apps.machine import device_name

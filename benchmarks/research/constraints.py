@@ -15,8 +15,8 @@ import torch
 import typer
 from pydantic import ValidationError
 
-from benchmarks.prompts import prompts_of
-from benchmarks.schemas import SCHEMAS
+from benchmarks.research.prompts import prompts_of
+from benchmarks.research.schemas import SCHEMAS
 from draftwood import Constraint, Recipe, SamplingParams, SpeculativeDecoder, create, load, registry, zoo
 from draftwood.apps import models
 from draftwood.apps.machine import device_name

@@ -22,9 +22,9 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks import held_out
-from benchmarks.settings import BUDGETS, LARGE, Setting, settings
-from benchmarks.verifiers import interval
+from benchmarks.research import held_out
+from benchmarks.research.settings import BUDGETS, LARGE, Setting, settings
+from benchmarks.research.verifiers import interval
 from draftwood import (
     Deterministic,
     Recipe,
