@@ -1,8 +1,8 @@
 """Every recipe on the Llama pair at equal budgets: tokens a round with confidence intervals.
 
-Every cell (temperature, budget, setting) writes the same number of tokens after the same prompts, rows in
-one batch; a row draws from its own seed, so that settings are compared prompt by prompt. A finished cell is
-a line in the output file, and is not run again. Intervals are bootstrapped over prompts.
+Every cell (temperature, budget, setting) writes the same number of tokens after the same prompts, by the
+writer of `draftwood bench`; a text draws from its own seed, so that settings are compared prompt by prompt. A
+finished cell is a line in the output file, and is not run again. Intervals are bootstrapped over prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from draftwood import (
     Deterministic,
     Recipe,
     SamplingParams,
-    SpeculativeDecoder,
     TorchRandomness,
     WithoutReplacement,
     create,
@@ -37,9 +36,9 @@ from draftwood import (
     zoo,
 )
 from draftwood.apps import models
+from draftwood.apps.bench.writers import Speculative
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.decoder import Generation
 from draftwood.strategies.acceptance import acceptance_vector
 
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -82,7 +81,6 @@ class Task:
 
     prompts: Mapping[str, Sequence[Sequence[int]]]
     tokens: int
-    rows: int
     draft: str
 
 
@@ -115,29 +113,15 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
     setting = cell.setting
     known = {"temperature": cell.temperature, "draft_temperature": setting.draft_temperature}
     recipe = build(setting, known)
-    decoder: SpeculativeDecoder = recipe.decoder(target, drafter(recipe, own, task.draft))
     sampling = SamplingParams(temperature=cell.temperature)
-    rounds: dict[str, list[int]] = {}
-    drafted = 0
-    for domain, prompts in task.prompts.items():
-        counts = [0] * len(prompts)
-        for first in range(0, len(prompts), task.rows):
-            batch = prompts[first : first + task.rows]
-            generation = decoder.generate(
-                batch,
-                max_new_tokens=task.tokens,
-                sampling=sampling,
-                draft_sampling=recipe.draft_sampling(sampling),
-                seed=[first + row for row in range(len(batch))],
-                eos_token_id=(),
-                return_dict_in_generate=True,
-            )
-            assert isinstance(generation, Generation)
-            for record in (record for one in generation.statistics.rounds for record in one.rows):
-                counts[first + record.row] += 1
-                drafted += record.outcome.drafted
-        rounds[domain] = counts
-    total = sum(map(sum, rounds.values()))
+    decoder = recipe.decoder(target, drafter(recipe, own, task.draft))
+    writer = Speculative(decoder, sampling, recipe.draft_sampling(sampling))
+    texts = {
+        domain: [writer.write(prompt, task.tokens, seed) for seed, prompt in enumerate(prompts)]
+        for domain, prompts in task.prompts.items()
+    }
+    rounds = {domain: [text.rounds for text in written] for domain, written in texts.items()}
+    drafted = sum(text.drafted or 0 for written in texts.values() for text in written)
     return {
         "key": cell.key,
         "temperature": cell.temperature,
@@ -145,7 +129,7 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
         "label": setting.label,
         "options": setting.words,
         "tokens": task.tokens,
-        "nodes": drafted / total,
+        "nodes": drafted / sum(map(sum, rounds.values())),
         "rounds": rounds,
     }
 
@@ -224,7 +208,6 @@ def recipes(
     index: Annotated[Path | None, typer.Option(help="An index for REST.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Heads for Medusa.")] = None,
     skip: Annotated[str | None, typer.Option(help="Layers for Draft & Verify to skip.")] = None,
-    rows: Annotated[int, typer.Option(help="Prompts in a batch.", min=1)] = 20,
     processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 1,
     table: Annotated[Path | None, typer.Option("--csv", help="Write every cell's figures here.")] = None,
 ) -> None:
@@ -238,7 +221,7 @@ def recipes(
     torch.set_num_threads(1)
     console = Console(stderr=True)
     chosen, calibration = split(data, prompts)
-    task = Task(chosen, tokens, rows, draft)
+    task = Task(chosen, tokens, draft)
     drafters: dict[str, dict[str, Any]] = {"prompt-lookup": {}}
     drafters |= {"rest": {"index": index}} if index else {}
     drafters |= {"medusa": {"heads": heads}} if heads else {}
