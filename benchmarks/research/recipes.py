@@ -39,8 +39,11 @@ from draftwood.apps import models
 from draftwood.apps.bench.writers import Speculative
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
+from draftwood.errors import InvalidInput
+from draftwood.json_text import parse_json
 from draftwood.strategies.acceptance import acceptance_vector
 
+VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors
 _CALIBRATION = 4  # further prompts a domain, of which the acceptance vectors are measured
@@ -83,6 +86,11 @@ class Task:
     tokens: int
     draft: str
 
+    @property
+    def words(self) -> str:
+        """What two runs must have in common to share a file."""
+        return f"{sum(map(len, self.prompts.values()))} prompts, {self.tokens} tokens, {self.draft}"
+
 
 @cache
 def _models(draft: str) -> tuple[Any, Any]:
@@ -123,6 +131,8 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
     rounds = {domain: [text.rounds for text in written] for domain, written in texts.items()}
     drafted = sum(text.drafted or 0 for written in texts.values() for text in written)
     return {
+        "version": VERSION,
+        "task": task.words,
         "key": cell.key,
         "temperature": cell.temperature,
         "budget": cell.budget,
@@ -234,7 +244,7 @@ def recipes(
             own: dict[str, dict[str, Any]] = {name: {} for name in drafters}
             ways = settings(size, temperature=heat, acceptance=vector, own=own)
             cells += [Cell(heat, size, one) for one in ways if not only or one.recipe in only]
-    done = {cell["key"]: cell for cell in _read(to)}
+    done = {cell["key"]: cell for cell in stored(to, task)}
     missing = [cell for cell in cells if cell.key not in done]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
@@ -258,8 +268,27 @@ def _written(running: Sequence[Future[dict[str, Any]]], to: Path) -> Iterator[di
         yield cell
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def stored(file: Path, task: Task) -> list[dict[str, Any]]:
+    """The cells in `file`, none where there is no file.
+
+    Raises:
+        InvalidInput: a line that is no cell of this task and version; the message names it.
+    """
+    cells = []
+    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else [], start=1):
+        try:
+            cell = parse_json(line)
+        except ValueError as error:
+            raise InvalidInput(
+                f"{str(file)!r}, line {number}, is not JSON ({error}); delete it to measure it again."
+            ) from error
+        if not isinstance(cell, dict) or (cell.get("version"), cell.get("task")) != (VERSION, task.words):
+            raise InvalidInput(
+                f"{str(file)!r}, line {number}, is no cell of version {VERSION} of {task.words}; name "
+                "another file with --to, and `python -m benchmarks recipes` measures them anew."
+            )
+        cells.append(cell)
+    return cells
 
 
 def _rounds(cell: Mapping[str, Any]) -> Tensor:
