@@ -6,6 +6,7 @@ from benchmarks.kernels.command import kernels
 from benchmarks.kernels.packed import packed
 from benchmarks.kernels.prefix_cost import prefix_cost
 from benchmarks.kernels.speed import speed
+from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
 from benchmarks.research.certainty import certainty
 from benchmarks.research.constraints import constraints
@@ -23,6 +24,7 @@ app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True
 for measurement in (kernels, packed, prefix_cost, speed):
     app.command(rich_help_panel=KERNELS)(plainly(measurement))
 for measurement in (
+    agreement,
     blocks,
     certainty,
     constraints,

@@ -70,6 +70,6 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
         *("kernels", "packed", "prefix-cost", "speed"),
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
-        *("blocks", "certainty", "constraints", "families", "growth", "half-precision", "optimum"),
-        *("recipes", "verifiers"),
+        *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
+        *("optimum", "recipes", "verifiers"),
     }
