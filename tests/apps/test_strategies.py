@@ -24,6 +24,7 @@ def third_party(monkeypatch, tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[draftwood.policies]\nbushy = acme:Bushy\nbroken = acme_broken:Broken\n"
+        "[draftwood.kernels]\nfast = acme:fast\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry._entries.cache_clear()
@@ -120,3 +121,12 @@ def test_third_parties_have_rows_too_and_a_broken_one_says_why(draftwood, third_
     assert result.exit_code == 0
     assert "cannot be loaded" in result.stdout
     assert "dyspec" in result.stdout
+
+
+def test_a_group_that_is_not_read_is_named_with_its_package(third_party, draftwood):
+    result = draftwood("strategies", "--json")
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith(
+        "acme registers 'fast' in the group draftwood.kernels, which this draftwood does not read; "
+    )
+    json.loads(result.stdout)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 
-from benchmarks import families_models
+from benchmarks.research import families_models
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel, custom_generate
 from draftwood.backends.context import end_of_context, end_of_positions, reads_again_at_switch
 from draftwood.backends.loading import load

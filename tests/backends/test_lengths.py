@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers as hf
 
-from benchmarks.families_check import worst_node
-from benchmarks.families_models import build
+from benchmarks.research.families_check import worst_node
+from benchmarks.research.families_models import build
 from draftwood.backends.lengths import NEAR, idle, nearer, numbers
 from draftwood.backends.loading import load
 from draftwood.backends.switching import SwitchingBackend

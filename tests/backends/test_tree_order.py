@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from benchmarks.orders import blocks_of, heavy_path
+from benchmarks.research.orders import blocks_of, heavy_path
 from draftwood.backends import packed
 from draftwood.backends.region import Region, in_heavy_paths
 from draftwood.backends.ssm import HybridBackend

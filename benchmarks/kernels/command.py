@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks import attention_cases, replay_cases, round_cases, scan_cases, tree_cases, unrolled
-from benchmarks.cases import Case
-from benchmarks.cuda_timing import Card, Timer, card, event_timer
+from benchmarks.kernels import attention_cases, replay_cases, round_cases, scan_cases, tree_cases, unrolled
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.cuda_timing import Card, Timer, card, event_timer
 from draftwood.apps.machine import versions
 from draftwood.errors import DraftwoodError, InvalidInput
 from draftwood.kernels import switch

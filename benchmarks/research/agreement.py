@@ -9,7 +9,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from benchmarks import held_out
+from benchmarks.research import held_out
 from draftwood import zoo
 from draftwood.zoo.distil import agreement as measure
 

@@ -1,8 +1,8 @@
 """Every recipe on the Llama pair at equal budgets: tokens a round with confidence intervals.
 
-Every cell (temperature, budget, setting) writes the same number of tokens after the same prompts, rows in
-one batch; a row draws from its own seed, so that settings are compared prompt by prompt. A finished cell is
-a line in the output file, and is not run again. Intervals are bootstrapped over prompts.
+Every cell (temperature, budget, setting) writes the same number of tokens after the same prompts, by the
+writer of `draftwood bench`; a text draws from its own seed, so that settings are compared prompt by prompt. A
+finished cell is a line in the output file, and is not run again. Intervals are bootstrapped over prompts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks import held_out
-from benchmarks.settings import BUDGETS, LARGE, Setting, settings
-from benchmarks.verifiers import interval
+from benchmarks.research import held_out
+from benchmarks.research.settings import BUDGETS, LARGE, Setting, settings
+from benchmarks.research.verifiers import interval
 from draftwood import (
     Deterministic,
     Recipe,
     SamplingParams,
-    SpeculativeDecoder,
     TorchRandomness,
     WithoutReplacement,
     create,
@@ -37,11 +36,14 @@ from draftwood import (
     zoo,
 )
 from draftwood.apps import models
+from draftwood.apps.bench.writers import Speculative
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.decoder import Generation
+from draftwood.errors import InvalidInput
+from draftwood.json_text import parse_json
 from draftwood.strategies.acceptance import acceptance_vector
 
+VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors
 _CALIBRATION = 4  # further prompts a domain, of which the acceptance vectors are measured
@@ -82,8 +84,12 @@ class Task:
 
     prompts: Mapping[str, Sequence[Sequence[int]]]
     tokens: int
-    rows: int
     draft: str
+
+    @property
+    def words(self) -> str:
+        """What two runs must have in common to share a file."""
+        return f"{sum(map(len, self.prompts.values()))} prompts, {self.tokens} tokens, {self.draft}"
 
 
 @cache
@@ -115,37 +121,25 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
     setting = cell.setting
     known = {"temperature": cell.temperature, "draft_temperature": setting.draft_temperature}
     recipe = build(setting, known)
-    decoder: SpeculativeDecoder = recipe.decoder(target, drafter(recipe, own, task.draft))
     sampling = SamplingParams(temperature=cell.temperature)
-    rounds: dict[str, list[int]] = {}
-    drafted = 0
-    for domain, prompts in task.prompts.items():
-        counts = [0] * len(prompts)
-        for first in range(0, len(prompts), task.rows):
-            batch = prompts[first : first + task.rows]
-            generation = decoder.generate(
-                batch,
-                max_new_tokens=task.tokens,
-                sampling=sampling,
-                draft_sampling=recipe.draft_sampling(sampling),
-                seed=[first + row for row in range(len(batch))],
-                eos_token_id=(),
-                return_dict_in_generate=True,
-            )
-            assert isinstance(generation, Generation)
-            for record in (record for one in generation.statistics.rounds for record in one.rows):
-                counts[first + record.row] += 1
-                drafted += record.outcome.drafted
-        rounds[domain] = counts
-    total = sum(map(sum, rounds.values()))
+    decoder = recipe.decoder(target, drafter(recipe, own, task.draft))
+    writer = Speculative(decoder, sampling, recipe.draft_sampling(sampling))
+    texts = {
+        domain: [writer.write(prompt, task.tokens, seed) for seed, prompt in enumerate(prompts)]
+        for domain, prompts in task.prompts.items()
+    }
+    rounds = {domain: [text.rounds for text in written] for domain, written in texts.items()}
+    drafted = sum(text.drafted or 0 for written in texts.values() for text in written)
     return {
+        "version": VERSION,
+        "task": task.words,
         "key": cell.key,
         "temperature": cell.temperature,
         "budget": cell.budget,
         "label": setting.label,
         "options": setting.words,
         "tokens": task.tokens,
-        "nodes": drafted / total,
+        "nodes": drafted / sum(map(sum, rounds.values())),
         "rounds": rounds,
     }
 
@@ -224,7 +218,6 @@ def recipes(
     index: Annotated[Path | None, typer.Option(help="An index for REST.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Heads for Medusa.")] = None,
     skip: Annotated[str | None, typer.Option(help="Layers for Draft & Verify to skip.")] = None,
-    rows: Annotated[int, typer.Option(help="Prompts in a batch.", min=1)] = 20,
     processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 1,
     table: Annotated[Path | None, typer.Option("--csv", help="Write every cell's figures here.")] = None,
 ) -> None:
@@ -238,7 +231,7 @@ def recipes(
     torch.set_num_threads(1)
     console = Console(stderr=True)
     chosen, calibration = split(data, prompts)
-    task = Task(chosen, tokens, rows, draft)
+    task = Task(chosen, tokens, draft)
     drafters: dict[str, dict[str, Any]] = {"prompt-lookup": {}}
     drafters |= {"rest": {"index": index}} if index else {}
     drafters |= {"medusa": {"heads": heads}} if heads else {}
@@ -251,7 +244,7 @@ def recipes(
             own: dict[str, dict[str, Any]] = {name: {} for name in drafters}
             ways = settings(size, temperature=heat, acceptance=vector, own=own)
             cells += [Cell(heat, size, one) for one in ways if not only or one.recipe in only]
-    done = {cell["key"]: cell for cell in _read(to)}
+    done = {cell["key"]: cell for cell in stored(to, task)}
     missing = [cell for cell in cells if cell.key not in done]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
@@ -275,8 +268,27 @@ def _written(running: Sequence[Future[dict[str, Any]]], to: Path) -> Iterator[di
         yield cell
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def stored(file: Path, task: Task) -> list[dict[str, Any]]:
+    """The cells in `file`, none where there is no file.
+
+    Raises:
+        InvalidInput: a line that is no cell of this task and version; the message names it.
+    """
+    cells = []
+    for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else [], start=1):
+        try:
+            cell = parse_json(line)
+        except ValueError as error:
+            raise InvalidInput(
+                f"{str(file)!r}, line {number}, is not JSON ({error}); delete it to measure it again."
+            ) from error
+        if not isinstance(cell, dict) or (cell.get("version"), cell.get("task")) != (VERSION, task.words):
+            raise InvalidInput(
+                f"{str(file)!r}, line {number}, is no cell of version {VERSION} of {task.words}; name "
+                "another file with --to, and `python -m benchmarks recipes` measures them anew."
+            )
+        cells.append(cell)
+    return cells
 
 
 def _rounds(cell: Mapping[str, Any]) -> Tensor:

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from benchmarks.cases import Case, Contender
+from benchmarks.kernels.cases import Case, Contender
 from draftwood import (
     TapeRandomness,
     TokenTree,

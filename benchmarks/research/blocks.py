@@ -11,9 +11,9 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.growth import Draft
-from benchmarks.orders import blocks_of, breadth_first, depth_first, heavy_path
-from benchmarks.prompts import prompts_of
+from benchmarks.research.growth import Draft
+from benchmarks.research.orders import blocks_of, breadth_first, depth_first, heavy_path
+from benchmarks.research.prompts import prompts_of
 from draftwood import SamplingParams, TokenTree, TorchRandomness, create, zoo
 from draftwood.apps import models
 from draftwood.apps.progress import watched

@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.blocks import random_tree
-from benchmarks.cases import Bound, Case, Contender
-from benchmarks.orders import depth_first
+from benchmarks.kernels.cases import Bound, Case, Contender
+from benchmarks.research.blocks import random_tree
+from benchmarks.research.orders import depth_first
 from draftwood import TokenTree
 from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.tree_attention import dispatch, reference

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.prompts import prompts_of
+from benchmarks.research.prompts import prompts_of
 from draftwood import (
     Drafter,
     Randomness,

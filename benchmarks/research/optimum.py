@@ -16,8 +16,8 @@ import attrs
 import typer
 from rich.console import Console
 
-from benchmarks.expected_tokens import by_shape, expected_tokens
-from benchmarks.verifiers import BASELINE
+from benchmarks.research.expected_tokens import by_shape, expected_tokens
+from benchmarks.research.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
 from draftwood.compatibility import check_strategy_fits

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, normalize
 
-from benchmarks.cases import Case, Contender
-from benchmarks.unrolled import Unrolled, bytes_of, noise
+from benchmarks.kernels.cases import Case, Contender
+from benchmarks.kernels.unrolled import Unrolled, bytes_of, noise
 from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta
 from draftwood.kernels.gated_delta_tree import reference as plain_gated_delta

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from benchmarks.families_models import build
+from benchmarks.research.families_models import build
 from draftwood import SpeculativeDecoder, StateBackend, load
 from draftwood.backends.model import plain_logits
 from draftwood.errors import DraftwoodError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import held_out
+from benchmarks.research import held_out
 from draftwood.apps.prompts import PROMPTS
 
 

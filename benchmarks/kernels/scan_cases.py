@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases import Case, Contender
-from benchmarks.unrolled import Unrolled, bytes_of
+from benchmarks.kernels.cases import Case, Contender
+from benchmarks.kernels.unrolled import Unrolled, bytes_of
 from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.mamba2_tree import dispatch, reference
 

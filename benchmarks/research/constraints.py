@@ -15,10 +15,11 @@ import torch
 import typer
 from pydantic import ValidationError
 
-from benchmarks.prompts import prompts_of
-from benchmarks.schemas import SCHEMAS
+from benchmarks.research.prompts import prompts_of
+from benchmarks.research.schemas import SCHEMAS
 from draftwood import Constraint, Recipe, SamplingParams, SpeculativeDecoder, create, load, registry, zoo
 from draftwood.apps import models
+from draftwood.apps.bench.writers import Speculative
 from draftwood.apps.machine import device_name
 from draftwood.generation import Generation
 
@@ -96,15 +97,18 @@ def measured(
     """One text for each prompt, checked, and the same number of tokens without the constraint."""
     tally = Tally()
     sampling = SamplingParams(temperature=temperature)
-    settings = {
-        "sampling": sampling,
-        "draft_sampling": method.draft_sampling(sampling),
-        "return_dict_in_generate": True,
-    }
+    draft_sampling = method.draft_sampling(sampling)
+    free = Speculative(decoder, sampling, draft_sampling)
     for number, prompt in enumerate(prompts):
         schema, constraint = SCHEMAS[number % len(SCHEMAS)], constraints[number % len(SCHEMAS)]
         written = decoder.generate(
-            [prompt], max_new_tokens=MOST, constraint=constraint, seed=number, **settings
+            [prompt],
+            max_new_tokens=MOST,
+            constraint=constraint,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            seed=number,
+            return_dict_in_generate=True,
         )
         assert isinstance(written, Generation)
         tokens = written.tokens[0]
@@ -127,12 +131,9 @@ def measured(
                 logits_processor=[processor(engine, constraint, len(prompt))],
             )
             tally.equal += plain[0, len(prompt) :].tolist() == tokens
-        free = decoder.generate(
-            [prompt], max_new_tokens=len(tokens), eos_token_id=[], seed=number, **settings
-        )
-        assert isinstance(free, Generation)
-        tally.free_tokens += len(free.tokens[0])
-        tally.free_rounds += free.statistics.target_calls
+        text = free.write(prompt, len(tokens), number)
+        tally.free_tokens += len(text.tokens)
+        tally.free_rounds += text.rounds
     return tally
 
 

@@ -14,9 +14,10 @@ import attrs
 import torch
 import typer
 
-from benchmarks.prompts import prompts_of
+from benchmarks.research.prompts import prompts_of
 from draftwood import custom_generate, zoo
 from draftwood.apps import models
+from draftwood.apps.bench.figures import common
 from draftwood.apps.machine import device_name
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
@@ -41,14 +42,11 @@ def compared(model: Any, speculative: Any, prompt: list[int], *, tokens: int) ->
     options = {"max_new_tokens": tokens, "do_sample": False}
     plain = model.generate(ids, **options, return_dict_in_generate=True, output_logits=True)
     found = model.generate(ids, **options, custom_generate=speculative)
-    wanted, other = plain.sequences[0, len(prompt) :].tolist(), found[0, len(prompt) :].tolist()
-    best = [one[0].topk(2).values.tolist() for one in plain.logits]
+    expected, other = plain.sequences[0, len(prompt) :].tolist(), found[0, len(prompt) :].tolist()
+    best = [logits[0].topk(2).values.tolist() for logits in plain.logits]
     gaps = [first - second for first, second in best]
-    both = zip(wanted, other, strict=False)
-    parted = next((place for place, (one, two) in enumerate(both) if one != two), None)
-    if parted is None and len(wanted) != len(other):
-        parted = min(len(wanted), len(other))
-    return Compared(gaps, parted)
+    alike = common(expected, other)
+    return Compared(gaps, alike if alike < max(len(expected), len(other)) else None)
 
 
 def half_precision(

@@ -13,7 +13,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.verifiers import BASELINE, CONTENDERS
+from benchmarks.research.verifiers import BASELINE, CONTENDERS
 from draftwood import TokenTree, TorchRandomness, create
 from draftwood.apps.machine import device_name
 

@@ -20,12 +20,13 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.families_check import Finding, check
-from benchmarks.families_models import VARIANTS
-from benchmarks.families_models import families as all_families
+from benchmarks.research.families_check import Finding, check
+from benchmarks.research.families_models import VARIANTS
+from benchmarks.research.families_models import families as all_families
 from draftwood.apps.progress import watched
+from draftwood.errors import InvalidInput
 
-TABLE = Path(__file__).parent / "data" / "families.csv"
+TABLE = Path(__file__).parents[1] / "data" / "families.csv"
 
 
 def families(
@@ -70,14 +71,21 @@ def families(
 def write(path: Path, finding: Finding) -> None:
     """One line a family, in alphabetical order; those of others stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [field.name for field in attrs.fields(Finding)]
     lines: dict[str, list[str]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            lines = {line[0]: line for line in list(csv.reader(file))[1:]}
+            heading, *rows = list(csv.reader(file)) or [[]]
+        if heading != columns:
+            raise InvalidInput(
+                f"{str(path)!r} has the columns {', '.join(heading) or 'none'}, not {', '.join(columns)}; "
+                "delete it and run `python -m benchmarks families`, which makes all of it anew."
+            )
+        lines = {row[0]: row for row in rows}
     lines[finding.family] = [_cell(value) for value in attrs.astuple(finding)]
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([field.name for field in attrs.fields(Finding)])
+        table.writerow(columns)
         table.writerows(lines[name] for name in sorted(lines))
 
 
