@@ -19,7 +19,8 @@ from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.region import Region, in_heavy_paths
+from draftwood.backends.region import Region
+from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
 from draftwood.backends.tree_kernel import Packed
 from draftwood.errors import InvalidInput
 
@@ -132,8 +133,7 @@ class PackedBackend(ModelBackend):
 
         Args:
             tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
-                committed state.
+            parents: `[rows, nodes]` int64, region indices (see `region`); -1 is the committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
             keep: False forgets the nodes with the pass, what recurrent layers hold of them layer by layer.
 
@@ -155,7 +155,7 @@ class PackedBackend(ModelBackend):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = region.stage(parents.to(self.device, non_blocking=True), valid)
-            if n > REORDERED and self._packs and isinstance(region, Region):
+            if n > REORDERED and self._packs and region.reorders:
                 staged = in_heavy_paths(staged)
             self._cache.reserve(rows=rows, slots=start + n)
             positions = staged.depths + self._offsets
@@ -175,8 +175,8 @@ class PackedBackend(ModelBackend):
             )
             self._plan(0, rows, start=start, stop=start + n)
             self._states.extend(staged.visible, fresh=self._fresh, keep=keep)
-            tokens = staged.by_columns(tokens.to(self.device, non_blocking=True))
-            logits = staged.as_given(self._forward(tokens, mask, positions))
+            tokens = staged.in_columns(tokens.to(self.device, non_blocking=True))
+            logits = staged.in_call(self._forward(tokens, mask, positions))
             if keep:
                 self._states.accept()
                 region.accept(staged)
@@ -228,9 +228,9 @@ class PackedBackend(ModelBackend):
             for pieces, more in zip(self._features, new, strict=True)
         ]
 
-    def _new_region(self, rows: int) -> Region | HostRegion:
+    def _new_region(self, rows: int) -> Region:
         host = self.device.type == "cpu" and not self._packs
-        return HostRegion(rows) if host else Region(rows, self.device)
+        return HostRegion(rows) if host else TensorRegion(rows, self.device)
 
     @property
     def _packs(self) -> bool:

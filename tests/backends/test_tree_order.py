@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.orders import blocks_of, heavy_path
 from draftwood.backends import packed
-from draftwood.backends.region import Region, in_heavy_paths
 from draftwood.backends.ssm import HybridBackend
+from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.kernels import switch
 from draftwood.kernels.checking import relative_error
@@ -23,6 +23,7 @@ from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.testing.backends import StateBackendTests
 from draftwood.tree import TokenTree
 from tests.backends.test_recurrent_kernels import MODELS as RECURRENT
+from tests.backends.test_region import path_to
 from tests.backends.test_tree_kernel import MODELS, VOCAB, tiny
 
 
@@ -46,7 +47,7 @@ def test_columns_are_heavy_paths_without_a_look_at_the_data(seed: int) -> None:
     chance = random.Random(seed)
     nodes = chance.choice([1, 2, 5, 33, 90])
     rows = [random_parents(nodes, chance) for _ in range(3)]
-    region = Region(3, torch.device("cpu"))
+    region = TensorRegion(3, torch.device("cpu"))
     given = region.stage(torch.tensor(rows), [nodes] * 3)
     staged = in_heavy_paths(given)
     assert staged.columns is not None
@@ -56,39 +57,7 @@ def test_columns_are_heavy_paths_without_a_look_at_the_data(seed: int) -> None:
         assert torch.equal(staged.visible[row], given.visible[row][order][:, order])
         assert torch.equal(staged.depths[row], given.depths[row][order])
     nodes_ = torch.arange(nodes).repeat(3, 1)
-    assert torch.equal(staged.as_given(staged.by_columns(nodes_)), nodes_)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_region_reordered_call_by_call_sees_ancestors(seed: int) -> None:
-    chance, region, rows = random.Random(seed), Region(3, torch.device("cpu")), 3
-    parents: list[list[int]] = [[] for _ in range(rows)]
-    for _ in range(chance.randint(1, 5)):
-        n = chance.choice([1, 2, 7, 40])
-        counts = [n] * rows if chance.random() < 0.5 else [chance.randint(0, n) for _ in range(rows)]
-        given = torch.full((rows, n), -1)
-        for row, count in enumerate(counts):
-            new = [chance.randint(-1, len(parents[row]) + place - 1) for place in range(count)]
-            given[row, :count] = torch.tensor(new)
-            parents[row] += new
-        staged = region.stage(given, counts)
-        before = [len(held) - count for held, count in zip(parents, counts, strict=True)]
-        staged = in_heavy_paths(staged) if chance.random() < 0.7 else staged
-        region.accept(staged)
-        for row, count in enumerate(counts):
-            for node in range(before[row], before[row] + count):
-                path = path_to(node, parents[row])
-                columns = region.columns_of([path if one == row else [] for one in range(rows)])[row]
-                own = columns[-1] - region.columns + n
-                assert columns == staged.visible[row, own].nonzero().flatten().tolist()
-                assert int(region.depths[row, columns[-1]]) == len(path) - 1
-
-
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
+    assert torch.equal(staged.in_call(staged.in_columns(nodes_)), nodes_)
 
 
 def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
