@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from draftwood.backends.context import SWITCH
+from draftwood.backends.forward import plain_logits
 from draftwood.backends.lengths import FAR, NEAR, idle, nearer, numbers
-from draftwood.backends.model import plain_logits
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel

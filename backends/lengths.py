@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from draftwood.backends.context import SWITCH, reads_again_at_switch, switch_of_rotation
+from draftwood.backends.forward import plain_logits
 from draftwood.backends.layers import shared_copy
-from draftwood.backends.model import plain_logits
 
 NEAR, FAR = 8, 512
 """What the numbers become; and how many tokens a check reads at most, beyond one that cannot be changed."""

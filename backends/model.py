@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,11 @@ from torch import Tensor
 from draftwood.backends import checks
 from draftwood.backends.context import end_of_context
 from draftwood.backends.features import Features, Through, Wish
+from draftwood.backends.forward import input_device, takes
 from draftwood.backends.layers import body, count_layers, without
 from draftwood.backends.output_head import OutputHead
+from draftwood.backends.probe import disagreement
+from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -80,9 +82,6 @@ class ModelBackend(StateBackend):
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
-        from draftwood.backends.probe import disagreement  # which needs this module
-        from draftwood.backends.recurrent.rebuild import reference
-
         smaller = type(self)(without(self.model, layers), chunk=self.chunk)
         plain = reference(smaller.model)
         checked = smaller if plain is smaller.model else type(self)(plain)
@@ -155,18 +154,6 @@ class ModelBackend(StateBackend):
         return logits
 
 
-def input_device(model: Any) -> torch.device:
-    """Where token ids go: the embedding's device, also where its weights are offloaded."""
-    embedding = model.get_input_embeddings()
-    placed = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
-    if placed is not None:
-        return torch.device(placed)
-    weight: Tensor | None = next(embedding.parameters(), None)
-    if weight is None or weight.device.type == "meta":
-        return torch.device(model.device)
-    return weight.device
-
-
 def served_part(model: Any) -> Any:
     """What of a wrapped model is served: of PEFT's, the model that holds the adapters, which it runs itself.
 
@@ -182,25 +169,6 @@ def served_part(model: Any) -> Any:
             "adapters such as LoRA instead."
         )
     return model.get_base_model()
-
-
-def plain_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
-    ids = torch.tensor([tokens], device=input_device(model))
-    options: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-    if takes(model, "position_ids"):
-        # Some count from elsewhere by themselves, but not where generate() counts for them.
-        options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
-    with torch.no_grad():
-        logits: Tensor = model(**options).logits[0]
-    return logits
-
-
-def takes(model: Any, argument: str) -> bool:
-    """Whether the model's forward has an argument of this name."""
-    # What torch.compile() returns takes anything.
-    inner = getattr(model, "_orig_mod", model)
-    return argument in inspect.signature(inner.forward).parameters
 
 
 def _refuse_training(model: Any) -> None:

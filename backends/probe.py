@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwood.backends.context import rotates_by_length
+from draftwood.backends.forward import plain_logits
 from draftwood.backends.lengths import NEAR
-from draftwood.backends.model import plain_logits
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import recurrent_layers
 from draftwood.errors import UnsupportedModel
