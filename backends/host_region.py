@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.backends.checks import check_path
 from draftwood.backends.region import Region, Staged
+from draftwood.backends.validation import check_path
 
 
 @attrs.define

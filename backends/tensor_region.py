@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.backends.checks import check_path
 from draftwood.backends.region import Region, Staged
+from draftwood.backends.validation import check_path
 
 
 def in_heavy_paths(staged: Staged) -> Staged:

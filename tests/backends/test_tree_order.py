@@ -35,7 +35,7 @@ def kernels() -> Iterator[None]:
 
 def random_parents(nodes: int, chance: random.Random, *, old: int = 0) -> list[int]:
     """Every node hangs below any earlier one, all equally likely; the first below the committed state."""
-    return [chance.randrange(place) if place else -1 for place in range(old, old + nodes)]
+    return [chance.randrange(node) if node else -1 for node in range(old, old + nodes)]
 
 
 def as_tree(parents: list[int]) -> TokenTree:
@@ -48,14 +48,14 @@ def test_columns_are_heavy_paths_without_a_look_at_the_data(seed: int) -> None:
     nodes = chance.choice([1, 2, 5, 33, 90])
     rows = [random_parents(nodes, chance) for _ in range(3)]
     region = TensorRegion(3, torch.device("cpu"))
-    given = region.stage(torch.tensor(rows), [nodes] * 3)
-    staged = in_heavy_paths(given)
+    plain = region.stage(torch.tensor(rows), [nodes] * 3)
+    staged = in_heavy_paths(plain)
     assert staged.columns is not None
     for row, parents in enumerate(rows):
         order = heavy_path(as_tree(parents))
         assert staged.columns[row].argsort().tolist() == order
-        assert torch.equal(staged.visible[row], given.visible[row][order][:, order])
-        assert torch.equal(staged.depths[row], given.depths[row][order])
+        assert torch.equal(staged.visible[row], plain.visible[row][order][:, order])
+        assert torch.equal(staged.depths[row], plain.depths[row][order])
     nodes_ = torch.arange(nodes).repeat(3, 1)
     assert torch.equal(staged.in_call(staged.in_columns(nodes_)), nodes_)
 
@@ -65,22 +65,22 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
 
     And the first row's parents.
     """
-    chance, found, vocab = random.Random(5), list[Tensor](), backend.vocab_size
+    chance, tensors, vocab = random.Random(5), list[Tensor](), backend.vocab_size
     backend.keep_features([0, backend.feature_layers])
     backend.prefill([[chance.randrange(vocab) for _ in range(n)] for n in (20, 3)])
     parents: list[list[int]] = [[], []]
     for counts in ([140, 20], [4, 9]):
-        given = torch.full((2, max(counts)), -1)
+        call = torch.full((2, max(counts)), -1)
         for row, count in enumerate(counts):
             new = random_parents(count, chance, old=len(parents[row]))
-            given[row, :count] = torch.tensor(new)
+            call[row, :count] = torch.tensor(new)
             parents[row] += new
-        tokens = torch.tensor([[chance.randrange(vocab) for _ in given[0]] for _ in given])
-        logits = backend.extend(tokens, given, counts)
-        found += [logits[row, :count].clone() for row, count in enumerate(counts)]
-    backend.commit([path_to(len(held) - 1, held) for held in parents])
-    found += backend.take_features()
-    return [*found, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
+        tokens = torch.tensor([[chance.randrange(vocab) for _ in call[0]] for _ in call])
+        logits = backend.extend(tokens, call, counts)
+        tensors += [logits[row, :count].clone() for row, count in enumerate(counts)]
+    backend.commit([path_to(len(row_parents) - 1, row_parents) for row_parents in parents])
+    tensors += backend.take_features()
+    return [*tensors, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
 
 
 NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -101,16 +101,16 @@ def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
         config, options = MODELS[name]
         model, kind = tiny(config, **options, **NARROW), TransformerBackend
     with switch.switched(False):
-        wanted, parents = a_round(kind(model))
+        expected, parents = a_round(kind(model))
     masks, attend = list[TreeMask](), dispatch.attend
 
-    def noted(**given: Any) -> Tensor:
-        masks.append(given["mask"])
-        return attend(**given)
+    def noted(**options: Any) -> Tensor:
+        masks.append(options["mask"])
+        return attend(**options)
 
     monkeypatch.setattr(dispatch, "attend", noted)
-    found, _ = a_round(kind(model))
-    for one, right in zip(found, wanted, strict=True):
+    result, _ = a_round(kind(model))
+    for one, right in zip(result, expected, strict=True):
         assert relative_error(one, right.to(one.device)) < 1e-5
     tree = as_tree(parents[:140])
     (visited,) = {int(mask.blocks(group=1, lines=32)[1][0].sum()) for mask in masks if mask.columns == 140}
@@ -122,7 +122,7 @@ class Reordered(StateBackendTests):
 
     @pytest.fixture(autouse=True)
     def every_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packed, "REORDERED", 1)
+        monkeypatch.setattr(packed, "REORDER_ABOVE", 1)
 
 
 class TestWindows(Reordered):
