@@ -165,7 +165,7 @@ def _device(device: torch.device | str | None) -> torch.device | str:
             raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
     else:
         try:
-            torch.empty(0, device=device)
+            torch.empty(0, device=device, dtype=torch.float64)  # which draws need, and MPS lacks
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
     return device

@@ -86,6 +86,7 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
 NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", ["grouped heads", "soft-cap, windows", "a hybrid"])
 def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
     name: str, monkeypatch: pytest.MonkeyPatch
