@@ -18,7 +18,7 @@ from torch import Tensor
 from draftwood import StateBackend, load, zoo
 from draftwood.apps.machine import device_name
 from draftwood.backends.ssm import RecurrentBackend
-from draftwood.backends.state_cost import WAYS, allocations, serving
+from draftwood.backends.state_cost import METHODS, allocations, backend_for
 from draftwood.errors import DraftwoodError
 
 CLOSE = 1e-3
@@ -76,7 +76,7 @@ def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int
         paths.append(path[::-1])
     backends = {"packed": load(model), "unrolled": load(model)}
     if isinstance(backends["packed"], RecurrentBackend):
-        others = {way: serving(model, way) for way in WAYS if way != "replay"}
+        others = {method: backend_for(model, method) for method in METHODS if method != "replay"}
         backends = {"packed": backends["packed"], **others, "unrolled": backends["unrolled"]}
     made = []
     for name, backend in backends.items():

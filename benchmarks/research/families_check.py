@@ -18,7 +18,7 @@ from transformers import LogitsProcessor
 
 from benchmarks.research.families_models import build
 from draftwood import SpeculativeDecoder, StateBackend, load
-from draftwood.backends.model import plain_logits
+from draftwood.backends.forward import plain_logits
 from draftwood.errors import DraftwoodError
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree

@@ -15,21 +15,21 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput, UnsupportedModel
 
-PRECISE = ("A_log", ".D")
+NEVER_NARROWED = ("A_log", ".D")
 """How names of parameters end that no `dtype` narrows: other packages keep them in single precision."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, or `InvalidInput`."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(
-            f"{file} could not be read ({reason(error)}); download the model again."
+            f"{file} could not be read ({first_line(error)}); download the model again."
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise InvalidInput(f"{file} holds no JSON object; download the model again.")
-    return found
+    return settings
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -48,13 +48,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} has no weights, neither model.safetensors nor pytorch_model.bin; download the model "
             "again."
         )
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in files:
-        found |= _tensors(file)
-    return found
+        weights |= _tensors(file)
+    return weights
 
 
-def assembled(
+def build_model(
     make: Callable[[], Any], tensors: Mapping[str, Tensor], *, source: str, dtype: torch.dtype | None = None
 ) -> Any:
     """The model that `make` describes, in evaluation mode, whose parameters are `tensors` themselves.
@@ -74,39 +74,40 @@ def assembled(
             model = make()
     except Exception as error:  # transformers' checks raise several kinds of their own
         raise InvalidInput(
-            f"The configuration of {source} describes no model ({reason(error)}); download the model again."
+            f"The configuration of {source} describes no model ({first_line(error)}); download the model "
+            "again."
         ) from error
     model.tie_weights()
-    given = dict(tensors)
-    wanted: dict[str, Tensor] = dict(model.named_parameters())
-    first = {id(parameter): name for name, parameter in wanted.items()}
+    weights = dict(tensors)
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    first = {id(parameter): name for name, parameter in parameters.items()}
     for name, parameter in model.state_dict(keep_vars=True).items():
-        if name in wanted or name not in given:
+        if name in parameters or name not in weights:
             continue
-        tied = given.pop(name)
-        one = given.setdefault(first[id(parameter)], tied)
-        if one.data_ptr() != tied.data_ptr() and not torch.equal(one, tied):
-            raise _misfit(source, "tied but unequal tensors", [name])
-    _check(source, wanted, given)
+        tied = weights.pop(name)
+        weight = weights.setdefault(first[id(parameter)], tied)
+        if weight.data_ptr() != tied.data_ptr() and not torch.equal(weight, tied):
+            raise _mismatch(source, "tied but unequal tensors", [name])
+    _check(source, parameters, weights)
     if dtype is not None:
-        given = {name: _converted(name, tensor, dtype) for name, tensor in given.items()}
-    model.load_state_dict(given, strict=False, assign=True)
+        weights = {name: _converted(name, tensor, dtype) for name, tensor in weights.items()}
+    model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
 
-def placed(model: Any, place: torch.device | str) -> Any:
+def move_to(model: Any, device: torch.device | str) -> Any:
     """`model` on a device, or with `"auto"` spread over what there is."""
-    if place != "auto":
-        return model.to(place)
+    if device != "auto":
+        return model.to(device)
     from accelerate import dispatch_model, infer_auto_device_map
 
-    whole = list(model._no_split_modules)
-    return dispatch_model(model, infer_auto_device_map(model, no_split_module_classes=whole))
+    unsplit = list(model._no_split_modules)
+    return dispatch_model(model, infer_auto_device_map(model, no_split_module_classes=unsplit))
 
 
-def reason(error: Exception) -> str:
-    """The beginning of what an error of other packages says, in one line."""
+def first_line(error: Exception) -> str:
+    """The beginning of the message of an error of other packages, in one line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:160].rstrip(".")
 
 
@@ -116,7 +117,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         # What older versions of torch wrote is no zip file and cannot be mapped.
         mapped = zipfile.is_zipfile(file)
-        found = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+        tensors = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
     except pickle.UnpicklingError as error:
         # torch's own words end in advice to load the file unsafely.
         raise UnsupportedModel(
@@ -125,28 +126,28 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged file fails in many ways
         raise InvalidInput(
-            f"The weights in {file} could not be read ({reason(error)}); download the model again."
+            f"The weights in {file} could not be read ({first_line(error)}); download the model again."
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise InvalidInput(f"{file} holds no table of tensors; download the model again.")
-    return found
+    return tensors
 
 
-def _check(source: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    if missing := wanted.keys() - given.keys():
-        raise _misfit(source, "missing keys", missing)
-    if unknown := given.keys() - wanted.keys():
-        raise _misfit(source, "unknown keys", unknown)
+def _check(source: str, parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    if missing := parameters.keys() - weights.keys():
+        raise _mismatch(source, "missing keys", missing)
+    if unknown := weights.keys() - parameters.keys():
+        raise _mismatch(source, "unknown keys", unknown)
     other = [
         name
-        for name, tensor in given.items()
-        if tensor.shape != wanted[name].shape or not tensor.is_floating_point()
+        for name, tensor in weights.items()
+        if tensor.shape != parameters[name].shape or not tensor.is_floating_point()
     ]
     if other:
-        raise _misfit(source, "tensors of another shape or no floating-point dtype", other)
+        raise _mismatch(source, "tensors of another shape or no floating-point dtype", other)
 
 
-def _misfit(source: str, what: str, names: Collection[str]) -> InvalidInput:
+def _mismatch(source: str, what: str, names: Collection[str]) -> InvalidInput:
     return InvalidInput(
         f"The weights in {source} do not fit its configuration ({len(names)} {what}, {min(names)} first); "
         "download the model again."
@@ -154,4 +155,4 @@ def _misfit(source: str, what: str, names: Collection[str]) -> InvalidInput:
 
 
 def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(torch.promote_types(dtype, tensor.dtype) if name.endswith(PRECISE) else dtype)
+    return tensor.to(torch.promote_types(dtype, tensor.dtype) if name.endswith(NEVER_NARROWED) else dtype)

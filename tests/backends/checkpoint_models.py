@@ -95,17 +95,17 @@ DISTILLED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def random_tensors(shapes: dict[str, tuple[int, ...]], *, size: float) -> dict[str, Tensor]:
     """Random weights of this standard deviation, large enough that logits differ from token to token."""
     torch.manual_seed(5)
-    found = {}
+    tensors = {}
     for name, shape in shapes.items():
         if name.endswith("A_log"):
-            found[name] = torch.empty(shape).uniform_(-2.0, 1.0)
+            tensors[name] = torch.empty(shape).uniform_(-2.0, 1.0)
         elif "norm" in name:
-            found[name] = torch.empty(shape).uniform_(0.5, 1.5)
+            tensors[name] = torch.empty(shape).uniform_(0.5, 1.5)
         elif name.endswith((".D", "dt_bias", "dt_proj.bias")):
-            found[name] = torch.empty(shape).normal_()
+            tensors[name] = torch.empty(shape).normal_()
         else:
-            found[name] = torch.empty(shape).normal_(0.0, size)
-    return found
+            tensors[name] = torch.empty(shape).normal_(0.0, size)
+    return tensors
 
 
 def ssm_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -131,18 +131,18 @@ def ssm_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         one["mixer.conv1d.bias"] = (channels,)
     if ssm["bias"]:
         one |= {"mixer.in_proj.bias": (rows,), "mixer.out_proj.bias": (width,)}
-    found: dict[str, tuple[int, ...]] = {"backbone.embedding.weight": (vocab, width)}
-    for place in range(config["n_layer"]):
-        found |= {f"backbone.layers.{place}.{name}": shape for name, shape in one.items()}
-    return found | {"backbone.norm_f.weight": (width,), "lm_head.weight": (vocab, width)}
+    shapes: dict[str, tuple[int, ...]] = {"backbone.embedding.weight": (vocab, width)}
+    for index in range(config["n_layer"]):
+        shapes |= {f"backbone.layers.{index}.{name}": shape for name, shape in one.items()}
+    return shapes | {"backbone.norm_f.weight": (width,), "lm_head.weight": (vocab, width)}
 
 
 def ssm_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
     """Random weights of a `MambaLMHeadModel`; tied ones are one tensor."""
-    found = random_tensors(ssm_shapes(config), size=0.3)
+    tensors = random_tensors(ssm_shapes(config), size=0.3)
     if config.get("tie_embeddings", True):
-        found["lm_head.weight"] = found["backbone.embedding.weight"]
-    return found
+        tensors["lm_head.weight"] = tensors["backbone.embedding.weight"]
+    return tensors
 
 
 def llama_shapes(llama: dict[str, Any], mamba: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -168,14 +168,14 @@ def llama_shapes(llama: dict[str, Any], mamba: dict[str, Any]) -> dict[str, tupl
         "input_layernorm.weight": (width,),
         "post_attention_layernorm.weight": (width,),
     }
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, width)}
-    for place in range(llama["num_hidden_layers"]):
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, width)}
+    for index in range(llama["num_hidden_layers"]):
         own = distilled
-        if place in mamba["attn_layers"]:
+        if index in mamba["attn_layers"]:
             own = {f"self_attn.{name}.weight": shape for name, shape in attention.items()}
-        found |= {f"model.layers.{place}.{name}": shape for name, shape in (own | every).items()}
-    found["model.norm.weight"] = (width,)
-    return found if llama["tie_word_embeddings"] else found | {"lm_head.weight": (VOCAB, width)}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in (own | every).items()}
+    shapes["model.norm.weight"] = (width,)
+    return shapes if llama["tie_word_embeddings"] else shapes | {"lm_head.weight": (VOCAB, width)}
 
 
 def llama_tensors(llama: dict[str, Any], mamba: dict[str, Any]) -> dict[str, Tensor]:
@@ -277,34 +277,34 @@ class MambaSsm(Sequential):
         state, tensors = dict(state), self.tensors
         x = tensors["backbone.embedding.weight"][token]
         mix = self._mamba1 if self.ssm["layer"] == "Mamba1" else self._mamba2
-        for place in range(self.config["n_layer"]):
-            norm = tensors[f"backbone.layers.{place}.norm.weight"]
-            layer = Layer(tensors, f"backbone.layers.{place}.mixer.")
-            x = x + mix(layer, rms(x, norm, 1e-5), state, place)
+        for index in range(self.config["n_layer"]):
+            norm = tensors[f"backbone.layers.{index}.norm.weight"]
+            layer = Layer(tensors, f"backbone.layers.{index}.mixer.")
+            x = x + mix(layer, rms(x, norm, 1e-5), state, index)
         return tensors["lm_head.weight"] @ rms(x, tensors["backbone.norm_f.weight"], 1e-5), state
 
-    def _mamba1(self, layer: Layer, u: Tensor, state: dict[Any, Any], place: int) -> Tensor:
+    def _mamba1(self, layer: Layer, u: Tensor, state: dict[Any, Any], index: int) -> Tensor:
         x, z = layer.project("in_proj", u).chunk(2)
-        x = layer.convolve(x, state, (place, "conv"))
+        x = layer.convolve(x, state, (index, "conv"))
         size = self.ssm["d_state"]
         low, b, c = layer.project("x_proj", x).split([layer["dt_proj.weight"].shape[1], size, size])
         step = softplus(layer.project("dt_proj", low))
-        h = state.get((place, "h"), x.new_zeros(len(x), size))
+        h = state.get((index, "h"), x.new_zeros(len(x), size))
         h = torch.exp(step[:, None] * -layer["A_log"].exp()) * h + (step * x)[:, None] * b
-        state[place, "h"] = h
+        state[index, "h"] = h
         return layer.project("out_proj", (h @ c + layer["D"] * x) * silu(z))
 
-    def _mamba2(self, layer: Layer, u: Tensor, state: dict[Any, Any], place: int) -> Tensor:
+    def _mamba2(self, layer: Layer, u: Tensor, state: dict[Any, Any], index: int) -> Tensor:
         ssm, inner = {"ngroups": 1} | self.ssm, self.ssm["expand"] * self.config["d_model"]
         heads, flat = inner // ssm["headdim"], ssm["ngroups"] * ssm["d_state"]
         z, mixed, dt = layer.project("in_proj", u).split([inner, inner + 2 * flat, heads])
-        mixed = layer.convolve(mixed, state, (place, "conv"))
+        mixed = layer.convolve(mixed, state, (index, "conv"))
         x, b, c = mixed.split([inner, flat, flat])
         step = softplus(dt + layer["dt_bias"])
         outs = []
         for head in range(heads):
             group = head // (heads // ssm["ngroups"])
-            mine, key = x.view(heads, -1)[head], (place, head)
+            mine, key = x.view(heads, -1)[head], (index, head)
             b_here, c_here = (vector.view(ssm["ngroups"], -1)[group] for vector in (b, c))
             h = state.get(key, x.new_zeros(ssm["headdim"], ssm["d_state"]))
             rate = -layer["A_log"][head].exp()
@@ -330,9 +330,9 @@ class MambaInLlama(Sequential):
         tensors, epsilon = self.tensors, self.llama["rms_norm_eps"]
         state = dict(state) | {"position": state.get("position", -1) + 1}
         x = tensors["model.embed_tokens.weight"][token]
-        for place in range(self.llama["num_hidden_layers"]):
-            prefix = f"model.layers.{place}."
-            mix = self._attention if place in self.mamba["attn_layers"] else self._distilled
+        for index in range(self.llama["num_hidden_layers"]):
+            prefix = f"model.layers.{index}."
+            mix = self._attention if index in self.mamba["attn_layers"] else self._distilled
             x = x + mix(prefix, rms(x, tensors[prefix + "input_layernorm.weight"], epsilon), state)
             y = rms(x, tensors[prefix + "post_attention_layernorm.weight"], epsilon)
             up, gate = (tensors[f"{prefix}mlp.{name}_proj.weight"] @ y for name in ("up", "gate"))

@@ -1,4 +1,4 @@
-"""`SwitchingBackend`: models whose rotation of a whole text switches where the text grows long."""
+"""`LongRopeBackend`: longrope models, whose rotation of a whole text switches where the text grows long."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftwood.backends import checks
-from draftwood.backends.context import end_of_positions, reads_again_at_switch, switch_of_rotation
+from draftwood.backends import validation
+from draftwood.backends.context import end_of_positions, longrope_switch, recomputes_at_switch
 from draftwood.backends.layers import shared_copy
 from draftwood.backends.model import ModelBackend
 from draftwood.protocols import StateBackend
 
 
-class Pinned(torch.nn.Module):
+class PinnedRotaryEmbedding(torch.nn.Module):
     """A rotary embedding that rotates as in a text that ends before the switch, or as in one beyond it."""
 
     def __init__(self, rotary: torch.nn.Module, *, switch: int, long: bool) -> None:
@@ -29,59 +29,59 @@ class Pinned(torch.nn.Module):
         """Cosines and sines `[batch, n, rotated]` at `position_ids` `[batch, n]`; `x` says their dtype."""
         # The largest position decides how all are rotated.
         if not self.long:
-            found: tuple[Tensor, Tensor] = self.rotary(x, position_ids.clamp(max=self.switch - 1))
-            return found
+            short: tuple[Tensor, Tensor] = self.rotary(x, position_ids.clamp(max=self.switch - 1))
+            return short
         beyond = position_ids.new_full((*position_ids.shape[:-1], 1), self.switch)
         cosines, sines = self.rotary(x, torch.cat([position_ids, beyond], -1))
         return cosines[..., :-1, :], sines[..., :-1, :]
 
 
-def switching(model: Any, make: Callable[[Any], ModelBackend]) -> StateBackend:
+def with_longrope(model: Any, make: Callable[[Any], ModelBackend]) -> StateBackend:
     """The backend that `make` gives; two of them where `generate()` of `model` switches its rotation."""
-    if reads_again_at_switch(model) and _rotaries(model):
-        return SwitchingBackend(model, make)
+    if recomputes_at_switch(model) and _rotaries(model):
+        return LongRopeBackend(model, make)
     return make(model)
 
 
 @attrs.define(eq=False)
-class _Row:
-    """A row, and what has to be read to give it to the other backend.
+class _LongRopeRow:
+    """A batch row, and the text that the other backend would have to read.
 
     Attributes:
         length: committed tokens.
         prompt: `[length]` int64 that it joined with; empty once nobody needs the text.
-        commits: of every commit since: the passes before it, the row's place in them, and the path.
+        commits: of every commit since: the calls before it, the row's number in them, and the path.
     """
 
     length: int
     prompt: Tensor
-    commits: list[tuple[list[_Pass], int, list[int]]] = attrs.field(factory=list)
+    commits: list[tuple[list[_Call], int, list[int]]] = attrs.field(factory=list)
 
     def text(self) -> Tensor:
         """Its committed tokens `[length]`."""
         written = [
             tokens[node]
-            for passes, row, path in self.commits
-            for tokens in [_nodes(passes, row)[0]]
+            for calls, row, path in self.commits
+            for tokens in [_nodes(calls, row)[0]]
             for node in path
         ]
         return torch.cat([self.prompt.cpu(), torch.tensor(written, dtype=torch.int64)])
 
 
 @attrs.frozen(eq=False)
-class _Pass:
+class _Call:
     """What one `extend` gave: tokens and parents `[rows, nodes]`, and how many count."""
 
     tokens: Tensor
     parents: Tensor
     counts: list[int]
 
-    def of(self, rows: list[int]) -> _Pass:
-        return _Pass(self.tokens[rows], self.parents[rows], [self.counts[row] for row in rows])
+    def of(self, rows: list[int]) -> _Call:
+        return _Call(self.tokens[rows], self.parents[rows], [self.counts[row] for row in rows])
 
 
-class SwitchingBackend(StateBackend):
-    """Holds a text by its short rotation, by its long one, or, while a tree leads over the switch, by both.
+class LongRopeBackend(StateBackend):
+    """Keeps a text by its short rotation, by its long one, or, while a tree leads over the switch, by both.
 
     Both run on the same weights. What is short is as it was before the switch; what is long was read again
     from its beginning, once a text, as `generate()` does there. A row's neighbours do not matter to it.
@@ -96,7 +96,7 @@ class SwitchingBackend(StateBackend):
             InvalidInput: as `make`.
             UnsupportedModel: as `make`.
         """
-        switch = switch_of_rotation(model.config)
+        switch = longrope_switch(model.config)
         assert switch is not None
         self._switch, self._make = switch, make
         self._short, self._long = (make(_pinned(model, switch=switch, long=long)) for long in (False, True))
@@ -107,11 +107,11 @@ class SwitchingBackend(StateBackend):
         self.vocab_size, self.weight_bytes = inner.vocab_size, inner.weight_bytes
         self.eos_token_ids, self.pad_token_id = inner.eos_token_ids, inner.pad_token_id
         self.skippable_layers, self.hidden_size = inner.skippable_layers, inner.hidden_size
-        self._rows: list[_Row] = []
+        self._rows: list[_LongRopeRow] = []
         # The rows of either, in its order.
-        self._in_short: list[_Row] = []
-        self._in_long: list[_Row] = []
-        self._passes: list[_Pass] = []
+        self._in_short: list[_LongRopeRow] = []
+        self._in_long: list[_LongRopeRow] = []
+        self._calls: list[_Call] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._short!r}, switch={self._switch}, lengths={self.lengths})"
@@ -123,8 +123,8 @@ class SwitchingBackend(StateBackend):
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """As `ModelBackend`'s; a text beyond the switch is rotated as such from its beginning."""
-        texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
-        new = [_Row(len(text), text) for text in texts]
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        new = [_LongRopeRow(len(text), text) for text in texts]
         short = [row for row in new if row.length <= self._switch]
         long = [row for row in new if row.length > self._switch]
         have = len(self._in_short)
@@ -137,16 +137,16 @@ class SwitchingBackend(StateBackend):
         self._rows += new
         self._in_short += short
         self._in_long += long
-        self._passes = [_padded(given, len(self._rows)) for given in self._passes]
+        self._calls = [_padded(call, len(self._rows)) for call in self._calls]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
-        keep = checks.kept(rows, have=len(self._rows))
-        kept = [self._rows[row] for row in keep]
-        gone = [row for row in self._rows if row not in kept]
-        self._leave(self._short, self._in_short, gone)
-        self._leave(self._long, self._in_long, gone)
-        self._rows, self._passes = kept, [given.of(keep) for given in self._passes]
+        """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
+        keep = validation.remaining_rows(rows, have=len(self._rows))
+        remaining = [self._rows[row] for row in keep]
+        released = [row for row in self._rows if row not in remaining]
+        self._leave(self._short, self._in_short, released)
+        self._leave(self._long, self._in_long, released)
+        self._rows, self._calls = remaining, [call.of(keep) for call in self._calls]
 
     def extend(
         self,
@@ -155,59 +155,59 @@ class SwitchingBackend(StateBackend):
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
         """As `PackedBackend.extend`, errors too; nodes beyond the switch see a text rotated accordingly."""
-        have = [sum(given.counts[row] for given in self._passes) for row in range(len(self._rows))]
-        tokens, parents, valid = checks.as_nodes(tokens, parents, counts, have=have, vocab=self.vocab_size)
-        given = _Pass(tokens, parents, valid)
-        positions = self._near(given, have)
-        beyond = [self._rows[row] for row, places in positions.items() if max(places) >= self._switch]
+        have = [sum(call.counts[row] for call in self._calls) for row in range(len(self._rows))]
+        vocab = self.vocab_size
+        call = _Call(*validation.as_nodes(tokens, parents, counts, have=have, vocab=vocab))
+        positions = self._near(call, have)
+        beyond = [self._rows[row] for row, at in positions.items() if max(at) >= self._switch]
         if joining := [row for row in beyond if row not in self._in_long]:
             self._join(joining)
-        logits = self._run(given, positions)
-        self._passes.append(given)
+        logits = self._run(call, positions)
+        self._calls.append(call)
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """As `PackedBackend.commit`, errors too."""
-        checks.check_paths(paths, rows=len(self._rows))
+        validation.check_paths(paths, rows=len(self._rows))
         if self._in_short and self._in_long:
             # What one backend refuses the other must not have committed.
-            for place, path in enumerate(paths):
-                checks.check_path(path, _nodes(self._passes, place)[1], row=place)
-        given = {row: list(path) for row, path in zip(self._rows, paths, strict=True)}
-        lengths = {row: row.length + len(path) for row, path in given.items()}
+            for index, path in enumerate(paths):
+                validation.check_path(path, _nodes(self._calls, index)[1], row=index)
+        path_of = {row: list(path) for row, path in zip(self._rows, paths, strict=True)}
+        lengths = {row: row.length + len(path) for row, path in path_of.items()}
         past = [row for row in self._in_short if lengths[row] > self._switch]
         if self._in_short:
-            self._short.commit([[] if row in past else given[row] for row in self._in_short])
+            self._short.commit([[] if row in past else path_of[row] for row in self._in_short])
         if self._in_long:
-            self._long.commit([given[row] for row in self._in_long])
+            self._long.commit([path_of[row] for row in self._in_long])
         self._leave(self._short, self._in_short, past)
-        for place, row in enumerate(self._rows):
+        for index, row in enumerate(self._rows):
             row.length = lengths[row]
-            if row in self._in_short and given[row]:
-                row.commits.append((self._passes, place, given[row]))
+            if row in self._in_short and path_of[row]:
+                row.commits.append((self._calls, index, path_of[row]))
             elif row not in self._in_short:
                 row.prompt, row.commits = row.prompt[:0], []
-        self._passes = []
+        self._calls = []
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
         """As `ModelBackend.without_layers`; it switches too."""
-        return SwitchingBackend(self._make(self.model).without_layers(layers).model, self._make)
+        return LongRopeBackend(self._make(self.model).without_layers(layers).model, self._make)
 
-    def _near(self, given: _Pass, have: Sequence[int]) -> dict[int, list[int]]:
-        """By row, the positions of the nodes of a pass that is to come, for rows that it may lead over."""
-        found = {}
-        for place, row in enumerate(self._rows):
-            new = given.counts[place]
+    def _near(self, call: _Call, have: Sequence[int]) -> dict[int, list[int]]:
+        """By row, the positions of the nodes of a new call, for rows that it may lead over the switch."""
+        near = {}
+        for index, row in enumerate(self._rows):
+            new = call.counts[index]
             # Elsewhere nothing is read: to read what is on an accelerator would stall it.
-            if new and row in self._in_short and row.length + have[place] + new > self._switch:
+            if new and row in self._in_short and row.length + have[index] + new > self._switch:
                 positions: list[int] = []
-                for parent in _nodes([*self._passes, given], place)[1]:
+                for parent in _nodes([*self._calls, call], index)[1]:
                     positions.append(row.length if parent < 0 else positions[parent] + 1)
-                found[place] = positions[have[place] :]
-        return found
+                near[index] = positions[have[index] :]
+        return near
 
-    def _join(self, rows: list[_Row]) -> None:
-        """Let the long backend hold `rows` too, with their uncommitted nodes."""
+    def _join(self, rows: list[_LongRopeRow]) -> None:
+        """Let the long backend have `rows` too, with their uncommitted nodes."""
         texts, before = [row.text() for row in rows], list(self._in_long)
         self._long.commit([()] * len(before))
         try:
@@ -221,61 +221,61 @@ class SwitchingBackend(StateBackend):
                 self._repeat(self._long, before)
             raise
 
-    def _run(self, given: _Pass, positions: dict[int, list[int]]) -> Tensor:
-        """Logits of a pass: of every node those of the backend that holds it."""
+    def _run(self, call: _Call, positions: dict[int, list[int]]) -> Tensor:
+        """Logits of a call: of every node those of the backend that has it."""
         if not self._in_long:
-            return self._short.extend(given.tokens, given.parents, given.counts)
+            return self._short.extend(call.tokens, call.parents, call.counts)
         if not self._in_short and self._in_long == self._rows:
-            return self._long.extend(given.tokens, given.parents, given.counts)
-        long = self._run_by(self._long, self._in_long, given)
+            return self._long.extend(call.tokens, call.parents, call.counts)
+        long = self._run_by(self._long, self._in_long, call)
         try:
-            short = self._run_by(self._short, self._in_short, given)
+            short = self._run_by(self._short, self._in_short, call)
         except BaseException:
             self._repeat(self._long, self._in_long)
             raise
-        beyond = torch.zeros(given.tokens.shape, dtype=torch.bool)
-        for place, row in enumerate(self._rows):
-            beyond[place] = row not in self._in_short
-        for place, places in positions.items():
-            beyond[place, : len(places)] = torch.tensor(places) >= self._switch
+        beyond = torch.zeros(call.tokens.shape, dtype=torch.bool)
+        for index, row in enumerate(self._rows):
+            beyond[index] = row not in self._in_short
+        for index, at in positions.items():
+            beyond[index, : len(at)] = torch.tensor(at) >= self._switch
         return torch.where(beyond.unsqueeze(2).to(long.device), long, short)
 
-    def _run_by(self, backend: ModelBackend, rows: list[_Row], given: _Pass) -> Tensor:
-        """Logits of a pass by `backend`, `[rows, nodes, vocab]` with 0 for rows that it does not hold."""
-        places = [self._rows.index(row) for row in rows]
-        own = given.of(places)
-        logits = backend.extend(own.tokens, own.parents, own.counts)
-        found = logits.new_zeros(*given.tokens.shape, self.vocab_size)
-        found[places] = logits
-        return found
+    def _run_by(self, backend: ModelBackend, rows: list[_LongRopeRow], call: _Call) -> Tensor:
+        """Logits of a call by `backend`, `[rows, nodes, vocab]` with 0 for rows that it does not have."""
+        indices = [self._rows.index(row) for row in rows]
+        part = call.of(indices)
+        new = backend.extend(part.tokens, part.parents, part.counts)
+        logits = new.new_zeros(*call.tokens.shape, self.vocab_size)
+        logits[indices] = new
+        return logits
 
-    def _repeat(self, backend: ModelBackend, rows: list[_Row]) -> None:
-        """Let `backend` hold the nodes of the passes that came to an end, and no others."""
+    def _repeat(self, backend: ModelBackend, rows: list[_LongRopeRow]) -> None:
+        """Let `backend` have the nodes of the calls that came to an end, and no others."""
         backend.commit([()] * len(rows))
-        for given in self._passes:
-            own = given.of([self._rows.index(row) for row in rows])
-            backend.extend(own.tokens, own.parents, own.counts)
+        for call in self._calls:
+            part = call.of([self._rows.index(row) for row in rows])
+            backend.extend(part.tokens, part.parents, part.counts)
 
     @staticmethod
-    def _leave(backend: ModelBackend, rows: list[_Row], gone: Sequence[_Row]) -> None:
-        if places := [place for place, row in enumerate(rows) if row in gone]:
-            backend.release(places)
-            rows[:] = [row for row in rows if row not in gone]
+    def _leave(backend: ModelBackend, rows: list[_LongRopeRow], released: Sequence[_LongRopeRow]) -> None:
+        if indices := [index for index, row in enumerate(rows) if row in released]:
+            backend.release(indices)
+            rows[:] = [row for row in rows if row not in released]
 
 
-def _nodes(passes: Sequence[_Pass], row: int) -> tuple[list[int], list[int]]:
+def _nodes(calls: Sequence[_Call], row: int) -> tuple[list[int], list[int]]:
     """Tokens and parents of a row's uncommitted nodes."""
-    tokens = [token for given in passes for token in given.tokens[row, : given.counts[row]].tolist()]
-    parents = [parent for given in passes for parent in given.parents[row, : given.counts[row]].tolist()]
+    tokens = [token for call in calls for token in call.tokens[row, : call.counts[row]].tolist()]
+    parents = [parent for call in calls for parent in call.parents[row, : call.counts[row]].tolist()]
     return tokens, parents
 
 
-def _padded(given: _Pass, rows: int) -> _Pass:
-    """The pass with more rows, of which no node counts."""
-    more = rows - len(given.counts)
-    tokens = torch.nn.functional.pad(given.tokens, (0, 0, 0, more))
-    parents = torch.nn.functional.pad(given.parents, (0, 0, 0, more), value=-1)
-    return _Pass(tokens, parents, given.counts + [0] * more)
+def _padded(call: _Call, rows: int) -> _Call:
+    """The call with more rows, of which no node counts."""
+    more = rows - len(call.counts)
+    tokens = torch.nn.functional.pad(call.tokens, (0, 0, 0, more))
+    parents = torch.nn.functional.pad(call.parents, (0, 0, 0, more), value=-1)
+    return _Call(tokens, parents, call.counts + [0] * more)
 
 
 def _rotaries(model: Any) -> list[str]:
@@ -294,5 +294,7 @@ def _pinned(model: Any, *, switch: int, long: bool) -> Any:
     for name in _rotaries(model):
         parent, _, attribute = name.rpartition(".")
         rotary = pinned.get_submodule(name)
-        setattr(pinned.get_submodule(parent), attribute, Pinned(rotary, switch=switch, long=long))
+        setattr(
+            pinned.get_submodule(parent), attribute, PinnedRotaryEmbedding(rotary, switch=switch, long=long)
+        )
     return pinned

@@ -1,20 +1,26 @@
-"""Whether a backend serves a model at every length, found out within a few tokens."""
+"""The self-check: whether a backend serves a model at every length, within a few tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from draftwood.backends.context import SWITCH
-from draftwood.backends.lengths import FAR, NEAR, idle, nearer, numbers
-from draftwood.backends.model import plain_logits
+from draftwood.backends.context import ORIGINAL_LENGTH
+from draftwood.backends.forward import plain_logits
+from draftwood.backends.length_settings import (
+    MOST_TOKENS,
+    SMALL,
+    length_settings,
+    unused_settings,
+    with_small_settings,
+)
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
 from draftwood.protocols import StateBackend
 
 
-def misfit(make: Callable[[Any], StateBackend], model: Any) -> str | None:
+def self_check(make: Callable[[Any], StateBackend], model: Any) -> str | None:
     """Why the backend that `make` gives does not serve `model`, or None.
 
     It is tried on a short text; beyond every window, chunk, scale and switch that the configuration names,
@@ -35,19 +41,20 @@ def misfit(make: Callable[[Any], StateBackend], model: Any) -> str | None:
         ) from error
     if (reason := disagreement(make(plain), plain)) is not None:
         return reason
-    if not (named := numbers(model, above=NEAR)):
+    if not (settings := length_settings(model, above=SMALL)):
         return None
-    text = [(17 * i + 11) % (make(plain).vocab_size) for i in range(2 * NEAR + 4)]
-    still = idle(plain, list(named), text)
-    near = nearer(plain, list(named))
-    if (reason := disagreement(make(near), near)) is not None:
-        return f"beyond {_listed(named)} tokens, {reason}"
+    text = [(17 * i + 11) % (make(plain).vocab_size) for i in range(2 * SMALL + 4)]
+    unused = unused_settings(plain, list(settings), text)
+    small = with_small_settings(plain, list(settings))
+    if (reason := disagreement(make(small), small)) is not None:
+        return f"beyond {_listed(settings)} tokens, {reason}"
     # How a rotation is scaled is settled when the model is built.
-    far = [named[name] for name in still if name != SWITCH and LENGTHS[1] < named[name] <= FAR]
-    if far and (reason := disagreement(make(plain), plain, longest=max(far) + NEAR)) is not None:
-        return f"beyond {max(far)} tokens, {reason}"
+    built_in = [settings[name] for name in unused if name != ORIGINAL_LENGTH]
+    longest = max((length for length in built_in if LENGTHS[1] < length <= MOST_TOKENS), default=None)
+    if longest and (reason := disagreement(make(plain), plain, longest=longest + SMALL)) is not None:
+        return f"beyond {longest} tokens, {reason}"
     return None
 
 
-def _listed(named: dict[str, int]) -> str:
-    return " or ".join(str(value) for value in sorted(set(named.values())))
+def _listed(settings: dict[str, int]) -> str:
+    return " or ".join(str(value) for value in sorted(set(settings.values())))

@@ -1,30 +1,29 @@
-"""Checks of what enters a backend, and of what a model raises."""
+"""Validation of what enters a backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory
+from draftwood.errors import InvalidInput, InvalidTree
 
 
 def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[Tensor]:
     """Prompts as int64 vectors, or `InvalidInput` naming the first that cannot be used."""
-    texts = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
-    for place, text in enumerate(texts):
+    texts = [torch.as_tensor(text, dtype=torch.int64) for text in rows]
+    for row, text in enumerate(texts):
         if text.dim() != 1:
-            raise InvalidInput(f"Row {place} has shape {tuple(text.shape)}; a row is a vector of token ids.")
+            raise InvalidInput(f"Row {row} has shape {tuple(text.shape)}; a row is a vector of token ids.")
         if longest is not None and len(text) > longest:
             raise InvalidInput(
-                f"Row {place} has {len(text)} tokens, but the model's context holds {longest}; "
+                f"Row {row} has {len(text)} tokens, but the model's context holds {longest}; "
                 "shorten the prompt."
             )
         if len(text) and not 0 <= int(text.min()) <= int(text.max()) < vocab:
-            bad = text[(text < 0) | (text >= vocab)][0].item()
-            raise InvalidInput(f"Row {place} holds token {bad}; this model's are 0 to {vocab - 1}.")
+            token = text[(text < 0) | (text >= vocab)][0].item()
+            raise InvalidInput(f"Row {row} holds token {token}; this model's are 0 to {vocab - 1}.")
     return texts
 
 
@@ -37,7 +36,7 @@ def as_nodes(
 
     Args:
         tokens: `[rows, nodes]` int64.
-        parents: `[rows, nodes]` int64.
+        parents: `[rows, nodes]` int64, region indices; -1 is the committed state.
         counts: valid nodes of every row, or None for all.
         have: nodes each row already has.
         vocab: size of the vocabulary.
@@ -54,7 +53,7 @@ def as_nodes(
     n = tokens.shape[1]
     valid = [n] * rows if counts is None else [int(count) for count in counts]
     if len(valid) != rows or not all(0 <= count <= n for count in valid):
-        raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes given a row.")
+        raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
     tokens, parents = tokens.to(torch.int64), parents.to(torch.int64)
     if any(count != n for count in valid):
         for_padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
@@ -68,28 +67,28 @@ def as_nodes(
 
 
 def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
-    for row, given in enumerate(tokens.tolist()):
-        if given and not 0 <= min(given) <= max(given) < vocab:
-            place, token = next((i, t) for i, t in enumerate(given) if not 0 <= t < vocab)
+    for row, ids in enumerate(tokens.tolist()):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab:
+            index, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab)
             raise InvalidTree(
-                f"Node {have[row] + place} of row {row} holds token {token}; this model's "
+                f"Node {have[row] + index} of row {row} holds token {token}; this model's "
                 f"are 0 to {vocab - 1}."
             )
 
 
 def _check_parents(parents: Tensor, have: Sequence[int]) -> None:
-    for row, (given, start) in enumerate(zip(parents.tolist(), have, strict=True)):
-        for place, parent in enumerate(given, start=start):
-            if not -1 <= parent < place:
+    for row, (indices, start) in enumerate(zip(parents.tolist(), have, strict=True)):
+        for node, parent in enumerate(indices, start=start):
+            if not -1 <= parent < node:
                 raise InvalidTree(
-                    f"Node {place} of row {row} has parent {parent}; it must be -1 or stand before its child."
+                    f"Node {node} of row {row} has parent {parent}; it must be -1 or stand before its child."
                 )
 
 
-def kept(rows: Sequence[int] | None, *, have: int) -> list[int]:
-    """The places that stay when `rows`, or all, are released."""
-    gone = range(have) if rows is None else set(rows)
-    return [row for row in range(have) if row not in gone]
+def remaining_rows(rows: Sequence[int] | None, *, have: int) -> list[int]:
+    """The numbers of the rows that stay when `rows`, or all, are released."""
+    released = range(have) if rows is None else set(rows)
+    return [row for row in range(have) if row not in released]
 
 
 def check_paths(paths: Sequence[Sequence[int]], *, rows: int) -> None:
@@ -113,39 +112,3 @@ def check_path(path: Sequence[int], parents: Sequence[int], *, row: int) -> None
                 f"{parents[node]}; a path starts under the committed state (-1) and follows parent to child."
             )
         last = node
-
-
-class guarded_pass:
-    """Runs a pass without autograd and turns a device's out-of-memory error into `OutOfMemory`.
-
-    State must not be made of inference tensors, even where a caller is in inference mode: a later call
-    from outside it could not write to them.
-    """
-
-    __slots__ = ("_gradients", "_inference", "_rows")
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-
-    def __enter__(self) -> None:
-        if self._inference is not None:
-            self._inference.__enter__()
-        self._gradients = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        torch.set_grad_enabled(self._gradients)
-        if self._inference is not None:
-            self._inference.__exit__(kind, error, trace)
-        # The CPU allocator raises a plain RuntimeError.
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(error, RuntimeError) and "not enough memory" in str(error)
-        ):
-            reason = str(error).split("\n")[0].rstrip(".")
-            raise OutOfMemory(
-                f"The device ran out of memory in a pass over {self._rows} rows ({reason}); use fewer rows, "
-                "a smaller tree budget, a shorter prompt or a half-precision dtype."
-            ) from error

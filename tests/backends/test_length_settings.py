@@ -11,9 +11,10 @@ import transformers as hf
 
 from benchmarks.research.families_check import worst_node
 from benchmarks.research.families_models import build
-from draftwood.backends.lengths import NEAR, idle, nearer, numbers
+from draftwood.backends import length_settings as settings_of
+from draftwood.backends.length_settings import length_settings, unused_settings, with_small_settings
 from draftwood.backends.loading import load
-from draftwood.backends.switching import SwitchingBackend
+from draftwood.backends.longrope import LongRopeBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import UnsupportedModel
@@ -87,7 +88,7 @@ def longrope() -> dict[str, Any]:
 
 def test_a_rotation_that_switches_asks_for_the_whole_text_again() -> None:
     model = tiny(hf.Phi3Config, rope_parameters=longrope(), original_max_position_embeddings=FAR)
-    assert type(load(model)) is SwitchingBackend
+    assert type(load(model)) is LongRopeBackend
     backend = TransformerBackend(model)
     assert backend.max_length == FAR
     mirror = against(model, backend)
@@ -125,12 +126,12 @@ def test_families_that_are_refused(family: str, words: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_numbers_are_found_and_made_small() -> None:
+def test_settings_are_found_and_made_small() -> None:
     model = randomised(hf.AutoModelForCausalLM.from_config(llama4()))
-    assert numbers(model, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
-    near = nearer(model, ["floor_scale"])
-    assert near.config.floor_scale == near.model.layers[0].self_attn.floor_scale == NEAR
+    assert length_settings(model, above=8) == {"floor_scale": FAR, "attention_chunk_size": 512}
+    small = with_small_settings(model, ["floor_scale"])
+    assert small.config.floor_scale == small.model.layers[0].self_attn.floor_scale == settings_of.SMALL
     assert model.config.floor_scale == model.model.layers[0].self_attn.floor_scale == FAR
-    assert near.lm_head.weight is model.lm_head.weight
-    assert idle(model, ["floor_scale", "attention_chunk_size"], words(20)) == []
-    assert idle(tiny(sliding_window=4096), ["sliding_window"], words(20)) == ["sliding_window"]
+    assert small.lm_head.weight is model.lm_head.weight
+    assert unused_settings(model, ["floor_scale", "attention_chunk_size"], words(20)) == []
+    assert unused_settings(tiny(sliding_window=4096), ["sliding_window"], words(20)) == ["sliding_window"]

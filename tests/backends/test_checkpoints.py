@@ -21,7 +21,7 @@ from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
-from tests.backends.foreign_models import (
+from tests.backends.checkpoint_models import (
     CONFIGS,
     DISTILLED,
     IN_LLAMA,
@@ -98,10 +98,10 @@ def test_wide_trees_of_either_form(name: str, form: str, tmp_path: Path) -> None
 def test_the_llama_decodes_by_itself_too(name: str, tmp_path: Path) -> None:
     backend: Any = load(checkpoint(name, tmp_path))
     text = [3, 4, 5]
-    found = backend.model.generate(torch.tensor([text]), max_new_tokens=12, do_sample=False, eos_token_id=63)
+    tokens = backend.model.generate(torch.tensor([text]), max_new_tokens=12, do_sample=False, eos_token_id=63)
     for _ in range(12):
         text.append(int(oracle(name, torch.float32)(text).argmax()))
-    assert found.tolist() == [text]
+    assert tokens.tolist() == [text]
 
 
 def package_model(config: dict[str, Any], tensors: dict[str, Tensor]) -> torch.nn.Module:
@@ -115,29 +115,29 @@ def package_model(config: dict[str, Any], tensors: dict[str, Tensor]) -> torch.n
     # The package's own configurations hold every setting.
     model.config = SimpleNamespace(**mamba_ssm.MODEL | config)  # type: ignore[assignment]
     for name, tensor in tensors.items():
-        place, *parts = model, *name.split(".")
+        module, *parts = model, *name.split(".")
         for part in parts[:-1]:
-            if not hasattr(place, part):
-                setattr(place, part, torch.nn.Module())
-            place = getattr(place, part)
-        setattr(place, parts[-1], torch.nn.Parameter(tensor))
+            if not hasattr(module, part):
+                setattr(module, part, torch.nn.Module())
+            module = getattr(module, part)
+        setattr(module, parts[-1], torch.nn.Parameter(tensor))
     return model.eval()
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2_groups"])
 def test_a_model_object_is_shared(name: str) -> None:
-    given = package_model(CONFIGS[name], ssm_tensors(CONFIGS[name]))
-    backend: Any = draftwood.load(given)
+    package = package_model(CONFIGS[name], ssm_tensors(CONFIGS[name]))
+    backend: Any = draftwood.load(package)
     assert type(backend) is SSMBackend
-    theirs = {tensor.data_ptr() for tensor in given.state_dict().values()}
+    theirs = {tensor.data_ptr() for tensor in package.state_dict().values()}
     assert {parameter.data_ptr() for parameter in backend.model.parameters()} == theirs
     mirror = Mirror(backend, oracle(name, torch.float32))
     mirror.prefill([[1, 2, 3]])
     mirror.check_state()
     with pytest.raises(InvalidInput, match=r"model\.eval"):
-        load(given.train())
+        load(package.train())
     with pytest.raises(InvalidInput, match=r"model\.to"):
-        load(given.eval(), dtype="bfloat16")
+        load(package.eval(), dtype="bfloat16")
 
 
 def test_weights_of_a_folder_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,11 @@ def test_weights_of_a_folder_are_not_copied(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["mamba", "mamba2_groups", "half"])
 def test_dtypes(name: str, dtype: torch.dtype | str, tmp_path: Path) -> None:
     backend: Any = load(checkpoint(name, tmp_path), dtype=dtype, device="cpu")
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    assert backend.model.dtype == wanted
+    expected = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert backend.model.dtype == expected
     for parameter_name, parameter in backend.model.named_parameters():
         precise = parameter_name.endswith(("A_log", ".D"))
-        assert parameter.dtype == (torch.promote_types(wanted, torch.float32) if precise else wanted)
+        assert parameter.dtype == (torch.promote_types(expected, torch.float32) if precise else expected)
     with pytest.raises(InvalidInput, match="dtype is 'int8'"):
         load(tmp_path, dtype="int8")
 
@@ -221,16 +221,16 @@ def test_a_pickle_makes_tensors_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mamba2", "half"])
 def test_weights_that_are_missing_or_damaged(name: str, tmp_path: Path) -> None:
     folder = checkpoint(name, tmp_path / "model", "safetensors")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:1000])
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:1000])
     with pytest.raises(InvalidInput, match="could not be read"):
         load(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match=r"has no weights, neither model\.safetensors nor"):
         load(folder)
     checkpoint(name, folder)
-    whole = (folder / "pytorch_model.bin").read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"no such thing"):
+    content = (folder / "pytorch_model.bin").read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"no such thing"):
         (folder / "pytorch_model.bin").write_bytes(damaged)
         with pytest.raises((InvalidInput, UnsupportedModel), match=r"pytorch_model\.bin (is damaged|could)"):
             load(folder)
