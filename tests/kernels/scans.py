@@ -21,6 +21,9 @@ KINDS = [torch.float32, torch.float16]
 
 EVERY = ["chain", "star", "binary", "random", "forest"]
 
+LONG = [40, pytest.param(130, marks=pytest.mark.thorough)]
+"""Nodes of a long chain, every one of which a kernel runs up to the root; the interpreter is slow."""
+
 MARGIN = 128
 """Numbers before and behind what is allocated under `guarded`."""
 

@@ -32,7 +32,7 @@ def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, channels
 @pytest.mark.parametrize("dtype", scans.KINDS)
 @settings(max_examples=3)
 @given(tree=scans.ragged(old=9, new=9), channels=st.sampled_from([1, 48, 150]))
-@example(tree=scans.Ragged(["binary", "star", "random"], old=0, new=130), channels=16)
+@example(tree=scans.Ragged(["binary", "star", "random"], old=0, new=33), channels=16)
 @example(tree=scans.Ragged(scans.EVERY, old=5, new=16), channels=150)
 @example(tree=scans.Ragged(["chain", "star"], old=0, new=1), channels=16)  # a row without nodes
 def test_any_tree(dtype: torch.dtype, device: torch.device, tree: scans.Ragged, channels: int) -> None:
@@ -49,8 +49,9 @@ def test_any_tree(dtype: torch.dtype, device: torch.device, tree: scans.Ragged, 
     assert torch.equal(state, reference.replay(outputs=outputs, state=held["state"], kept=kept))
 
 
-def test_a_long_chain(device: torch.device) -> None:
-    tree = scans.Ragged(["chain"], old=0, new=130)
+@pytest.mark.parametrize("nodes", scans.LONG)
+def test_a_long_chain(nodes: int, device: torch.device) -> None:
+    tree = scans.Ragged(["chain"], old=0, new=nodes)
     held, paths = drawn(device, torch.float32, tree, 1), Paths(tree.on(device)[0])
     found = dispatch.attend(**held, paths=paths)
     assert relative_error(found, reference.attend(**held, paths=paths)) < 1e-5

@@ -37,7 +37,8 @@ def drawn(
     tree=scans.ragged(old=40, new=80),
     sizes=st.sampled_from([(2, 1, 16, 16), (2, 2, 48, 16), (4, 2, 16, 80), (3, 1, 80, 48)]),
 )
-@example(tree=scans.Ragged(scans.EVERY, old=0, new=130), sizes=(1, 1, 32, 32))
+# Tiles of 64 nodes and blocks of 32 columns, the last ones with little in them.
+@example(tree=scans.Ragged(scans.EVERY, old=0, new=66), sizes=(1, 1, 32, 32))
 @example(tree=scans.Ragged(["chain"], old=0, new=1), sizes=(1, 1, 64, 128))
 # Blocks of columns that end with column 0, and heads that share one of several groups.
 @example(tree=scans.Ragged(["binary", "star"], old=32, new=32, seed=2), sizes=(4, 2, 16, 16))
