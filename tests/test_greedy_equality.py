@@ -68,13 +68,19 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("rows", "prompts_in_all"),
+    # A row alone takes four times as long as one of four.
+    [(1, 4), (4, len(PROMPTS)), pytest.param(1, len(PROMPTS), marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_writes_what_generate_writes(strategy, rows, model, draft, prompts, wanted):
+def test_every_strategy_writes_what_generate_writes(
+    strategy, rows, prompts_in_all, model, draft, prompts, wanted
+):
     drafter, policy, verifier = STRATEGIES[strategy](load(draft), model.config.vocab_size)
     # Left to itself, `load` falls back to a backend that runs paths where trees come out wrong.
     decoder = SpeculativeDecoder(TransformerBackend(model), drafter, policy, verifier)
-    for start in range(0, len(prompts), rows):
+    for start in range(0, prompts_in_all, rows):
         batch = [ids[0].tolist() for ids in prompts[start : start + rows]]
         out = decoder.generate(batch, max_new_tokens=TOKENS, return_dict_in_generate=True, seed=start)
         assert out.tokens == wanted[start : start + rows]
