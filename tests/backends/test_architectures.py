@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -148,15 +149,21 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return randomised(hf.AutoModelForCausalLM.from_config(config)).to(dtype)
 
 
+@cache
+def pair(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A model, and a copy for the oracle, which keeps the attention that transformers gives it."""
+    model = build(name, dtype)
+    return model, copy.deepcopy(model)
+
+
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), CASES)
 class TestArchitectures(StateBackendTests):
     vocab_size = VOCAB
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str, dtype: torch.dtype, tolerance: float) -> None:
-        self.model, self.tolerance = build(name, dtype), tolerance
-        # The oracle has a model of its own, with the attention that transformers gives it.
-        self.stock = copy.deepcopy(self.model)
+        self.model, self.stock = pair(name, dtype)
+        self.tolerance = tolerance
         self.kind = TransformerBackend if name in MASKED else UnrolledBackend
         if dtype != torch.float32:
             self.examples, self.longest = 2, 40
