@@ -125,15 +125,23 @@ def toy(seed):
 @parametrize_with_checks(
     [
         Mixture(Chain(2)),
-        Mixture(budget=4),
+        Mixture([LayeredDySpec(2), Chain(1)]),
         Mixture("chain", 3, "top-k"),
         Mixture([FixedTree(1, 2), Chain(2, "top-k")]),
-        Mixture([FixedTree(1, 2, law="with-replacement"), Chain(2)], 4),
+        Mixture([FixedTree(1, 2, law="with-replacement"), Chain(1)], 3),
         Mixture([Beam(2, 2), DySpec(2)]),
     ],
     models=3,
 )
 def test_law_p_and_law_v(check):
+    check()
+
+
+@pytest.mark.thorough
+@parametrize_with_checks(
+    [Mixture(budget=4), Mixture([FixedTree(1, 2, law="with-replacement"), Chain(2)], 4)], models=3
+)
+def test_law_p_and_law_v_of_larger_trees(check):
     check()
 
 

@@ -43,7 +43,13 @@ def test_trees_drawn_as_they_are_seen_give_every_verifier_its_expected_tokens(na
 
 
 @pytest.mark.parametrize("label", ["class-ordered-traversal", "class-ordered-traversal, luck 0.5"])
-@pytest.mark.parametrize("shape", [levels(3, 3, 1), levels(2, 2, 2)], ids=["[3,1]", "[2,2]"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(levels(3, 3, 1), id="[3,1]"),
+        pytest.param(levels(2, 2, 2), id="[2,2]", marks=pytest.mark.thorough),
+    ],
+)
 def test_remembering_windows_changes_no_figure(label, shape):
     target, policy, trees = drawn(shape, random.Random(label).randrange(1000), 0.3)
     judge = contenders(policy)[label]

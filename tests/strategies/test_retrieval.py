@@ -303,7 +303,8 @@ CORPUS = [[0, 1, 2, 0, 1, 1], [1, 2, 0, 0], [2, 2, 1, 0, 2], [0]]
     "policy",
     [
         DySpec(3),
-        FixedTree(2, 2, law="with-replacement"),
+        FixedTree(1, 2, law="with-replacement"),
+        pytest.param(FixedTree(2, 2, law="with-replacement"), marks=pytest.mark.thorough),
         FixedTree(2, 2, law="top-k"),
         IndependentPaths(2, 2),
         LayeredDySpec(4),
