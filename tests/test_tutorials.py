@@ -12,10 +12,10 @@ import pytest
 from draftwood_cli import app
 from typer.testing import CliRunner
 
-from draftwood import __version__, registry
+from draftwood import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
-TRANSCRIPT = "tutorials/policy.md"
+TRANSCRIPT = "tutorials/policy.md"  # run as a reader would, by the installed command
 PAGES = (
     "start.md",
     "idea.md",
@@ -107,15 +107,8 @@ def installed(arguments: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout if done.returncode < 2 else done.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "run"),
-    [
-        *(pytest.param(page, in_this_process, id=page) for page in PAGES),
-        # As a reader would, which takes a process a command.
-        pytest.param(TRANSCRIPT, installed, id="as it is installed", marks=pytest.mark.thorough),
-    ],
-)
-def test_a_page_runs_from_top_to_bottom(page, run, folder):
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_from_top_to_bottom(page, folder):
     scope, ran = {"__name__": "tutorial"}, 0
     for language, title, text in blocks(page):
         if language == "toml":
@@ -127,15 +120,11 @@ def test_a_page_runs_from_top_to_bottom(page, run, folder):
             exec(compile(text, page, "exec"), scope)
         else:
             for arguments, shown, code in commands(text):
-                exit_code, output = run(arguments, folder)
+                exit_code, output = (installed if page == TRANSCRIPT else in_this_process)(arguments, folder)
                 assert exit_code == code, output
                 assert_shown(shown, output)
         ran += 1
     assert ran
-
-
-def test_the_command_is_installed(folder):
-    assert installed("--version", folder) == (0, f"draftwood {__version__}\n")
 
 
 @pytest.mark.parametrize(
