@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_every_strategy_writes_what_generate_writes(
     decoder = SpeculativeDecoder(TransformerBackend(model), drafter, policy, verifier)
     for start in range(0, prompts_in_all, rows):
         batch = [ids[0].tolist() for ids in prompts[start : start + rows]]
-        out = decoder.generate(batch, max_new_tokens=TOKENS, return_dict_in_generate=True, seed=start)
+        out: Any = decoder.generate(batch, max_new_tokens=TOKENS, return_dict_in_generate=True, seed=start)
         assert out.tokens == wanted[start : start + rows]
     assert out.statistics.tokens_per_round > 1
 

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def check(target, drafter, strategy, *, count, tokens, rows):
     decoder = SpeculativeDecoder(model(target), drafter, policy, verifier)
     for start in range(0, count, rows):
         batch = range(start, min(start + rows, count))
-        out = decoder.generate(
+        out: Any = decoder.generate(
             [prompts()[prompt][0].tolist() for prompt in batch],
             max_new_tokens=tokens,
             return_dict_in_generate=True,

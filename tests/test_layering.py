@@ -93,8 +93,8 @@ def imports(source: str, name: str, is_package: bool) -> Iterator[Import]:
                 yield from visit(child, on_import)
             return
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, on_import and not inside)
+        for inner in ast.iter_child_nodes(node):
+            yield from visit(inner, on_import and not inside)
 
     yield from visit(ast.parse(source), True)
 

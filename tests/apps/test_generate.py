@@ -6,6 +6,7 @@ import signal
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are the
 def expected() -> str:
     """What `generate` itself writes, 32 tokens."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load("llama-7m").generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
-    )
+    model: Any = zoo.load("llama-7m")
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
     return zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
 
 
@@ -283,7 +283,6 @@ def test_recurrent_models_as_target_and_draft(draftwood, target, drafter):
     )
     assert result.exit_code == 0, result.output
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load(target).generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
-    )
+    model: Any = zoo.load(target)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
     assert result.stdout == zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True) + "\n"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ SEPARATOR = "\n<|endoftext|>\n"
 def written() -> str:
     """What the zoo's target itself writes."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load("llama-7m").generate(ids, max_new_tokens=32, do_sample=False)
+    model: Any = zoo.load("llama-7m")
+    output = model.generate(ids, max_new_tokens=32, do_sample=False)
     return zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
 
 

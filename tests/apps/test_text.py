@@ -44,7 +44,7 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_others():
             return "".join(f" {token}" for token in tokens).removeprefix(" ")
 
     shown = IncrementalText(Sentencepiece())
-    assert [shown.add([word]) for word in ("one", "two", "three")] == ["one", " two", " three"]
+    assert [shown.add([word]) for word in words] == ["one", " two", " three"]
 
 
 def test_the_streamer_leaves_the_prompt_out():

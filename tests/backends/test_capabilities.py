@@ -249,7 +249,7 @@ def test_an_error_leaves_the_hidden_states(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nobody_asks_and_nothing_is_kept() -> None:
     for backend in (TransformerBackend(build("llama")), UnrolledBackend(build("llama"))):
-        watched = []
+        watched = list[Any]()
         backend._watched = watched.append  # type: ignore[assignment,method-assign]
         backend.prefill([torch.arange(4)])
         backend.extend(torch.tensor([[1]]), torch.tensor([[-1]]))

@@ -87,7 +87,7 @@ def test_a_negative_seed_is_refused():
 def test_numbers_ahead_stay_in_the_stream(seed, steps):
     u = torch.rand(100, dtype=torch.float64)
     for rng in (TorchRandomness.seeded(seed), TapeRandomness(u)):
-        ahead, seen = rng.ahead(90), []
+        ahead, seen = rng.ahead(90), list[float]()
         for n in steps:
             seen += rng.uniforms(min(n, 90 - len(seen))).tolist()
         # One by one the numbers are the same as many at once.

@@ -44,6 +44,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.testing import ToyBackend
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
+from tests.kernels import frames
 from tests.strategies import plain
 
 LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
@@ -368,15 +369,12 @@ def test_the_plain_verifier_takes_the_rest(
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
     double = attrs.evolve(
         tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
     )
-    assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
-    assert (
-        "tree_rejection: the reference serves it, because its distributions are torch.float64" in caplog.text
-    )
+    reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+    with frames.reference_serves(reason, caplog):
+        assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
     assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
     assert RecursiveRejection().verify(tree, targets, Coin(TapeRandomness(uniforms))) == wanted
     ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))

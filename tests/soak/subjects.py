@@ -12,7 +12,6 @@ import torch
 
 from draftwood import (
     Constraint,
-    Generation,
     SamplingParams,
     SpeculativeDecoder,
     TreePolicy,
@@ -213,7 +212,7 @@ class Call:
         prompts = self.subject.prompts
         shown = streamer if "streamer" in self.subject.features else None
         if self.loop is None:
-            out: Generation = self.decoder.generate(prompts, streamer=shown, **self.options)
+            out: Any = self.decoder.generate(prompts, streamer=shown, **self.options)
             return out.tokens
         torch.manual_seed(self.subject.seed)
         ids = torch.tensor(prompts)

@@ -1,5 +1,7 @@
 """Drafters: every distribution is that of the node's own text, round after round."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,7 @@ def rounds(draw):
     """Per row and round: some requests over a random tree, and an accepted path through or beyond it."""
     script = []
     for _ in range(draw(st.integers(1, 4))):
-        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], []
+        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], list[Any]()
         for _ in range(draw(st.integers(0, 3))):
             start = 0 if not requests else len(tokens)
             for _ in range(draw(st.integers(1 if requests else 0, 3))):

@@ -1,6 +1,7 @@
 """Tree policies: against independent transcriptions, and at the edges."""
 
 import heapq
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class ByNode:
 
 def algorithm_1(probs, budget, chance, root=0):
     """DySpec's algorithm 1 as printed, with lines 6 and 7 exchanged: one draft call a node."""
-    tree, heap, order = {(root,): []}, [], 0
+    tree, heap, order = dict[Any, Any]({(root,): []}), list[Any](), 0
     heapq.heappush(heap, (-1.0, order, (root,), probs([root]).clone(), 0))
     size = 0
     while size < budget and heap:

@@ -1,6 +1,7 @@
 """Retrieval: its distributions are counts over the corpus, and a damaged index is refused."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -325,7 +326,8 @@ def test_retrieval_is_lossless(policy, verifier):
 
 
 def test_greedy_text_is_that_of_generate_whatever_the_corpus():
-    model, tokenizer = zoo.load("llama-7m"), zoo.tokenizer()
+    model: Any = zoo.load("llama-7m")
+    tokenizer = zoo.tokenizer()
     prompt = tokenizer("def read(path):\n", return_tensors="pt").input_ids
     wanted = model.generate(prompt, max_new_tokens=48, do_sample=False)[0]
     own = wanted.numpy()

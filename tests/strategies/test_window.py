@@ -1,6 +1,7 @@
 """A window of two siblings against the enumeration of all their pairs, and what foresight may tell."""
 
 import itertools
+from typing import Any
 
 import attrs
 import pytest
@@ -141,7 +142,7 @@ def test_one_class_for_all_is_the_drawn_order(dtype, case, belongs):
 def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, luck, case):
     p, target = case["p"].to(dtype), case["residual"].weights.to(dtype)
     chances = p.new_tensor([1 - luck, luck]) if luck else None
-    firsts, seconds = [], {}
+    firsts, seconds = list[Any](), dict[Any, Any]()
     for tokens in itertools.permutations(p.nonzero().flatten().tolist()[:4], 2):
         # Coins that make the held one of class 1 and the other of class 0, in part, and the other way round.
         for coins, levels in itertools.product(
@@ -150,8 +151,10 @@ def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, luck, case):
             rng, residual = TapeRandomness(torch.tensor(coins, dtype=torch.float64)), Residual.of(target)
             order = ClassOrder(tokens, p, p, rng, chances=chances, level=levels.__getitem__)
             tried = order.next(residual)
+            assert tried is not None
             firsts.append(tried.law.weights)
             other = order.next(residual)
+            assert other is not None
             came = tried.place == 1
             class_of_first = coins[came] == 0.0 if luck else None
             known = (tried.token, came, levels[came], class_of_first) if luck else tried.token
