@@ -96,7 +96,7 @@ def measured(
     """One text for each prompt, checked, and the same number of tokens without the constraint."""
     tally = Tally()
     sampling = SamplingParams(temperature=temperature)
-    settings = {
+    settings: dict[str, Any] = {
         "sampling": sampling,
         "draft_sampling": method.draft_sampling(sampling),
         "return_dict_in_generate": True,

@@ -26,6 +26,7 @@ from benchmarks.settings import BUDGETS, LARGE, Setting, settings
 from benchmarks.verifiers import interval
 from draftwood import (
     Deterministic,
+    Generation,
     Recipe,
     SamplingParams,
     SpeculativeDecoder,
@@ -38,7 +39,6 @@ from draftwood import (
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.decoder import Generation
 from draftwood.strategies.acceptance import acceptance_vector
 from draftwood.zoo import held_out
 

@@ -48,7 +48,7 @@ def remembered_windows(most: int = 20_000) -> Iterator[None]:
 
         return tell
 
-    Window.open = classmethod(open_once)  # type: ignore[method-assign, assignment]
+    Window.open = classmethod(open_once)  # type: ignore
     for name in _TOLD:
         setattr(Window, name, tell_once(name))
     try:

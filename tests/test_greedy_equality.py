@@ -126,7 +126,7 @@ def test_generate_stops_at_strings_and_streams(model, draft, prompts, capsys):
     plain = model.generate(ids, **options, stop_strings=["."], tokenizer=tokenizer)
     assert torch.equal(model.generate(ids, **options, custom_generate=speculative), plain)
     assert plain.shape[1] < ids.shape[1] + 60
-    assert capsys.readouterr().out.strip() == tokenizer.decode(plain[0, ids.shape[1] :]).strip()
+    assert capsys.readouterr().out.strip() == str(tokenizer.decode(plain[0, ids.shape[1] :])).strip()
 
 
 def test_sampling_through_generate_follows_its_seed(model, draft, prompts):

@@ -4,7 +4,7 @@ The imports are read from the source, so nothing here is run, and nothing needs 
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -55,7 +55,7 @@ class Import(NamedTuple):
     on_import: bool  # runs when the file is imported: not in a function, not for type checkers only
 
 
-def longest(table: dict[str, T], name: str, default: T) -> T:
+def longest(table: Mapping[str, T], name: str, default: T) -> T:
     """The entry of `table` whose key is the longest prefix of the dotted `name`."""
     fitting = [key for key in table if f"{name}.".startswith(f"{key}.")]
     return table[max(fitting, key=len)] if fitting else default

@@ -16,7 +16,7 @@ SEPARATOR = "\n<|endoftext|>\n"
 
 
 @pytest.fixture(scope="module")
-def written() -> str:
+def written() -> Any:
     """What the zoo's target itself writes."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
     model: Any = zoo.load("llama-7m")
@@ -44,7 +44,7 @@ def own_index(draftwood, tmp_path, written):
     return tmp_path / "own"
 
 
-def documents_of(folder) -> list[str]:
+def documents_of(folder) -> list[Any]:
     index = SuffixIndex.open(folder)
     ends = np.flatnonzero(index.tokens == index.vocab_size)
     rows = np.split(index.tokens, ends + 1)[:-1]

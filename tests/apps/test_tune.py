@@ -217,6 +217,7 @@ times = st.floats(1e-4, 10)
 def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accepted, draft, target, other):
     """Passes that cost what the fit says, and other work: all three are told apart; the gain is theirs."""
     costs = Costs(PassTime(target, target / 100), PassTime(draft, draft / 10))
+    assert costs.draft is not None
     one_call, one_pass = costs.draft(nodes), costs.target(1 + nodes * calls)
     text = Text(
         tokens=[0],

@@ -79,9 +79,9 @@ def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
             new.append([(rng.randrange(VOCAB), rng.randint(-1, node - 1)) for node in nodes])
         mirror.extend(new)
         deepest = [
-            max(range(len(nodes)), key=lambda v, r=row: len(mirror.path(r, v)))
+            max(range(len(nodes)), key=lambda v, r=row: len(mirror.path(r, v)))  # type: ignore[misc]
             for row, nodes in enumerate(new)
-        ]  # type: ignore[misc]
+        ]
         mirror.commit([mirror.path(row, node) for row, node in enumerate(deepest)])
     mirror.check_state()
 

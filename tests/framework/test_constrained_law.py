@@ -80,7 +80,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
 
 def masked_law(constraint, tokens, eos=frozenset()):
     """The same by sampling one token after another."""
-    law, open_ = {}, {(): (1.0, constraint.start([0]))}
+    law, open_ = dict[Any, float](), dict[Any, Any]({(): (1.0, constraint.start([0]))})
     while open_:
         text, (weight, state) = open_.popitem()
         if len(text) == tokens or (text and text[-1] in eos):

@@ -58,7 +58,7 @@ def test_a_coin_of_zero_is_caught_though_its_weight_is_none():
     message = r"though the target gives token \d probability 0 after .* at the uniforms \[.*0\.0"
     with pytest.raises(LawBroken, match=message) as caught:
         prove_sampler(wrong, uniforms=3, models=FEW)
-    assert caught.value.error < 1e-15
+    assert (caught.value.error or 0) < 1e-15
     assert "test coin < p" in caught.value.likely
     # Of uniforms with 24 bits one in 2^24 is 0.
     assert 2**-25 < measure_sampler(wrong, uniforms=3, models=FEW, dtype=torch.float32).error < 2**-23
@@ -154,14 +154,14 @@ def test_mistakes_behind_sglangs_signature_are_caught(mistake):
             law=Deterministic,
             **SGLANG | {"models": PLAIN},
         )
-    assert caught.value.error > 0.02
+    assert (caught.value.error or 0) > 0.02
 
 
 VLLM: dict[str, Any] = {"samples": 50_000, "batched": True, "dtype": torch.float32, "models": FEW}
 
 
 def test_vllms_signature_is_proved_by_samples():
-    report = prove_sampler(vllm_sampler(foreign.vllm), **VLLM)
+    report: Any = prove_sampler(vllm_sampler(foreign.vllm), **VLLM)
     assert report.p_value > 0.001
     assert 0.01 < report.smallest_bias < 0.03
     assert report.calls == 2 * VLLM["samples"]

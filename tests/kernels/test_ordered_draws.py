@@ -198,7 +198,7 @@ def test_the_plain_path_serves_where_no_kernel_does(monkeypatch: pytest.MonkeyPa
         wanted = draw_children(WithoutReplacement, p, count=2, rng=TapeRandomness(tape_of(6, 1)))
     for probs, rng in (
         (p.double(), TapeRandomness(tape_of(6, 1))),
-        (p, Stream(tape_of(6, 1))),
+        (p, Stream(tape_of(6, 1))),  # type: ignore[abstract]
     ):
         found = draw_children(WithoutReplacement, probs, count=2, rng=rng)
         assert [one.tokens for one in found] == [one.tokens for one in wanted]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import attrs
 import pytest
@@ -109,7 +110,7 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
     if isinstance(proposal, Deterministic):
         return proposal
     if isinstance(proposal, PerChild):
-        return PerChild([p.to(device) for p in proposal.ps])  # type: ignore[arg-type]
+        return PerChild([p.to(device) for p in proposal.ps])
     assert isinstance(proposal, WithoutReplacement | WithReplacement | TopThenSample)
     return attrs.evolve(proposal, p=proposal.p.to(device))
 
@@ -202,7 +203,7 @@ def test_many_siblings_fail(law: type[Proposal], device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
-def test_what_is_left_stays_when_nothing_would_be(law: type[Proposal], device: torch.device) -> None:
+def test_what_is_left_stays_when_nothing_would_be(law: Any, device: torch.device) -> None:
     # The target is the draft, and the children are tokens that neither has: every residual vanishes.
     p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
     found = agree(one_node([1, 3, 4], law(p)), p.repeat(4, 1), torch.tensor([0.6, 0.9, 0.9]).double(), device)
@@ -369,14 +370,16 @@ def test_the_plain_verifier_takes_the_rest(
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
+    laws: Mapping[int, Any] = tree.proposals
     double = attrs.evolve(
-        tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
+        tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
     reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
     with frames.reference_serves(reason, caplog):
         assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
     assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
-    assert RecursiveRejection().verify(tree, targets, Coin(TapeRandomness(uniforms))) == wanted
+    coin = Coin(TapeRandomness(uniforms))  # type: ignore[abstract]
+    assert RecursiveRejection().verify(tree, targets, coin) == wanted
     ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
 
 

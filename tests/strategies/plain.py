@@ -7,6 +7,7 @@ other on one tape of uniforms.
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
+from typing import Any
 
 import attrs
 
@@ -124,10 +125,10 @@ class Traversal:
     `choose(h, draft, left, further)` says with which chance every token is of class 1.
     """
 
-    tree: object
-    targets: object
+    tree: Any
+    targets: Any
     coins: Coins
-    choose: object = None
+    choose: Any = None
     phantoms: bool = False
     luck: float = 0.0
 
@@ -218,9 +219,12 @@ class Pairs:
     def __init__(self, h, draft, chances, f):
         self.vocab, self.count = len(draft), len(chances)
         self.first = [0.0] * self.vocab
-        self.levels = defaultdict(lambda: [0.0] * self.count)  # by token, came
-        self.second = defaultdict(lambda: [[0.0] * self.vocab for _ in chances])  # by token
-        self.second_of = defaultdict(lambda: [[0.0] * self.vocab for _ in chances])  # by token, rank, came
+        self.levels = defaultdict[Any, list[float]](lambda: [0.0] * self.count)  # by token, came
+        self.second = defaultdict[Any, list[list[float]]](
+            lambda: [[0.0] * self.vocab for _ in chances]
+        )  # by token
+        # By token, rank, came.
+        self.second_of = defaultdict[Any, list[list[float]]](lambda: [[0.0] * self.vocab for _ in chances])
         classes = [[(0, 1 - one), (1, one)] for one in f]
         for z in range(self.vocab):
             beside = sum(without(draft, [z]))
@@ -265,10 +269,10 @@ class ClassOrder:
     first: list[float]
     left: Left
     coins: Coins
-    choose: object
+    choose: Any
     phantoms: bool = False
     chances: list[float] | None = None
-    level: object = lambda place: 0
+    level: Any = lambda place: 0
 
     def tries(self):
         if len(self.tokens) == 1 and not self.phantoms:
@@ -276,7 +280,8 @@ class ClassOrder:
             return
         chances = self.chances or [1.0]
         h = [[chance * mass for mass in self.first] for chance in chances]
-        held, tried, following = (0, self.tokens[0], self.level(0)), [], 1
+        held, tried, following = (0, self.tokens[0], self.level(0)), list[int](), 1
+        other: Any
         while following < len(self.tokens) or (self.phantoms and following == 1):
             if self.phantoms and following > 1:
                 break

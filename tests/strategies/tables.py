@@ -9,7 +9,7 @@ import torch
 from draftwood import TorchRandomness, learning
 from draftwood.testing import ToyModel
 
-ROOT = (0,)
+ROOT: tuple[int, ...] = (0,)
 
 
 def table(vocab, seed, live=None):

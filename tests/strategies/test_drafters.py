@@ -34,7 +34,8 @@ def rounds(draw):
             # Siblings of one token are one text; a policy may still ask for both.
             requests.append((start, len(tokens)))
         asked = requests[-1][1] if requests else 0
-        path, node = [tokens[0]], 0
+        node: int | None = 0
+        path = [tokens[0]]
         for _ in range(draw(st.integers(0, 4))):
             below = [v for v in range(asked) if parents[v] == node]
             if node is not None and below and draw(st.booleans()):
@@ -56,7 +57,7 @@ def test_a_model_drafter_answers_for_the_nodes_own_text(scripts, data):
     for step in range(max(map(len, scripts))):
         now = [script[step] if step < len(script) else ([0], [-1], [], [0]) for script in scripts]
         for call in range(max(len(requests) for _, _, requests, _ in now)):
-            asks = []
+            asks = list[Any]()
             for tokens, parents, requests, _ in now:
                 if call < len(requests):
                     a, b = requests[call]

@@ -96,7 +96,7 @@ def test_distributions_are_counts_round_after_round(documents, longest, shortest
     for step in range(3):
         asked = [data.draw(trees()) for _ in rows]
         for call in range(3):
-            requests = [
+            requests: list[Any] = [
                 Request(torch.tensor(tokens[a:b]), torch.tensor(parents[a:b]))
                 for tokens, parents, cuts in asked
                 for a, b in [(cuts + cuts[-1:] * 3)[call : call + 2]]
@@ -335,7 +335,7 @@ def test_greedy_text_is_that_of_generate_whatever_the_corpus():
         index = index_of(documents, len(tokenizer))
         drafter = RetrievalDrafter(index, model.config.vocab_size)
         decoder = SpeculativeDecoder(load(model), drafter, LayeredDySpec(16, law="top-k"), Greedy())
-        out = decoder.generate(prompt, max_new_tokens=48, return_dict_in_generate=True)
+        out: Any = decoder.generate(prompt, max_new_tokens=48, return_dict_in_generate=True)
         assert torch.equal(out.sequences[0], wanted)
         assert out.statistics.tokens_per_round > 1.5
 

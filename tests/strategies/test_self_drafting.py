@@ -261,10 +261,10 @@ def test_a_sampled_row_does_not_depend_on_the_rows_beside_it(model, heads, promp
             )
             options: dict[str, Any] = {"max_new_tokens": 16, "return_dict_in_generate": True}
             options["sampling"] = SamplingParams(temperature=0.8)
-            together = decoder.generate(prompts, seed=[4, 5], **options).tokens
+            write: Any = decoder.generate
+            together = write(prompts, seed=[4, 5], **options).tokens
             assert together == [
-                decoder.generate([prompt], seed=[4 + row], **options).tokens[0]
-                for row, prompt in enumerate(prompts)
+                write([prompt], seed=[4 + row], **options).tokens[0] for row, prompt in enumerate(prompts)
             ]
     finally:
         model.float()

@@ -75,7 +75,7 @@ def test_a_falling_vector_gives_the_most_likely_places(weights, budget):
     shape = best_shape(acceptance, budget=budget, depth=budget)
     inside = set(shape)
     # A place is worth at most its parent and its elder sibling, so taking the best one by one is optimal.
-    greedy, border = 0.0, [(0,)]
+    greedy, border = 0.0, list[tuple[int, ...]]([(0,)])
     for _ in range(budget):
         best = max(border, key=lambda place: value_of(place, acceptance))
         greedy += value_of(best, acceptance)

@@ -80,7 +80,7 @@ def test_the_beams_are_the_first_distinct_prefixes_of_drawn_sequences(vocab, wid
 def gumbel_beams(model, width, depth, generator):
     """RSD's algorithms 8 and 9 with line 7 corrected (the top of the truncated values), in the stable form
     of the truncation: for every level its (place of the parent in the beam, token), in order."""
-    beam, levels = [((0,), 0.0, 0.0)], []
+    beam, levels = list[Any]([((0,), 0.0, 0.0)]), []
     for _ in range(depth):
         rivals = []
         for place, (text, logp, value) in enumerate(beam):
@@ -116,7 +116,7 @@ class FromNoise(Randomness):
 def test_the_same_noise_gives_the_tree_of_truncated_gumbels(seed, vocab, width, depth, sparsity):
     model = ToyModel(vocab, seed=seed, sparsity=sparsity)
     levels = gumbel_beams(model, width, depth, torch.Generator().manual_seed(seed))
-    rng = FromNoise(levels)
+    rng: Any = FromNoise(levels)  # type: ignore[abstract]
     tree = grow(StochasticBeam(width, depth), model, rng)
     beam, wanted = [(0,)], []
     for level in levels:

@@ -23,7 +23,7 @@ from draftwood.testing.generators import SEEDS
 from tests.strategies import plain
 
 LAWS = ("with-replacement", "without-replacement", "top-and-sample", "top-k", "per-drafter")
-TREES = {
+TREES: dict[str, Any] = {
     **{law: [FixedTree(3, 3, 24, law=law), FixedTree(2, (8, 7), 64, law=law)] for law in LAWS},
     "chain": [Chain(12), FixedTree(8, 1, law="with-replacement"), Chain(5, "top-k")],
     "DySpec": [DySpec(63), DySpec(12)],

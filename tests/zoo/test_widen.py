@@ -41,7 +41,7 @@ def test_target_keeps_its_logits(shape: dict[str, Any], target: Any, text: torch
 @pytest.mark.parametrize("seed", range(8))
 def test_any_shape_keeps_the_logits(seed: int, draft: Any, text: torch.Tensor) -> None:
     chance = random.Random(seed)
-    shape = {
+    shape: dict[str, Any] = {
         "hidden_size": chance.randint(96, 400),
         "intermediate_size": chance.randint(256, 700),
         "num_hidden_layers": chance.randint(draft.config.num_hidden_layers, 5),
