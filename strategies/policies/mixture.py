@@ -171,6 +171,6 @@ def merged(trees: list[TokenTree], budget: int) -> TokenTree:
                 drawn.append(token)
                 below.setdefault(token, []).append((place, child))
         if drawn:
-            tree.add_children(node, drawn, PerChild(ps))  # type: ignore[arg-type]
+            tree.add_children(node, drawn, PerChild(ps))
             held += [below.pop(token, []) for token in drawn]
     return tree.finish()

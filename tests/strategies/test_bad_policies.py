@@ -1,6 +1,7 @@
 """What every registered policy does with options, drafts and contexts that it cannot use in full."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_a_tree_beyond_the_context_is_cut_and_the_text_ends_there(policy):
     target, draft = ToyModel(5, seed=1), ToyModel(5, seed=1, order=2, sharpness=1.0)
     drafter = toy_drafter(policy, draft, ToyModel(5, seed=1, order=3))
     decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, Greedy())
-    out = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
+    out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
     text = [1, 2, 3]
     for token in out.tokens[0]:
         assert token == int(target.logits(text).argmax())
