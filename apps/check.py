@@ -19,7 +19,7 @@ from draftwood.apps import options
 from draftwood.apps.failures import FAILED
 from draftwood.apps.interrupts import heard_during_collections
 from draftwood.errors import InvalidInput, nearest
-from draftwood.imports import imported
+from draftwood.import_object import imported
 
 if TYPE_CHECKING:
     from draftwood.testing.checks import Check

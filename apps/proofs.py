@@ -236,7 +236,7 @@ def _policy_switches(policy: str, given: Mapping[str, str]) -> Iterator[dict[str
 
 
 def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
-    from draftwood.testing.pairs import switch_values
+    from draftwood.testing.small_strategies import switch_values
 
     known = known_options("verifiers", verifier).items()
     switches = {
@@ -292,8 +292,8 @@ def prove_pairs(
 def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Drawn) -> Verdict:
     """The verdict on a pair after one more model."""
     from draftwood.testing import BudgetExceeded
-    from draftwood.testing.arithmetic import rounding
     from draftwood.testing.small_sizes import LEARNING
+    from draftwood.testing.tolerances import rounding
 
     pair = so_far.pair
     try:
@@ -322,7 +322,7 @@ def _error_on(
 ) -> tuple[float, str]:
     """The largest error, and what is wrong; empty if nothing is."""
     from draftwood.testing import assert_lossless, drawn_trees, joint_law, target_law
-    from draftwood.testing.arithmetic import rounding
+    from draftwood.testing.tolerances import rounding
 
     target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
     # A verifier for temperature 0 alone is lossless there.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier
 from draftwood.testing import ToyModel, WeightedTree, enumerate_outcomes
-from draftwood.testing.seen import OpenTree, SeenTargets, SeenTree
+from draftwood.testing.lazy_trees import OpenTree, SeenTargets, SeenTree
 
 
 @attrs.define(eq=False)

@@ -44,9 +44,9 @@ from draftwood.proposals import (
 from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
 from draftwood.recipe import Recipe
-from draftwood.records import Keep, Round, RowRecord, Statistics
 from draftwood.registry import create, load
 from draftwood.request import Request, RequestLog
+from draftwood.round_records import Keep, Round, RowRecord, Statistics
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tuning import Tuned, tuned

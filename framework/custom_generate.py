@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
 from draftwood.errors import InvalidInput
@@ -20,7 +20,7 @@ from draftwood.generation import Generation, Written
 from draftwood.prompts import as_prompts
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import row_seeds
-from draftwood.records import Keep, Statistics
+from draftwood.round_records import Keep, Statistics
 from draftwood.sampling import SamplingParams
 
 
@@ -134,7 +134,7 @@ class CustomGenerate:
             logits=bool(config.return_dict_in_generate and config.output_logits),
             scores=bool(config.return_dict_in_generate and config.output_scores),
         )
-        states = learning.given_states(self.policy, None, len(prompts))
+        states = policy_states.row_states(self.policy, None, len(prompts))
         statistics, written = Statistics(), Written.nothing(states)
         seeds = row_seeds(None, len(prompts))
         pad = getattr(config, "_pad_token_tensor", None)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draftwood import claims, learning, registry
+from draftwood import locks, policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
@@ -25,7 +25,7 @@ from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams, row_seeds
-from draftwood.records import Keep, Round, Statistics, peak_memory
+from draftwood.round_records import Keep, Round, Statistics, peak_memory
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
 from draftwood.vocabulary import fitted
@@ -67,7 +67,7 @@ class SpeculativeDecoder:
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
         check_drafters_fit(self.policy, self.drafter)
-        learning.first_state(self.policy)
+        policy_states.first_state(self.policy)
         fitted(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
@@ -129,7 +129,7 @@ class SpeculativeDecoder:
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
         keep = Keep(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
-        states = learning.given_states(self.policy, policy_state, len(prompts))
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), Written.nothing(states)
         seeds = row_seeds(seed, len(prompts))
         gradients = torch.is_grad_enabled()
@@ -226,7 +226,7 @@ class SpeculativeDecoder:
         constraints = _constraints(
             constraint, prompts, vocab_size=self.target.vocab_size, ends=stops.eos_token_ids
         )
-        states = learning.given_states(self.policy, policy_state, len(prompts))
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
         loop = RoundLoop(
             target=self.target,
             drafter=drafter,
@@ -255,7 +255,7 @@ class SpeculativeDecoder:
         parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
         call = object()
         try:
-            claims.claim(call, parts, len(prompts))
+            locks.acquire(call, parts, len(prompts))
             if self.target.lengths:
                 raise InvalidInput(
                     f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let "
@@ -263,7 +263,7 @@ class SpeculativeDecoder:
                 )
             yield from self._rounds(loop, prompts, drafter, statistics)
         finally:
-            claims.held.pop(call, None)
+            locks.active.pop(call, None)
 
     def _rounds(
         self,

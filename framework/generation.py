@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.records import Keep, Round, RowRecord, Statistics
+from draftwood.round_records import Keep, Round, RowRecord, Statistics
 from draftwood.stopping import by_step
 
 

@@ -10,16 +10,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
-from draftwood.forced import as_drafted, with_forced_spans
+from draftwood.forced_tokens import as_drafted, with_forced_spans
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
-from draftwood.records import Keep, Round, RowRecord, TracedTree
 from draftwood.request import Request, RequestLog
+from draftwood.round_records import Keep, Round, RowRecord, TracedTree
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
 from draftwood.tree import TokenTree
@@ -47,7 +47,7 @@ class Row:
     text: RowText | None = None
     constraint: ConstrainedRow | None = None
     policy_state: Any = attrs.field(
-        default=attrs.Factory(lambda row: learning.first_state(row.policy), takes_self=True)
+        default=attrs.Factory(lambda row: policy_states.first_state(row.policy), takes_self=True)
     )
     grown: TokenTree | None = None
 
@@ -66,7 +66,7 @@ class Row:
         """Let the policy learn from what came of its own nodes in the round's `tree`."""
         assert self.grown is not None
         own = as_drafted(outcome, self.grown.size) if self.grown.size < tree.size else outcome
-        self.policy_state = learning.observe(self.policy, self.policy_state, own, self.grown)
+        self.policy_state = policy_states.observe(self.policy, self.policy_state, own, self.grown)
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.text is None else Prefixes(self.text, paths)
@@ -146,7 +146,7 @@ class RoundLoop:
     def _draft(self) -> tuple[list[TokenTree], int, float]:
         """Grow all rows' trees in lockstep; returns them, the draft calls and the time of the passes."""
         growing = [
-            _Growing(learning.grow(row.policy, row.root, row.streams.draft, row.policy_state))
+            _Growing(policy_states.grow(row.policy, row.root, row.streams.draft, row.policy_state))
             for row in self.rows
         ]
         for one in growing:

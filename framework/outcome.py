@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from draftwood.fields import as_ints
 from draftwood.tree import TokenTree
+from draftwood.validators import as_ints
 
 
 @attrs.frozen

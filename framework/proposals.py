@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
-from draftwood.fields import as_ints
 from draftwood.ordered_draws import drawn_together
 from draftwood.randomness import Randomness
+from draftwood.validators import as_ints
 
 
 @attrs.frozen

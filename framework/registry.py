@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
-from draftwood.imports import imported, is_derived
+from draftwood.import_object import imported, is_derived
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 

@@ -7,17 +7,17 @@ from draftwood.testing.block_efficiency import (
     one_round,
     optimal_tokens,
 )
-from draftwood.testing.broken import LawBroken
 from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.decoding_checks import decoding_checks
-from draftwood.testing.engines import sglang_sampler, transformers_sampler, vllm_sampler
+from draftwood.testing.engine_samplers import sglang_sampler, transformers_sampler, vllm_sampler
 from draftwood.testing.enumerator import BudgetExceeded, Endless, Enumerator, enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate, split_uniforms
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
 from draftwood.testing.proposal_law import assert_proposal_law
 from draftwood.testing.sampler_cases import SamplerCase, sampler_models
 from draftwood.testing.samplers import SamplerReport, measure_sampler, prove_sampler
-from draftwood.testing.torch_chance import torch_chance, torch_law
+from draftwood.testing.torch_randomness import torch_chance, torch_law
 from draftwood.testing.toy import ToyBackend, ToyModel
 
 __all__ = [

@@ -36,8 +36,8 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.protocols import StateBackend
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.diagnosis import Node
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node
 from draftwood.testing.mirror import Mirror, WrongLogits
 
 __all__ = ["Mirror", "StateBackendTests", "backend_machine", "raises_on_purpose"]

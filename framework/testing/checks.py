@@ -12,7 +12,7 @@ import attrs
 from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.oracles import LogitsAfter
 
 MODELS = "DRAFTWOOD_MODELS"

@@ -22,9 +22,9 @@ from draftwood.decoder import SpeculativeDecoder
 from draftwood.generation import Generation
 from draftwood.randomness import Streams, UniformRandomness, row_seeds
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import EXACT
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.decoding import NextToken, Texts, product_law, sequential_law, written_law
+from draftwood.testing.decoder_law import NextToken, Texts, product_law, sequential_law, written_law
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.tolerances import EXACT
 from draftwood.testing.toy import Constant, ToyBackend, ToyModel
 
 VOCAB = 3

@@ -10,11 +10,11 @@ import torch
 
 from draftwood.protocols import Drafter
 from draftwood.request import Request
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.diagnosis import Node, difference
 from draftwood.testing.drafter_mirror import DrafterMirror
+from draftwood.testing.hidden_randomness import no_chance_but_the_streams
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference
 from draftwood.testing.oracles import LogitsAfter, oracle_of
-from draftwood.testing.own_chance import no_chance_but_the_streams
 
 ROUNDS = 14
 """Of the check `many-rounds`, in which a row grows by six tokens at most."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter
 from draftwood.request import Request
-from draftwood.testing import diagnosis
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.dependence import explained
-from draftwood.testing.diagnosis import Node, difference, path_to
+from draftwood.testing import logits_mistakes
+from draftwood.testing.input_dependence import explained
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference, path_to
 from draftwood.testing.oracles import LogitsAfter
 
 TOLERANCE = 1e-4
@@ -65,8 +65,8 @@ class Answer:
         if self.before is not None and self.extra is not None:
             mistake = "the token after the accepted path was committed too; it is the next root."
             yield mistake, [*text, self.extra, *self.tokens]
-            yield from diagnosis.after_another_commit(*self.before, self.tokens)
-        yield from diagnosis.alternatives(text, self.nodes, self.node, start=self.start)
+            yield from logits_mistakes.after_another_commit(*self.before, self.tokens)
+        yield from logits_mistakes.alternatives(text, self.nodes, self.node, start=self.start)
         for other, theirs in enumerate(self.texts):
             if other == self.row:
                 continue
@@ -223,7 +223,7 @@ class DrafterMirror:
                 for mistake, text in answer.others()
                 if text
             )
-            known = diagnosis.likely_mistake(answer.found, wanted, others, tolerance=TOLERANCE)
+            known = logits_mistakes.likely_mistake(answer.found, wanted, others, tolerance=TOLERANCE)
             text = answer.texts[answer.row]
             if not known and difference(alone(drafter, text, answer.tokens), wanted) > TOLERANCE:
                 if oracle:
@@ -231,14 +231,14 @@ class DrafterMirror:
                 return "something is remembered beyond release(), or chance is at work."
             return known
 
-        text = ", ".join(diagnosis.shortened(answer.texts[answer.row]))
+        text = ", ".join(logits_mistakes.shortened(answer.texts[answer.row]))
         against = "the model's" if oracle else "those that it gives for the same path alone"
         return LawBroken(
             f"The logits of node {answer.node} of row {answer.row} of {len(answer.texts)}, after "
             f"{answer.rounds} commits, are not {against}: off by {off:.2e}.\n"
             f"The text is [{text}], the nodes are "
-            f"{diagnosis.drawn(answer.nodes, path_to(answer.nodes, answer.node))}\n"
-            f"came {diagnosis.numbers(answer.found)}, should be {diagnosis.numbers(wanted)}",
+            f"{logits_mistakes.drawn(answer.nodes, path_to(answer.nodes, answer.node))}\n"
+            f"came {logits_mistakes.numbers(answer.found)}, should be {logits_mistakes.numbers(wanted)}",
             error=off,
             likely=explained(why),
         )

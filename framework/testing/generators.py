@@ -16,7 +16,7 @@ from draftwood.proposals import (
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TorchRandomness
 from draftwood.sampling import SamplingParams
-from draftwood.testing.pairs import fitting_pairs
+from draftwood.testing.small_strategies import fitting_pairs
 from draftwood.testing.toy import ToyModel
 from draftwood.tree import TokenTree, TreeBuilder
 

@@ -7,19 +7,19 @@ from collections.abc import Hashable, Mapping, Sequence
 import attrs
 import torch
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.errors import InvalidInput
 from draftwood.loop import RoundLoop, Row
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
-from draftwood.testing.arithmetic import rounding
 from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round, target_rows
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.checked_verifier import Watched, drawn_as_text
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.tolerances import rounding
 from draftwood.testing.toy import ToyBackend, ToyModel
-from draftwood.testing.watched import Watched, drawn_as_text
 
 Law = Mapping[tuple[int, ...], float]
 """For every sequence of tokens, its probability."""
@@ -146,7 +146,7 @@ class _Case:
         # A round's law depends on the text before it and on what the policy has learnt alone, so each of
         # their pairs is enumerated once.
         unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
-            ((), learning.first_state(self.policy)): 1.0
+            ((), policy_states.first_state(self.policy)): 1.0
         }
         while unfinished:
             start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more

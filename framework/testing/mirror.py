@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from draftwood.protocols import StateBackend
-from draftwood.testing import diagnosis
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.dependence import Story, Suspect, as_tensors, explained
-from draftwood.testing.diagnosis import Node, difference, path_to
+from draftwood.testing import logits_mistakes
+from draftwood.testing.input_dependence import Story, Suspect, as_tensors, explained
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference, path_to
 from draftwood.testing.oracles import LogitsAfter
 
 
@@ -148,13 +148,13 @@ class WrongLogits(LawBroken):
         self, mirror: Mirror, row: int, place: int, start: int, found: Tensor, wanted: Tensor, off: float
     ) -> None:
         nodes, node = list(mirror.nodes[row]), start + place
-        tokens = ", ".join(diagnosis.shortened(mirror.tokens(row, node)))
+        tokens = ", ".join(logits_mistakes.shortened(mirror.tokens(row, node)))
         self.said = (
             f"node {node} of row {row} (after [{tokens}]) is off by {off:.2e}, more than "
             f"{mirror.tolerance:.0e}.\n"
             f"The row holds {len(mirror.texts[row])} committed tokens and the nodes "
-            f"{diagnosis.drawn(nodes, path_to(nodes, node))}\n"
-            f"came {diagnosis.numbers(found)}, should be {diagnosis.numbers(wanted)}"
+            f"{logits_mistakes.drawn(nodes, path_to(nodes, node))}\n"
+            f"came {logits_mistakes.numbers(found)}, should be {logits_mistakes.numbers(wanted)}"
         )
         super().__init__(self.said, error=off)
         self._mirror, self._place, self._found, self._wanted = mirror, (row, place, start), found, wanted
@@ -167,7 +167,7 @@ class WrongLogits(LawBroken):
         mirror, (row, place, start) = self._mirror, self._place
         others = ((mistake, mirror.logits_after(tokens)) for mistake, tokens in self._others() if tokens)
         tolerance = mirror.tolerance
-        if why := diagnosis.likely_mistake(self._found, self._wanted, others, tolerance=tolerance):
+        if why := logits_mistakes.likely_mistake(self._found, self._wanted, others, tolerance=tolerance):
             return why
         suspect = Suspect(
             mirror.backend,
@@ -189,8 +189,8 @@ class WrongLogits(LawBroken):
         tokens = [nodes[step][0] for step in path_to(nodes, node)]
         before = mirror.story.rows[row].before
         if before is not None:
-            yield from diagnosis.after_another_commit(*before, tokens)
-        yield from diagnosis.alternatives(text, nodes, node, start=start)
+            yield from logits_mistakes.after_another_commit(*before, tokens)
+        yield from logits_mistakes.alternatives(text, nodes, node, start=start)
         for other, theirs in enumerate(mirror.texts):
             if other == row:
                 continue

@@ -14,15 +14,15 @@ from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.block_efficiency import drawn_trees
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.cases import TOYS, VOCAB, Toys, bigram, large, narrow
 from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.interleaved import assert_rows_apart
+from draftwood.testing.hidden_randomness import no_chance_but_the_streams
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.learnt_states import pasts
 from draftwood.testing.lossless import assert_lossless
-from draftwood.testing.own_chance import no_chance_but_the_streams
-from draftwood.testing.pairs import fits, toy_drafter
-from draftwood.testing.pasts import pasts
+from draftwood.testing.proof_models import TOYS, VOCAB, Toys, bigram, large, narrow
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
+from draftwood.testing.row_isolation import assert_rows_apart
+from draftwood.testing.small_strategies import fits, toy_drafter
 from draftwood.testing.toy import Constant, ToyModel
 from draftwood.testing.verifier_checks import assert_declared, for_models
 from draftwood.tree import TokenTree

@@ -9,19 +9,19 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.errors import DraftwoodError
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import rounding
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.checked_verifier import numbers
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.policy_mistakes import likely_mistake
 from draftwood.testing.sibling_counts import assert_counts_settled
-from draftwood.testing.watched import numbers
+from draftwood.testing.tolerances import rounding
 from draftwood.tree import TokenTree
 
 Context = tuple[tuple[int, ...], tuple[int, ...]]
@@ -172,7 +172,7 @@ def grow_tree(
     drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     asked = RequestLog()
     try:
-        growing = learning.grow(policy, prompt[-1], rng, state)
+        growing = policy_states.grow(policy, prompt[-1], rng, state)
         request = next(growing)
         while True:
             _check_request(policy, request, asked, prompt[-1])

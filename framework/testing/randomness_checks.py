@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.randomness import Randomness, UniformRandomness
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 
 _DRAWS = 4000
 _DEVIATIONS = 6.0

@@ -13,9 +13,9 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.proposals import Proposal
 from draftwood.testing.block_efficiency import drawn_trees, target_rows
-from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.shapes import Shape, Shaped
+from draftwood.testing.small_strategies import toy_drafter
 from draftwood.testing.toy import ToyModel
+from draftwood.testing.tree_shapes import Shape, Shaped
 from draftwood.tree import TokenTree
 
 PROMPT = (0,)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.randomness import Randomness
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.checked_verifier import drawn_as_text
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate, split_uniforms
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import target_law
 from draftwood.testing.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
-from draftwood.testing.torch_chance import RAISED, torch_chance
+from draftwood.testing.torch_randomness import RAISED, torch_chance
 from draftwood.testing.toy import ToyModel
-from draftwood.testing.watched import drawn_as_text
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.

@@ -16,8 +16,9 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.goodness import SIGNIFICANCE, Sampled, judge
+from draftwood.testing.checked_verifier import drawn_as_text
+from draftwood.testing.chi_square import SIGNIFICANCE, Sampled, judge
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import JointLaw, target_law
 from draftwood.testing.sampler_cases import (
     PROMPT,
@@ -28,8 +29,7 @@ from draftwood.testing.sampler_cases import (
 )
 from draftwood.testing.sampler_mistakes import likely_mistake
 from draftwood.testing.sampler_runs import Emitted, Sampler, Text, WatchedSampler, continued, written_on
-from draftwood.testing.torch_chance import RAISED
-from draftwood.testing.watched import drawn_as_text
+from draftwood.testing.torch_randomness import RAISED
 
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
@@ -144,7 +144,7 @@ def measure_sampler(
     - `uniforms=k`: it takes k uniforms as `case.uniforms`, and has no other chance. Enumerated by interval
       splitting (`draftwood.testing.intervals` says what that can miss).
     - neither: it draws with `torch.rand`, `torch.rand_like` and `torch.multinomial`, and does nothing with
-      the uniforms but compare them. Enumerated exactly (`draftwood.testing.torch_chance`).
+      the uniforms but compare them. Enumerated exactly (`draftwood.testing.torch_randomness`).
     - `samples=N`: any chance at all. N drafts a model are drawn and judged, and a chi-square test says
       whether their law is the target's; `report.smallest_bias` says what it would have found. Needs scipy.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.tree import TokenTree
 
 _NEGLIGIBLE = 1e-200

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least, probability
 from draftwood.protocols import StateBackend
+from draftwood.validators import at_least, probability
 
 
 def _same_vocabulary(model: ToyModel, _: object, near: ToyModel | None) -> None:

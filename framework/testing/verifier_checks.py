@@ -15,14 +15,16 @@ from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
-from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, large, narrow
+from draftwood.testing.checked_verifier import Watched
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
+from draftwood.testing.hidden_randomness import no_chance_but_the_streams
 from draftwood.testing.lossless import assert_lossless
-from draftwood.testing.own_chance import no_chance_but_the_streams
-from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.rounds import assert_round_lossless
-from draftwood.testing.shapes import (
+from draftwood.testing.proof_models import TOYS, VOCAB, WIDE, Toys, large, narrow
+from draftwood.testing.round_proof import assert_round_lossless
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.toy import Constant, ToyModel
+from draftwood.testing.tree_shapes import (
     BRANCHING,
     CHAINS,
     DEEP,
@@ -32,8 +34,6 @@ from draftwood.testing.shapes import (
     ShapeTrees,
     TooNarrow,
 )
-from draftwood.testing.toy import Constant, ToyModel
-from draftwood.testing.watched import Watched
 from draftwood.tree import TokenTree
 
 _LARGEST = (

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, WithoutReplacement
-from draftwood import forced as forced_module
+from draftwood import forced_tokens as forced_module
 from draftwood.constraints import ConstrainedRow
-from draftwood.forced import as_drafted, with_forced_spans
+from draftwood.forced_tokens import as_drafted, with_forced_spans
 from draftwood.loop import RoundLoop, Row
 from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions

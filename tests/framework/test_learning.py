@@ -3,16 +3,16 @@
 import attrs
 import pytest
 
-from draftwood import Deterministic, InvalidInput, SamplingParams, learning
-from draftwood.forced import as_drafted
+from draftwood import Deterministic, InvalidInput, SamplingParams, policy_states
+from draftwood.forced_tokens import as_drafted
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.testing import ToyModel, checks_for
-from draftwood.testing.interleaved import assert_rows_apart
-from draftwood.testing.pairs import small_policies
+from draftwood.testing.row_isolation import assert_rows_apart
+from draftwood.testing.small_strategies import small_policies
 from tests.framework.decoding import PROMPTS, decoder
 from tests.framework.learners import Changes, Frozen, Grows, Leaves, Remembers
 from tests.framework.test_constrained_law import Table
@@ -71,7 +71,7 @@ def test_calls_that_hand_nothing_on_are_equal(policy):
     assert first.tokens == again.tokens
     assert [trees(first, row) for row in range(3)] == [trees(again, row) for row in range(3)]
     assert first.policy_states == again.policy_states
-    assert learning.first_state(policy) not in first.policy_states
+    assert policy_states.first_state(policy) not in first.policy_states
 
 
 @learners

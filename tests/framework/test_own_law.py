@@ -31,7 +31,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel, assert_lossless, assert_proposal_law, check_strategy
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from draftwood.testing.verifier_checks import verifier_checks
 
 

@@ -14,7 +14,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel, drawn_trees, expected_tokens, joint_law, one_round, optimal_tokens
 from draftwood.testing.generators import toy_models
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 
 POLICIES = [Chain(2), FixedTree(1, 2), FixedTree(2, 2, 3), FixedTree(1, 2, law="with-replacement"), DySpec(3)]
 

@@ -19,7 +19,7 @@ from draftwood.testing import (
     target_law,
     watched,
 )
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 TARGET, DRAFT = ToyModel(2, seed=1), ToyModel(2, seed=2)

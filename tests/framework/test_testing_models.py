@@ -10,7 +10,13 @@ from draftwood.compatibility import known_laws
 from draftwood.proposals import Deterministic, check_distribution
 from draftwood.testing import ToyModel, assert_lossless
 from draftwood.testing.generators import distributions, pairs, sampling_params, token_trees, toy_models
-from draftwood.testing.pairs import fits, fitting_pairs, small_policies, small_verifiers, toy_drafter
+from draftwood.testing.small_strategies import (
+    fits,
+    fitting_pairs,
+    small_policies,
+    small_verifiers,
+    toy_drafter,
+)
 
 TEXTS = st.lists(st.integers(0, 1), max_size=4)
 

@@ -16,7 +16,7 @@ from draftwood.testing import (
     sglang_sampler,
     vllm_sampler,
 )
-from draftwood.testing.goodness import SIGNIFICANCE, judge
+from draftwood.testing.chi_square import SIGNIFICANCE, judge
 from tests.framework import foreign_samplers as foreign
 
 ALL = sampler_models()

@@ -16,10 +16,10 @@ from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.testing import ToyModel, assert_proposal_law, drawn_trees, joint_law
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import target_law
-from draftwood.testing.pairs import toy_drafter
 from draftwood.testing.sibling_counts import assert_counts_settled
+from draftwood.testing.small_strategies import toy_drafter
 from draftwood.testing.toy import Constant
 from tests.mutations.policy_mistakes import CousinsUndeclared, WinnerUndeclared
 

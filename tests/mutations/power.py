@@ -19,10 +19,10 @@ from rich.table import Table
 from draftwood import Verifier
 from draftwood.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
 from draftwood.testing import LawBroken, assert_proposal_law
-from draftwood.testing.cases import TOYS, Toys, narrow, toys
-from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.rounds import round_departure
-from draftwood.testing.shapes import BRANCHING, CHAINS, DEEP, Shape, ShapeTrees, TooNarrow
+from draftwood.testing.proof_models import TOYS, Toys, narrow, toys
+from draftwood.testing.round_proof import round_departure
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.tree_shapes import BRANCHING, CHAINS, DEEP, Shape, ShapeTrees, TooNarrow
 from tests.mutations import policy_mistakes, verifier_mistakes
 from tests.mutations.mistake import Mistake
 

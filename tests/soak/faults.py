@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, claims
+from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, locks
 from tests.generate_fuzz.processors import Collects
 from tests.soak.found import Found
 from tests.soak.subjects import Call, Subject
@@ -228,7 +228,7 @@ def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None
                     wrong and f"{wrong}; {type(points.error).__name__} at moment {moment}, {subject}",
                 )
                 if wrong is not None:
-                    claims.held.clear()
+                    locks.active.clear()
                     call = subject.call()
     found.figures["subjects"] = str(number - first)
     return found

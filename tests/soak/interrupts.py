@@ -12,7 +12,7 @@ from types import FrameType
 
 import attrs
 
-from draftwood import claims
+from draftwood import locks
 from tests.generate_fuzz.processors import Collects
 from tests.soak.found import Found
 from tests.soak.processes import Started, started
@@ -94,7 +94,7 @@ def interrupts(count: int, *, seed: int = 0, calls: int = CALLS_A_SUBJECT) -> Fo
             if place != TOO_LATE:
                 found.tried(place, wrong and f"{wrong}; after {after:.6f} s, {subject}")
             if wrong is not None:
-                claims.held.clear()
+                locks.active.clear()
                 call = subject.call()
             if found.done == count:
                 break

@@ -17,9 +17,9 @@ from draftwood import (
     SpeculativeDecoder,
     TreePolicy,
     Verifier,
-    claims,
     custom_generate,
     load,
+    locks,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -240,8 +240,8 @@ class Call:
             return f"backends still hold rows of {rows} tokens"
         if rows := _rows_of(decoder.drafter):
             return f"the drafter still holds {rows} row(s)"
-        if claims.held:
-            return f"{len(claims.held)} claim(s) are left"
+        if locks.active:
+            return f"{len(locks.active)} lock(s) are left"
         if not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
             if self.loop is not None:

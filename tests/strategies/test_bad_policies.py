@@ -15,7 +15,7 @@ from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
 
 NAMES = registry.names("policies")

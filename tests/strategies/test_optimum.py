@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.expected_tokens import by_shape, expected_tokens
 from benchmarks.optimum import SHAPES, Shape, contenders, levels
 from draftwood.testing import ToyModel, drawn_trees, one_round
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 
 SMALL = {
     "[2,1]": SHAPES["[2,1]"],

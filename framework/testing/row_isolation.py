@@ -11,13 +11,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.compatibility import needs_several_drafters
 from draftwood.outcome import Outcome
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.request import RequestLog
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.toy import ToyModel
 
 _ROUNDS = 3
@@ -78,10 +78,10 @@ def _row(
 ) -> Generator[None, None, list[Lived]]:
     """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
     rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
-    text, state, lived = list(prompt), learning.first_state(policy), list[Lived]()
+    text, state, lived = list(prompt), policy_states.first_state(policy), list[Lived]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
-        growing, asked = learning.grow(policy, text[-1], rng, state), RequestLog()
+        growing, asked = policy_states.grow(policy, text[-1], rng, state), RequestLog()
         try:
             request = next(growing)
             while True:
@@ -94,7 +94,7 @@ def _row(
         node = fate.randrange(len(tree))
         extra = fate.randrange(models[0].vocab_size)
         outcome = Outcome.of(tree, tree.path(node), extra=extra, bonus=not tree.children(node))
-        known, state = state, learning.observe(policy, state, outcome, tree)
+        known, state = state, policy_states.observe(policy, state, outcome, tree)
         assert known == before, (
             f"A state of {policy} was {before} before a round and is {known} after it; a state never "
             "changes, and is equal to its copies. Make it an attrs.frozen class."

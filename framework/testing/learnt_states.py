@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import TorchRandomness
@@ -53,10 +53,10 @@ def pasts(
     """
     if not policy.learns:
         return
-    known = {_grown(policy, drafter, prompt, learning.first_state(policy))}
+    known = {_grown(policy, drafter, prompt, policy_states.first_state(policy))}
     for words, fate in FATES.items():
         found = list[Learnt]()
-        state, chance = learning.first_state(policy), random.Random(0)
+        state, chance = policy_states.first_state(policy), random.Random(0)
         for number in range(1, _memory(policy) + 1):
             # Another root every round, since a policy may learn from the tokens themselves.
             root = number % drafter.vocab_size
@@ -69,7 +69,7 @@ def pasts(
                 extra=chance.randrange(drafter.vocab_size),
                 bonus=not tree.children(path[-1]),
             )
-            state = learning.observe(policy, state, outcome, tree)
+            state = policy_states.observe(policy, state, outcome, tree)
             trees = _grown(policy, drafter, prompt, state)
             if trees not in known:
                 known.add(trees)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood.protocols import StateBackend
-from draftwood.testing.diagnosis import Node, difference, path_to, relation
+from draftwood.testing.logits_mistakes import Node, difference, path_to, relation
 from draftwood.testing.oracles import LogitsAfter
 
 Mark = tuple[int, int]

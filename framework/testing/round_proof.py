@@ -12,15 +12,15 @@ from torch import Tensor
 from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import rounding
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.checked_verifier import Watched, drawn_as_text
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
-from draftwood.testing.round_law import Departure, Text, furthest
-from draftwood.testing.seen import SeenTargets, SeenTree
-from draftwood.testing.shapes import Shape, ShapeTrees
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.lazy_trees import SeenTargets, SeenTree
+from draftwood.testing.round_error import Departure, Text, furthest
+from draftwood.testing.tolerances import rounding
 from draftwood.testing.toy import ToyModel
+from draftwood.testing.tree_shapes import Shape, ShapeTrees
 from draftwood.testing.verifier_mistakes import usual_mistake
-from draftwood.testing.watched import Watched, drawn_as_text
 from draftwood.tree import TokenTree
 
 

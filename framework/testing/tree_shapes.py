@@ -15,7 +15,7 @@ from draftwood.protocols import TreePolicy
 from draftwood.randomness import Randomness, TorchRandomness
 from draftwood.request import Request
 from draftwood.sampling import SamplingParams
-from draftwood.testing.seen import OpenTree
+from draftwood.testing.lazy_trees import OpenTree
 from draftwood.testing.toy import ToyModel
 from draftwood.tree import TokenTree, TreeBuilder
 

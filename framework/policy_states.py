@@ -37,7 +37,7 @@ def first_state(policy: TreePolicy) -> Any:
     return state
 
 
-def given_states(policy: TreePolicy, given: Any, rows: int) -> list[Any]:
+def row_states(policy: TreePolicy, given: Any, rows: int) -> list[Any]:
     """The state of every row: `given` for all of them, `given[i]` where it is a list, or the first one.
 
     Raises:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 
 
 @contextmanager
