@@ -19,7 +19,7 @@ from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
 from draftwood.generation import Generation, Written
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts, left_padded
@@ -235,7 +235,7 @@ class SpeculativeDecoder:
             draft_sampling=draft_sampling,
             stops=stops,
             rows=[
-                Row(
+                BatchRow(
                     i,
                     prompts[i][-1],
                     self.policy,

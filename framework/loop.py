@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood import policy_states
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
-from draftwood.forced_tokens import as_drafted, with_forced_spans
+from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
@@ -26,7 +26,7 @@ from draftwood.tree import TokenTree
 
 
 @attrs.define(eq=False)
-class Row:
+class BatchRow:
     """One sequence being written.
 
     Attributes:
@@ -65,7 +65,7 @@ class Row:
     def observe(self, outcome: Outcome, tree: TokenTree) -> None:
         """Let the policy learn from what came of its own nodes in the round's `tree`."""
         assert self.grown is not None
-        own = as_drafted(outcome, self.grown.size) if self.grown.size < tree.size else outcome
+        own = without_forced_tokens(outcome, self.grown.size) if self.grown.size < tree.size else outcome
         self.policy_state = policy_states.observe(self.policy, self.policy_state, own, self.grown)
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
@@ -89,7 +89,7 @@ class RoundLoop:
     sampling: SamplingParams
     draft_sampling: SamplingParams
     stops: StopConditions
-    rows: list[Row]
+    rows: list[BatchRow]
     trace: bool = False
     keep: Keep = attrs.field(factory=Keep)
 
@@ -163,16 +163,16 @@ class RoundLoop:
         trees = [self._finished(row, one) for row, one in zip(self.rows, growing, strict=True)]
         return trees, calls, seconds
 
-    def _finished(self, row: Row, one: _Growing) -> TokenTree:
+    def _finished(self, row: BatchRow, one: _Growing) -> TokenTree:
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
         room = self.stops.room(row.index) - 1
         tree = one.finished_tree(self.target.vocab_size).truncated(room)
         row.grown = tree
         if row.constraint is None or one.answer is None:
             return tree
-        return with_forced_spans(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)
+        return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)
 
-    def _draft_probs(self, row: Row, one: _Growing, logits: Tensor) -> Tensor:
+    def _draft_probs(self, row: BatchRow, one: _Growing, logits: Tensor) -> Tensor:
         paths = one.paths() if row.looks_back else ()
         prefixes = row.prefixes(paths)
         drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
@@ -182,13 +182,13 @@ class RoundLoop:
         ]
         return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
 
-    def _target_scores(self, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+    def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
         paths: Sequence[Path] = ()
         if row.looks_back:
             paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
         return self.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
 
-    def _target_probs(self, row: Row, scores: Tensor) -> Tensor:
+    def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
         if not row.looks_back:
             return self.sampling.probabilities(scores)
         probs = self.sampling.probabilities(scores, may_be_empty=True)
@@ -196,7 +196,7 @@ class RoundLoop:
         probs[:, 0] += probs.sum(-1) == 0
         return probs
 
-    def _check_open(self, row: Row, scores: Tensor) -> None:
+    def _check_open(self, row: BatchRow, scores: Tensor) -> None:
         """Refuse kept tokens that were drawn where processors and constraint leave none, as sampling does."""
         if self.sampling.temperature and bool((scores.amax(-1) == -torch.inf).any()):
             raise InvalidDistribution(

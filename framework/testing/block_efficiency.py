@@ -14,7 +14,7 @@ from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.proposal_law import grow_tree
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 from draftwood.tree import TokenTree
 
 
@@ -50,18 +50,18 @@ def drawn_trees(
     return list(merged.values())
 
 
-def target_rows(tree: TokenTree, target: ToyModel, prompt: Sequence[int], temperature: float) -> Tensor:
+def target_rows(tree: TokenTree, target: NextTokenModel, prompt: Sequence[int], temperature: float) -> Tensor:
     """The target's distribution after every node `[nodes, vocab]`, computed as production computes it."""
     tokens = tree.tokens.tolist()
     texts = [[*prompt[:-1], *(tokens[v] for v in tree.path(node))] for node in range(len(tree))]
     return SamplingParams(temperature).distribution(torch.stack([target.logits(text) for text in texts]))
 
 
-def one_round(
+def one_round_law(
     trees: Sequence[WeightedTree],
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     prompt: Sequence[int] = (0,),
     temperature: float = 1.0,
     budget: int = 100_000,
@@ -83,7 +83,7 @@ def expected_tokens(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     temperature: float = 1.0,
@@ -91,14 +91,14 @@ def expected_tokens(
 ) -> float:
     """Exact mean number of tokens that a round emits (block efficiency), the extra token included."""
     trees = drawn_trees(policy, drafter, prompt=prompt, temperature=temperature, budget=budget)
-    law = one_round(trees, verifier, target=target, prompt=prompt, temperature=temperature, budget=budget)
+    law = one_round_law(trees, verifier, target=target, prompt=prompt, temperature=temperature, budget=budget)
     return sum(weight * len(emitted) for emitted, weight in law.items())
 
 
 def optimal_tokens(
     trees: Sequence[WeightedTree],
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     prompt: Sequence[int] = (0,),
     temperature: float = 1.0,
 ) -> float:

@@ -19,7 +19,7 @@ Text = tuple[int, ...]
 
 
 @attrs.frozen
-class Sampled:
+class ChiSquareResult:
     """What a test found.
 
     Attributes:
@@ -31,7 +31,9 @@ class Sampled:
     smallest_bias: float
 
 
-def judge(counts: Mapping[Text, int], wanted: Mapping[Text, float], *, models: int = 1) -> Sampled:
+def chi_square_test(
+    counts: Mapping[Text, int], wanted: Mapping[Text, float], *, models: int = 1
+) -> ChiSquareResult:
     """Test `counts` of sequences against the law `wanted`, at `SIGNIFICANCE` over so many models.
 
     The chi-square statistic of a law at total variation d from the wanted one has noncentrality at least
@@ -46,7 +48,7 @@ def judge(counts: Mapping[Text, int], wanted: Mapping[Text, float], *, models: i
 
     total = sum(counts.values())
     if any(count and not wanted.get(text, 0.0) for text, count in counts.items()):
-        return Sampled(0.0, 0.0)
+        return ChiSquareResult(0.0, 0.0)
     cells, rest, rest_wanted = [], 0, 0.0
     for text, chance in wanted.items():
         if chance * total >= FEWEST:
@@ -57,8 +59,8 @@ def judge(counts: Mapping[Text, int], wanted: Mapping[Text, float], *, models: i
         cells.append((rest, rest_wanted))
     freedom = len(cells) - 1
     if freedom < 1:
-        return Sampled(1.0, 0.0)
+        return ChiSquareResult(1.0, 0.0)
     statistic = sum((found - expected) ** 2 / expected for found, expected in cells)
     limit = chi2.isf(SIGNIFICANCE / models, freedom)
     noncentrality = brentq(lambda size: ncx2.sf(limit, freedom, size) - POWER, 1e-9, 100 * limit)
-    return Sampled(float(chi2.sf(statistic, freedom)), (noncentrality / total) ** 0.5 / 2)
+    return ChiSquareResult(float(chi2.sf(statistic, freedom)), (noncentrality / total) ** 0.5 / 2)

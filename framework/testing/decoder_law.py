@@ -12,7 +12,7 @@ from draftwood.decoder import SpeculativeDecoder
 from draftwood.generation import Generation
 from draftwood.randomness import Randomness, Streams
 from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 
 Texts = tuple[tuple[int, ...], ...]
 """What was written after every prompt."""
@@ -45,7 +45,7 @@ def written_law(
 
 
 def sequential_law(
-    model: ToyModel, prompt: Sequence[int], probs: NextToken, *, tokens: int, ends: Sequence[int] = ()
+    model: NextTokenModel, prompt: Sequence[int], probs: NextToken, *, tokens: int, ends: Sequence[int] = ()
 ) -> dict[tuple[int, ...], float]:
     """The law of up to `tokens` tokens after `prompt`, written one at a time until one of `ends`."""
     law: dict[tuple[int, ...], float] = {(): 1.0}

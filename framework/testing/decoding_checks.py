@@ -25,7 +25,7 @@ from draftwood.sampling import SamplingParams
 from draftwood.testing.decoder_law import NextToken, Texts, product_law, sequential_law, written_law
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.tolerances import EXACT
-from draftwood.testing.toy import Constant, ToyBackend, ToyModel
+from draftwood.testing.toy import ConstantModel, NextTokenModel, ToyBackend, ToyModel
 
 VOCAB = 3
 TARGET, DRAFT = ToyModel(VOCAB, seed=1), ToyModel(VOCAB, seed=7)
@@ -84,7 +84,7 @@ def check_rounds() -> None:
 
 def check_greedy() -> None:
     """At temperature 0 the most likely token comes, the first one of those that tie."""
-    ties = Constant(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
+    ties = ConstantModel(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
     for target, draft in ((TARGET, DRAFT), (ties, ToyModel(4, seed=3))):
         for place in (_CHAIN, _PAIR, _ADAPTIVE):
             _prove(place, SamplingParams(0.0), tokens=4, probs=_first_best, models=(target, draft))
@@ -184,8 +184,8 @@ def check_streams() -> None:
     """Rows, calls with consecutive seeds, and draft and verification have streams that are independent."""
     rows, calls = 16, 60
     # Here a draft that is judged by the number that drew it is always accepted.
-    target = Constant(2, p=torch.tensor([0.25, 0.75], dtype=torch.float64))
-    decoder = _decoder(_ONE, target, Constant(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
+    target = ConstantModel(2, p=torch.tensor([0.25, 0.75], dtype=torch.float64))
+    decoder = _decoder(_ONE, target, ConstantModel(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
     texts = [_written(decoder, [list(PROMPT)] * rows, seed, tokens=2) for seed in range(1000, 1000 + calls)]
     law = sequential_law(target, PROMPT, _by(SamplingParams(1.0)), tokens=2)
     alike = sum(p * p for p in law.values())
@@ -217,7 +217,7 @@ def _prove(
     ends: Sequence[int] = (),
     options: Options | None = None,
     probs: NextToken | None = None,
-    models: tuple[ToyModel, ToyModel] = (TARGET, DRAFT),
+    models: tuple[NextTokenModel, NextTokenModel] = (TARGET, DRAFT),
 ) -> None:
     """Compare the law of what is written after `PROMPT` with sequential sampling."""
     chosen = {
@@ -260,7 +260,9 @@ def _compare(found: dict[Texts, float], wanted: dict[Texts, float], what: str) -
         )
 
 
-def _decoder(place: int, target: ToyModel = TARGET, draft: ToyModel = DRAFT) -> SpeculativeDecoder:
+def _decoder(
+    place: int, target: NextTokenModel = TARGET, draft: NextTokenModel = DRAFT
+) -> SpeculativeDecoder:
     policy, verifier = STRATEGIES[place]
     return SpeculativeDecoder(
         ToyBackend(target),

@@ -11,7 +11,7 @@ import torch
 from draftwood.protocols import Drafter
 from draftwood.request import Request
 from draftwood.testing.drafter_mirror import DrafterMirror
-from draftwood.testing.hidden_randomness import no_chance_but_the_streams
+from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.logits_mistakes import Node, difference
 from draftwood.testing.oracles import LogitsAfter, oracle_of
@@ -130,7 +130,7 @@ def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int)
 
 def check_deterministic(drafter: Drafter, models: int) -> None:
     """The same calls give the same logits, so that a seed gives one text."""
-    with no_chance_but_the_streams(f"{type(drafter).__name__}, as the rounds go,"):
+    with forbid_hidden_randomness(f"{type(drafter).__name__}, as the rounds go,"):
         first = _rounds(drafter, seed=1, rounds=3).answers
     for one, other in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
         if (off := difference(one.found, other.found)) > 0:

@@ -25,7 +25,7 @@ class BudgetExceeded(DraftwoodError):
     """A case has more random outcomes than the enumeration was allowed to visit."""
 
 
-class Endless(DraftwoodError):
+class EndlessRun(DraftwoodError):
     """One run asks for chance again and again; it would never end."""
 
 
@@ -47,7 +47,7 @@ class Enumerator(Randomness):
         # Certain answers count too: a loop that waits for a rejection which cannot come asks for them.
         self._questions += 1
         if self._questions > MOST_QUESTIONS:
-            raise Endless(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
+            raise EndlessRun(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
 
     def _branch(self, weights: Sequence[float]) -> int:
         """Take one of the outcomes and multiply its weight in."""

@@ -17,7 +17,7 @@ from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TorchRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.small_strategies import fitting_pairs
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel, ToyModel
 from draftwood.tree import TokenTree, TreeBuilder
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -40,7 +40,9 @@ def distributions(draw: st.DrawFn, vocab_size: int, *, dtype: torch.dtype = torc
 
 
 @st.composite
-def toy_models(draw: st.DrawFn, vocab_size: int | None = None, *, near: ToyModel | None = None) -> ToyModel:
+def toy_models(
+    draw: st.DrawFn, vocab_size: int | None = None, *, near: NextTokenModel | None = None
+) -> ToyModel:
     """Toy models of `vocab_size` (default: 2 to 4) tokens: flat, moderate, nearly one-hot, sparse, one-hot.
 
     With `near`, a model of its vocabulary that resembles it more or less, or is its equal.

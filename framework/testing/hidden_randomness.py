@@ -13,7 +13,7 @@ from draftwood.testing.law_broken import LawBroken
 
 
 @contextmanager
-def no_chance_but_the_streams(who: object) -> Iterator[None]:
+def forbid_hidden_randomness(who: object) -> Iterator[None]:
     """Raise `LawBroken` after the block if it drew from a generator of the process, or seeded one.
 
     Those are torch's, numpy's and Python's; in the end they are as they were.

@@ -2,140 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
 
 import attrs
 import torch
 from torch import Tensor
 
 from draftwood.protocols import StateBackend
+from draftwood.testing.call_log import CallLog, Mark, as_tensors
 from draftwood.testing.logits_mistakes import Node, difference, path_to, relation
 from draftwood.testing.oracles import LogitsAfter
 
-Mark = tuple[int, int]
-"""A token among all that were given: the number of its row among all that joined, and its own in that row."""
-
 
 @attrs.define
-class Row:
-    """One row's tokens by their marks' second number, and the tree before its last commit."""
-
-    number: int
-    given: int = 0
-    text: list[int] = attrs.field(factory=list)
-    nodes: list[int] = attrs.field(factory=list)
-    before: tuple[list[int], list[Node], list[int]] | None = None
-
-    def take(self, count: int) -> list[int]:
-        self.given += count
-        return list(range(self.given - count, self.given))
-
-
-@attrs.define
-class Story:
-    """All calls on a backend since it had no rows.
-
-    Attributes:
-        calls: names and arguments.
-        rows: those that are there now.
-        gone: texts of released rows.
-        joined: rows that there ever were.
-    """
-
-    calls: list[tuple[str, Any]] = attrs.field(factory=list)
-    rows: list[Row] = attrs.field(factory=list)
-    gone: list[list[int]] = attrs.field(factory=list)
-    joined: int = 0
-
-    def prefill(self, rows: Sequence[Sequence[int]]) -> None:
-        self.calls.append(("prefill", [list(row) for row in rows]))
-        for text in rows:
-            row = Row(self.joined)
-            row.text = row.take(len(text))
-            self.rows.append(row)
-            self.joined += 1
-
-    def release(self, rows: Sequence[int] | None, texts: Sequence[list[int]]) -> None:
-        self.calls.append(("release", rows))
-        gone = range(len(self.rows)) if rows is None else rows
-        self.gone += [texts[row] for row in gone if row < len(texts)]
-        self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
-
-    def extend(self, new: Sequence[Sequence[Node]]) -> None:
-        self.calls.append(("extend", [list(nodes) for nodes in new]))
-        for row, nodes in zip(self.rows, new, strict=True):
-            row.nodes += row.take(len(nodes))
-
-    def commit(
-        self,
-        paths: Sequence[Sequence[int]],
-        texts: Sequence[Sequence[int]],
-        nodes: Sequence[Sequence[Node]],
-    ) -> None:
-        self.calls.append(("commit", [list(path) for path in paths]))
-        for place, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
-            if nodes[place]:
-                row.before = (list(texts[place]), list(nodes[place]), list(path))
-            row.text += [row.nodes[node] for node in path]
-            row.nodes = []
-
-    def again(self, backend: StateBackend, changed: Collection[Mark] = ()) -> Tensor:
-        """The logits of the last call when all are made again, with another token at these marks."""
-        backend.release()
-        numbers: list[int] = []
-        given: list[int] = []
-
-        def other(row: int, tokens: Sequence[int]) -> list[int]:
-            first = given[row]
-            given[row] += len(tokens)
-            return [
-                (token + 1) % backend.vocab_size if (row, place) in changed else token
-                for place, token in enumerate(tokens, start=first)
-            ]
-
-        logits = torch.zeros(0)
-        for name, argument in self.calls:
-            if name == "prefill":
-                joining = range(len(given), len(given) + len(argument))
-                given += [0] * len(argument)
-                texts = [other(row, text) for row, text in zip(joining, argument, strict=True)]
-                backend.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
-                numbers += joining
-            elif name == "release":
-                backend.release(argument)
-                gone = range(len(numbers)) if argument is None else argument
-                numbers = [row for place, row in enumerate(numbers) if place not in gone]
-            elif name == "extend":
-                new = [
-                    list(zip(other(row, [t for t, _ in nodes]), [p for _, p in nodes], strict=True))
-                    for row, nodes in zip(numbers, argument, strict=True)
-                ]
-                logits = backend.extend(*as_tensors(new))
-            else:
-                backend.commit(argument)
-        return logits
-
-
-def as_tensors(new: Sequence[Sequence[Node]]) -> tuple[Tensor, Tensor, list[int] | None]:
-    """Tokens, parents and counts of an `extend` call; the padding holds what must not matter."""
-    counts = [len(nodes) for nodes in new]
-    width = max(counts, default=0)
-    tokens, parents = torch.full((len(new), width), -100), torch.full((len(new), width), 10**6)
-    for row, nodes in enumerate(new):
-        for place, (token, parent) in enumerate(nodes):
-            tokens[row, place], parents[row, place] = token, parent
-    return tokens, parents, None if all(count == width for count in counts) else counts
-
-
-@attrs.define
-class Suspect:
+class WrongNode:
     """A node whose logits are wrong.
 
     Attributes:
         backend: that gave them; it loses its rows.
         logits_after: the oracle.
-        story: how it came there.
+        log: how it came there.
         row: place of its row.
         column: its place in the last call.
         text: committed tokens.
@@ -147,7 +33,7 @@ class Suspect:
 
     backend: StateBackend
     logits_after: LogitsAfter
-    story: Story
+    log: CallLog
     row: int
     column: int
     text: list[int]
@@ -166,7 +52,7 @@ class Suspect:
         return self._sees_too_much() or self._sees_too_little() or self._counts_wrongly()
 
     def _again(self, changed: Collection[Mark] = ()) -> Tensor:
-        logits: Tensor = self.story.again(self.backend, changed)[self.row, self.column].clone()
+        logits: Tensor = self.log.again(self.backend, changed)[self.row, self.column].clone()
         return logits
 
     def _matters(self, marks: Collection[Mark]) -> bool:
@@ -180,7 +66,7 @@ class Suspect:
         return next((mark for mark in some if self._matters([mark])), None)
 
     def _sees_too_much(self) -> str:
-        rows, me = self.story.rows, self.story.rows[self.row]
+        rows, me = self.log.rows, self.log.rows[self.row]
         own = set(path_to(self.nodes, self.node))
         beside = [(me.number, number) for place, number in enumerate(me.nodes) if place not in own]
         if (mark := self._first(beside)) is not None:
@@ -199,17 +85,17 @@ class Suspect:
         alive = {row.number for row in rows}
         counts: dict[int, int] = {}
         joined = 0
-        for name, argument in self.story.calls:
+        for name, argument in self.log.calls:
             if name == "prefill":
                 counts |= {joined + place: len(text) for place, text in enumerate(argument)}
                 joined += len(argument)
-        for number in range(self.story.joined):
+        for number in range(self.log.joined):
             if number not in alive and self._first([(number, place) for place in range(counts[number])]):
                 return f"row {self.row} sees the text of a row that was released."
         return ""
 
     def _sees_too_little(self) -> str:
-        me, path = self.story.rows[self.row], path_to(self.nodes, self.node)
+        me, path = self.log.rows[self.row], path_to(self.nodes, self.node)
         tokens = [*self.text, *(self.nodes[place][0] for place in path)]
         marks = [*me.text, *(me.nodes[place] for place in path)]
         right = self.logits_after(tokens)

@@ -20,7 +20,7 @@ from draftwood.randomness import Randomness
 from draftwood.tree import TokenTree
 
 
-class OpenTree(Protocol):
+class TreeLaw(Protocol):
     """Trees of one shape, with the law of every token given others.
 
     Attributes:
@@ -43,7 +43,7 @@ class OpenTree(Protocol):
 
 
 @attrs.define(eq=False)
-class SeenTree:
+class LazyTree:
     """Stands for a `TokenTree` that draws its tokens from `rng` as they are seen.
 
     Attributes:
@@ -52,7 +52,7 @@ class SeenTree:
         seen: tokens so far, by node.
     """
 
-    open: OpenTree
+    open: TreeLaw
     rng: Randomness
     seen: dict[int, int] = attrs.field(factory=dict)
 
@@ -68,12 +68,12 @@ class SeenTree:
         return getattr(self.open.shape if name in shapely else self.drawn(), name)
 
     @property
-    def tokens(self) -> SeenTokens:
-        return SeenTokens(self)
+    def tokens(self) -> LazyTokens:
+        return LazyTokens(self)
 
     @property
     def proposals(self) -> Mapping[int, Proposal]:
-        return SeenProposals(self)
+        return LazyProposals(self)
 
     def children(self, node: int) -> list[int]:
         return self.open.shape.children(node)
@@ -140,13 +140,13 @@ def _whole(one: Any) -> Any:
 
 
 @attrs.frozen(eq=False)
-class SeenTokens(_Drawn):
+class LazyTokens(_Drawn):
     """Stands for the tensor of a tree's tokens."""
 
-    tree: SeenTree
+    tree: LazyTree
 
-    def tolist(self) -> SeenList:
-        return SeenList(self.tree)
+    def tolist(self) -> LazyTokenList:
+        return LazyTokenList(self.tree)
 
     def whole(self) -> Tensor:
         return self.tree.drawn().tokens
@@ -163,10 +163,10 @@ class SeenTokens(_Drawn):
 
 
 @attrs.frozen(eq=False)
-class SeenList(Sequence[int]):
+class LazyTokenList(Sequence[int]):
     """Stands for the list of a tree's tokens."""
 
-    tree: SeenTree
+    tree: LazyTree
 
     def __len__(self) -> int:
         return len(self.tree.open.shape.tokens)
@@ -178,10 +178,10 @@ class SeenList(Sequence[int]):
 
 
 @attrs.frozen(eq=False)
-class SeenProposals(Mapping[int, Proposal]):
+class LazyProposals(Mapping[int, Proposal]):
     """The laws of a tree, each known once the path to its node is."""
 
-    tree: SeenTree
+    tree: LazyTree
 
     def __getitem__(self, node: int) -> Proposal:
         if node not in self.tree.open.shape.proposals:
@@ -197,10 +197,10 @@ class SeenProposals(Mapping[int, Proposal]):
 
 
 @attrs.frozen(eq=False)
-class SeenTargets(_Drawn):
+class LazyTargets(_Drawn):
     """Stands for the target's distributions `[nodes, vocab]`; `after(text)` gives the one of a node."""
 
-    tree: SeenTree
+    tree: LazyTree
     after: Callable[[Sequence[int]], Tensor]
 
     def whole(self) -> Tensor:

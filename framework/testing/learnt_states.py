@@ -23,7 +23,7 @@ _SEEDS = (0, 1, 2, 3)
 
 
 @attrs.frozen
-class Learnt:
+class LearntState:
     """A state, and how it came about: after how many rounds of which kind."""
 
     state: Any
@@ -40,9 +40,9 @@ FATES: dict[str, Fate] = {
 }
 
 
-def pasts(
+def learnt_states(
     policy: TreePolicy, drafter: Drafter, *, prompt: tuple[int, ...], most: int = 12
-) -> Iterator[Learnt]:
+) -> Iterator[LearntState]:
     """States after which `policy` grows other trees than after those before, and the last of every past.
 
     Args:
@@ -55,7 +55,7 @@ def pasts(
         return
     known = {_grown(policy, drafter, prompt, policy_states.first_state(policy))}
     for words, fate in FATES.items():
-        found = list[Learnt]()
+        found = list[LearntState]()
         state, chance = policy_states.first_state(policy), random.Random(0)
         for number in range(1, _memory(policy) + 1):
             # Another root every round, since a policy may learn from the tokens themselves.
@@ -73,9 +73,9 @@ def pasts(
             trees = _grown(policy, drafter, prompt, state)
             if trees not in known:
                 known.add(trees)
-                found.append(Learnt(state, f"{number} rounds {words}"))
+                found.append(LearntState(state, f"{number} rounds {words}"))
         yield from found[: most - 1]
-        yield Learnt(state, f"{_memory(policy)} rounds {words}")
+        yield LearntState(state, f"{_memory(policy)} rounds {words}")
 
 
 def _memory(policy: TreePolicy) -> int:

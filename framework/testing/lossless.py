@@ -9,17 +9,18 @@ import torch
 
 from draftwood import policy_states
 from draftwood.errors import InvalidInput
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
-from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round, target_rows
-from draftwood.testing.checked_verifier import Watched, drawn_as_text
+from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round_law, target_rows
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.tolerances import rounding
-from draftwood.testing.toy import ToyBackend, ToyModel
+from draftwood.testing.toy import NextTokenModel, ToyBackend
+from draftwood.testing.tree_text import tree_as_text
 
 Law = Mapping[tuple[int, ...], float]
 """For every sequence of tokens, its probability."""
@@ -58,7 +59,7 @@ def joint_law(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -88,7 +89,7 @@ def joint_law(
         AssertionError: the verifier raises or does not end; the message draws the tree.
         BudgetExceeded: a round has more outcomes than `budget`.
     """
-    watched = Watched(verifier)
+    watched = CheckedVerifier(verifier)
     if rounds not in (None, 1):
         raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
     case = _Case(policy, watched, target, drafter, temperature, budget)
@@ -105,7 +106,7 @@ def joint_law(
 class _Case:
     policy: TreePolicy
     verifier: Verifier
-    target: ToyModel
+    target: NextTokenModel
     drafter: Drafter
     temperature: float
     budget: int
@@ -117,7 +118,7 @@ class _Case:
             trees = drawn_trees(
                 self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
             )
-        emitted = one_round(
+        emitted = one_round_law(
             trees,
             self.verifier,
             target=self.target,
@@ -174,7 +175,7 @@ class _Case:
 
         Checks that the commit left the state of the new text.
         """
-        row = Row(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
+        row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
         backend = ToyBackend(self.target)
         sampling = SamplingParams(temperature=self.temperature)
         loop = RoundLoop(
@@ -201,7 +202,7 @@ class _Case:
 
 
 def target_law(
-    target: ToyModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
+    target: NextTokenModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
 ) -> dict[tuple[int, ...], float]:
     """The joint law of `tokens` tokens under sequential sampling from the target."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
@@ -218,7 +219,7 @@ def largest_error(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -248,7 +249,7 @@ def assert_lossless(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -317,7 +318,7 @@ def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) ->
     )
 
     def chance(place: int) -> float:
-        emitted = one_round(
+        emitted = one_round_law(
             [trees[place]],
             case.verifier,
             target=case.target,
@@ -331,5 +332,5 @@ def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) ->
     rows = target_rows(likely, case.target, prompt, case.temperature)
     return (
         f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their way is marked):\n"
-        f"{drawn_as_text(likely, rows, rest)}"
+        f"{tree_as_text(likely, rows, rest)}"
     )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from draftwood.protocols import StateBackend
 from draftwood.testing import logits_mistakes
-from draftwood.testing.input_dependence import Story, Suspect, as_tensors, explained
+from draftwood.testing.call_log import CallLog, as_tensors
+from draftwood.testing.input_dependence import WrongNode, explained
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.logits_mistakes import Node, difference, path_to
 from draftwood.testing.oracles import LogitsAfter
@@ -28,7 +29,7 @@ class Mirror:
         nodes: uncommitted nodes of every row.
         worst: largest difference seen.
         explains: look for the likely mistake at once, for which the backend loses its rows.
-        story: all calls.
+        log: all calls.
     """
 
     backend: StateBackend
@@ -38,12 +39,12 @@ class Mirror:
     nodes: list[list[Node]] = attrs.field(factory=list)
     worst: float = 0.0
     explains: bool = True
-    story: Story = attrs.field(factory=Story, init=False, repr=False)
+    log: CallLog = attrs.field(factory=CallLog, init=False, repr=False)
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False, repr=False)
 
     def prefill(self, rows: Sequence[Sequence[int]]) -> None:
         """Append rows."""
-        self.story.prefill(rows)
+        self.log.prefill(rows)
         self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
         self.texts += [list(row) for row in rows]
         self.nodes += [[] for _ in rows]
@@ -51,7 +52,7 @@ class Mirror:
 
     def release(self, rows: Sequence[int] | None) -> None:
         """Forget rows; None means all."""
-        self.story.release(rows, self.texts)
+        self.log.release(rows, self.texts)
         self.backend.release(rows)
         rows = range(len(self.texts)) if rows is None else rows
         self.texts = [text for row, text in enumerate(self.texts) if row not in rows]
@@ -60,7 +61,7 @@ class Mirror:
 
     def extend(self, new: Sequence[Sequence[Node]]) -> None:
         """Append nodes to every row and compare all their logits; padding holds what must not matter."""
-        self.story.extend(new)
+        self.log.extend(new)
         tokens, parents, counts = as_tensors(new)
         given = tokens.clone(), parents.clone()
         logits = self.backend.extend(tokens, parents, counts)
@@ -83,7 +84,7 @@ class Mirror:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep one path a row."""
-        self.story.commit(paths, self.texts, self.nodes)
+        self.log.commit(paths, self.texts, self.nodes)
         self.backend.commit(paths)
         for row, path in enumerate(paths):
             self.texts[row] += [self.nodes[row][node][0] for node in path]
@@ -98,7 +99,7 @@ class Mirror:
         """The backend counts committed tokens as the lists do."""
         expected, found = [len(text) for text in self.texts], self.backend.lengths
         if found != expected:
-            name, _ = self.story.calls[-1] if self.story.calls else ("no call", None)
+            name, _ = self.log.calls[-1] if self.log.calls else ("no call", None)
             raise LawBroken(
                 f"lengths is {found} after {name}, and should be {expected}.",
                 likely=_of_lengths(list(found), expected, name),
@@ -169,10 +170,10 @@ class WrongLogits(LawBroken):
         tolerance = mirror.tolerance
         if why := logits_mistakes.likely_mistake(self._found, self._wanted, others, tolerance=tolerance):
             return why
-        suspect = Suspect(
+        suspect = WrongNode(
             mirror.backend,
             mirror.logits_after,
-            mirror.story,
+            mirror.log,
             row,
             place,
             list(mirror.texts[row]),
@@ -187,7 +188,7 @@ class WrongLogits(LawBroken):
         mirror, (row, place, start) = self._mirror, self._place
         text, nodes, node = mirror.texts[row], mirror.nodes[row], start + place
         tokens = [nodes[step][0] for step in path_to(nodes, node)]
-        before = mirror.story.rows[row].before
+        before = mirror.log.rows[row].before
         if before is not None:
             yield from logits_mistakes.after_another_commit(*before, tokens)
         yield from logits_mistakes.alternatives(text, nodes, node, start=start)
@@ -200,7 +201,7 @@ class WrongLogits(LawBroken):
                     f"rows are exchanged: row {row} has the answer of row {other}.",
                     mirror.tokens(other, node),
                 )
-        for gone in mirror.story.gone:
+        for gone in mirror.log.gone:
             yield f"row {row} stands on the text of a row that was released.", gone + tokens
 
 

@@ -16,12 +16,12 @@ from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
-from draftwood.testing.checked_verifier import numbers
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.policy_mistakes import likely_mistake
 from draftwood.testing.sibling_counts import assert_counts_settled
 from draftwood.testing.tolerances import rounding
+from draftwood.testing.tree_text import distribution_as_text
 from draftwood.tree import TokenTree
 
 Context = tuple[tuple[int, ...], tuple[int, ...]]
@@ -125,7 +125,8 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, existence: _
     behind = f" behind the siblings {earlier}" if earlier else ""
     raise LawBroken(
         f"{policy} breaks law P after {path}{behind}: child {len(earlier)}, where it exists, has the law "
-        f"{numbers(found)}, and {drawn.law} declares {numbers(drawn.declared)} (off by {off:.2g}).",
+        f"{distribution_as_text(found)}, and {drawn.law} declares {distribution_as_text(drawn.declared)} "
+        f"(off by {off:.2g}).",
         error=off,
         likely=likely_mistake(found, drawn.declared, exists=existence.with_child / existence.weight),
     )

@@ -12,14 +12,15 @@ from torch import Tensor
 from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
-from draftwood.testing.checked_verifier import Watched, drawn_as_text
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.law_broken import LawBroken
-from draftwood.testing.lazy_trees import SeenTargets, SeenTree
-from draftwood.testing.round_error import Departure, Text, furthest
+from draftwood.testing.lazy_trees import LazyTargets, LazyTree
+from draftwood.testing.round_deviation import RoundDeviation, Text, largest_deviation
 from draftwood.testing.tolerances import rounding
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 from draftwood.testing.tree_shapes import Shape, ShapeTrees
+from draftwood.testing.tree_text import tree_as_text
 from draftwood.testing.verifier_mistakes import usual_mistake
 from draftwood.tree import TokenTree
 
@@ -39,7 +40,9 @@ class Emitted:
     fault: str = ""
 
 
-def emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000) -> Emitted:
+def emitted(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
+) -> Emitted:
     """Every outcome of `verifier` on `trees`, whose tokens are drawn where it looks.
 
     A verifier that cannot work with such trees gets whole ones.
@@ -55,8 +58,10 @@ def emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: 
     return _emitted(trees, verifier, target, budget=budget, whole=True)
 
 
-def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int, whole: bool) -> Emitted:
-    watched = Watched(verifier)
+def _emitted(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int, whole: bool
+) -> Emitted:
+    watched = CheckedVerifier(verifier)
     before = list(trees.prompt[:-1])
     sampling = SamplingParams(trees.temperature)
 
@@ -64,9 +69,9 @@ def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget:
     def after(text: Text) -> Tensor:
         return sampling.distribution(target.logits([*before, *text]).unsqueeze(0))[0]
 
-    def run(rng: Randomness) -> tuple[Text, SeenTree]:
-        tree = SeenTree(trees, rng)
-        rows = SeenTargets(tree, lambda text: after(tuple(text)))
+    def run(rng: Randomness) -> tuple[Text, LazyTree]:
+        tree = LazyTree(trees, rng)
+        rows = LazyTargets(tree, lambda text: after(tuple(text)))
         if whole:
             outcome = watched.verify(tree.drawn(), rows.whole(), rng)
         else:
@@ -74,7 +79,7 @@ def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget:
         return outcome.emitted, tree
 
     law: dict[Text, float] = {}
-    likeliest: dict[Text, tuple[float, SeenTree]] = {}
+    likeliest: dict[Text, tuple[float, LazyTree]] = {}
     for weight, (text, tree) in enumerate_outcomes(run, budget=budget):
         law[text] = law.get(text, 0.0) + weight
         if weight > likeliest.get(text, (0.0,))[0]:
@@ -83,18 +88,18 @@ def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget:
     return Emitted(law, examples, watched.fault)
 
 
-def round_departure(
-    trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000
-) -> Departure:
+def round_deviation(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
+) -> RoundDeviation:
     """Where one round departs the most from the target's law; the error is its attribute."""
     found = emitted(trees, verifier, target, budget=budget)
-    return furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    return largest_deviation(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
 
 
 def assert_round_lossless(
     trees: ShapeTrees,
     verifier: Verifier,
-    target: ToyModel,
+    target: NextTokenModel,
     *,
     budget: int = 100_000,
     tolerance: float | None = None,
@@ -115,7 +120,7 @@ def assert_round_lossless(
     found = emitted(trees, verifier, target, budget=budget)
     if found.fault:
         raise LawBroken(found.fault)
-    worst = furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    worst = largest_deviation(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
     if worst.error <= (rounding(target.dtype) if tolerance is None else tolerance):
         return
     raise LawBroken(
@@ -127,12 +132,12 @@ def assert_round_lossless(
     )
 
 
-def _likely(found: Emitted, trees: ShapeTrees, verifier: Verifier, target: ToyModel) -> str:
+def _likely(found: Emitted, trees: ShapeTrees, verifier: Verifier, target: NextTokenModel) -> str:
     """The mistake that it looks like: what goes when the case is made simpler, or a usual one."""
 
-    def exact(simpler: ShapeTrees, wanted: ToyModel = target) -> bool:
+    def exact(simpler: ShapeTrees, wanted: NextTokenModel = target) -> bool:
         try:
-            return round_departure(simpler, verifier, wanted).error <= rounding(wanted.dtype)
+            return round_deviation(simpler, verifier, wanted).error <= rounding(wanted.dtype)
         except Exception:  # a simpler case that fails otherwise explains nothing
             return False
 
@@ -174,7 +179,7 @@ def _in_words(dtype: torch.dtype) -> str:
     return "" if dtype == torch.float64 else f", from logits in {str(dtype).removeprefix('torch.')}"
 
 
-def _example(found: Emitted, worst: Departure, trees: ShapeTrees, target: ToyModel) -> str:
+def _example(found: Emitted, worst: RoundDeviation, trees: ShapeTrees, target: NextTokenModel) -> str:
     """The likeliest round that writes the worst text, or begins it."""
 
     def fits(text: Text) -> bool:
@@ -189,10 +194,10 @@ def _example(found: Emitted, worst: Departure, trees: ShapeTrees, target: ToyMod
     return (
         f"The likeliest round that does (probability {weight:.3g}) emits {text} on this tree, of which the "
         f"nodes that were looked at are shown, and the way of the text marked:\n"
-        f"{drawn_as_text(tree, _rows(tree, trees, target), text)}"
+        f"{tree_as_text(tree, _rows(tree, trees, target), text)}"
     )
 
 
-def _rows(tree: TokenTree, trees: ShapeTrees, target: ToyModel) -> Tensor:
+def _rows(tree: TokenTree, trees: ShapeTrees, target: NextTokenModel) -> Tensor:
     texts: Sequence[list[int]] = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
     return torch.stack([target.probs([*trees.prompt[:-1], *text], trees.temperature) for text in texts])

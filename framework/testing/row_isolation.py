@@ -18,13 +18,13 @@ from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.request import RequestLog
 from draftwood.testing.law_broken import LawBroken
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 
 _ROUNDS = 3
 
 
 @attrs.frozen
-class Lived:
+class RowRound:
     """A round of a row: the tree's tokens and parents, and what the policy then knew."""
 
     tokens: tuple[int, ...]
@@ -32,8 +32,8 @@ class Lived:
     state: Any
 
 
-def assert_rows_apart(
-    policy: TreePolicy, models: Sequence[ToyModel], prompts: Sequence[Sequence[int]]
+def assert_rows_isolated(
+    policy: TreePolicy, models: Sequence[NextTokenModel], prompts: Sequence[Sequence[int]]
 ) -> None:
     """Assert that rows whose trees `policy` grows in turns get the trees and states that they get alone.
 
@@ -44,7 +44,7 @@ def assert_rows_apart(
         AssertionError: the message names the row, the round, and what was grown or learnt.
     """
 
-    def row(place: int) -> Generator[None, None, list[Lived]]:
+    def row(place: int) -> Generator[None, None, list[RowRound]]:
         return _row(policy, models, prompts[place], seed=models[0].seed + place)
 
     places = range(len(prompts))
@@ -60,9 +60,9 @@ def assert_rows_apart(
                 )
 
 
-def _in_turns(rows: Sequence[Generator[None, None, list[Lived]]]) -> list[list[Lived]]:
+def _in_turns(rows: Sequence[Generator[None, None, list[RowRound]]]) -> list[list[RowRound]]:
     """Run the rows, each as far as its next stop, in turns."""
-    lived: dict[int, list[Lived]] = {}
+    lived: dict[int, list[RowRound]] = {}
     while len(lived) < len(rows):
         for place, row in enumerate(rows):
             if place not in lived:
@@ -74,11 +74,11 @@ def _in_turns(rows: Sequence[Generator[None, None, list[Lived]]]) -> list[list[L
 
 
 def _row(
-    policy: TreePolicy, models: Sequence[ToyModel], prompt: Sequence[int], seed: int
-) -> Generator[None, None, list[Lived]]:
+    policy: TreePolicy, models: Sequence[NextTokenModel], prompt: Sequence[int], seed: int
+) -> Generator[None, None, list[RowRound]]:
     """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
     rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
-    text, state, lived = list(prompt), policy_states.first_state(policy), list[Lived]()
+    text, state, lived = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
         growing, asked = policy_states.grow(policy, text[-1], rng, state), RequestLog()
@@ -99,12 +99,12 @@ def _row(
             f"A state of {policy} was {before} before a round and is {known} after it; a state never "
             "changes, and is equal to its copies. Make it an attrs.frozen class."
         )
-        lived.append(Lived(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
+        lived.append(RowRound(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
         text += outcome.emitted
     return lived
 
 
-def _drafted(policy: TreePolicy, models: Sequence[ToyModel], text: Sequence[int]) -> Tensor:
+def _drafted(policy: TreePolicy, models: Sequence[NextTokenModel], text: Sequence[int]) -> Tensor:
     """The draft distributions after `text`: of all models where each child has a drafter of its own."""
     if needs_several_drafters(policy):
         return torch.stack([model.probs(text) for model in models])

@@ -14,8 +14,8 @@ from draftwood.errors import InvalidInput
 from draftwood.proposals import Proposal
 from draftwood.testing.block_efficiency import drawn_trees, target_rows
 from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.toy import ToyModel
-from draftwood.testing.tree_shapes import Shape, Shaped
+from draftwood.testing.toy import NextTokenModel, ToyModel
+from draftwood.testing.tree_shapes import Shape, ShapedPolicy
 from draftwood.tree import TokenTree
 
 PROMPT = (0,)
@@ -62,10 +62,10 @@ class Draft:
     target_rows: Tensor
 
 
-def sampler_models(vocab_size: int = 3) -> dict[str, tuple[ToyModel, ToyModel]]:
+def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
     """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
 
-    def model(seed: int, **options: Any) -> ToyModel:
+    def model(seed: int, **options: Any) -> NextTokenModel:
         return ToyModel(vocab_size, seed, **options)
 
     plain = model(1)
@@ -96,8 +96,8 @@ def shape_of(parents: Sequence[int]) -> Shape:
 
 
 def drafts(
-    target: ToyModel,
-    draft: ToyModel,
+    target: NextTokenModel,
+    draft: NextTokenModel,
     *,
     parents: Sequence[int],
     law: type[Proposal],
@@ -107,7 +107,7 @@ def drafts(
 
     Where the law runs out of tokens a draft has fewer of them.
     """
-    policy = Shaped(shape_of(parents), law)
+    policy = ShapedPolicy(shape_of(parents), law)
     found = []
     for one in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
         tree = one.tree
@@ -150,5 +150,5 @@ def _residual(target: Tensor, draft: Tensor) -> Tensor:
     return rest / rest.sum() if rest.any() else target
 
 
-Models = Mapping[str, tuple[ToyModel, ToyModel]]
+Models = Mapping[str, tuple[NextTokenModel, NextTokenModel]]
 """By name: a target and a draft over one vocabulary."""

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.randomness import Randomness
-from draftwood.testing.checked_verifier import drawn_as_text
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate, split_uniforms
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import target_law
 from draftwood.testing.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
-from draftwood.testing.torch_randomness import RAISED, torch_chance
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.torch_randomness import RAISED, torch_randomness
+from draftwood.testing.toy import NextTokenModel
+from draftwood.testing.tree_text import tree_as_text
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -43,7 +43,7 @@ class WatchedSampler:
     calls: int = 0
     fault: str = ""
 
-    def enumerated(self, draft: Draft, target: ToyModel) -> Emitted:
+    def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
         law: Emitted = {}
 
         def with_uniforms(u: Sequence[float]) -> Text:
@@ -51,7 +51,7 @@ class WatchedSampler:
             return self._call(draft, case, target)
 
         def with_chance(rng: Randomness) -> Text:
-            return self._call(draft, draft.case, target, torch_chance(rng))
+            return self._call(draft, draft.case, target, torch_randomness(rng))
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -69,7 +69,7 @@ class WatchedSampler:
         return law
 
     def sampled(
-        self, possible: Sequence[Draft], target: ToyModel, samples: int, batched: bool
+        self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
     ) -> list[dict[Text, int]]:
         """For every draft, how often what came of it."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
@@ -85,7 +85,7 @@ class WatchedSampler:
         return counts
 
     def _alone(
-        self, possible: Sequence[Draft], target: ToyModel, rows: Tensor
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
     ) -> Iterator[tuple[int, Text, int]]:
         for place in rows.tolist():
             u = torch.rand(self.uniforms or 0, dtype=self.dtype)
@@ -93,7 +93,7 @@ class WatchedSampler:
             yield place, self._call(draft, attrs.evolve(draft.case, uniforms=u), target), 1
 
     def _together(
-        self, possible: Sequence[Draft], target: ToyModel, rows: Tensor
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
     ) -> Iterator[tuple[int, Text, int]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
         for place, draft in enumerate(possible):
@@ -125,7 +125,7 @@ class WatchedSampler:
         self,
         draft: Draft,
         case: SamplerCase,
-        target: ToyModel,
+        target: NextTokenModel,
         chance: AbstractContextManager[None] | None = None,
     ) -> Text:
         self.calls += 1
@@ -146,7 +146,9 @@ class WatchedSampler:
         self._judge(draft, text, target, case)
         return text
 
-    def _judge(self, draft: Draft, text: Text, target: ToyModel, case: SamplerCase | None = None) -> None:
+    def _judge(
+        self, draft: Draft, text: Text, target: NextTokenModel, case: SamplerCase | None = None
+    ) -> None:
         if self.fault:
             return
         most = draft.tree.depth + 1
@@ -168,11 +170,11 @@ class WatchedSampler:
         if not self.fault:
             given = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if given and case is not None else ""
-            self.fault = f"{what}{at}, on the draft\n{drawn_as_text(draft.tree, draft.target_rows)}"
+            self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_rows)}"
 
 
 def continued(
-    possible: Sequence[Draft], emitted: Sequence[Emitted], target: ToyModel, tokens: int
+    possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
 ) -> dict[Text, float]:
     """The law of the first `tokens` tokens, where the target writes what was not emitted."""
     law: Emitted = {}
@@ -188,7 +190,7 @@ def continued(
 
 
 def written_on(
-    counts: Sequence[dict[Text, int]], target: ToyModel, tokens: int, seed: int
+    counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
 ) -> dict[Text, int]:
     """As `continued`, drawn: what the target writes behind every single sample."""
     generator = torch.Generator().manual_seed(seed + 1)
@@ -207,6 +209,6 @@ def written_on(
     return texts
 
 
-def _rests(text: Text, target: ToyModel, tokens: int) -> Emitted:
+def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
     """What the target writes behind `text`, up to `tokens` in all."""
     return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))

@@ -16,8 +16,7 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.testing.checked_verifier import drawn_as_text
-from draftwood.testing.chi_square import SIGNIFICANCE, Sampled, judge
+from draftwood.testing.chi_square import SIGNIFICANCE, ChiSquareResult, chi_square_test
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import JointLaw, target_law
 from draftwood.testing.sampler_cases import (
@@ -30,6 +29,7 @@ from draftwood.testing.sampler_cases import (
 from draftwood.testing.sampler_mistakes import likely_mistake
 from draftwood.testing.sampler_runs import Emitted, Sampler, Text, WatchedSampler, continued, written_on
 from draftwood.testing.torch_randomness import RAISED
+from draftwood.testing.tree_text import tree_as_text
 
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
@@ -175,7 +175,7 @@ def measure_sampler(
         )
     watched = WatchedSampler(sampler, dtype, uniforms, seed)
     errors, expected, worst = {}, {}, _Worst()
-    judged: list[Sampled] = []
+    judged: list[ChiSquareResult] = []
     known = sampler_models(vocab_size) if models is None else models
     for name, (target, draft) in known.items():
         possible = drafts(target, draft, parents=parents, law=law, dtype=dtype)
@@ -187,7 +187,7 @@ def measure_sampler(
         else:
             counts = watched.sampled(possible, target, samples, batched)
             texts = written_on(counts, target, tokens, seed)
-            judged.append(judge(texts, wanted, models=len(known)))
+            judged.append(chi_square_test(texts, wanted, models=len(known)))
             found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
             emitted = [{text: count / sum(one.values()) for text, count in one.items()} for one in counts]
         errors[name] = found.error(wanted)
@@ -238,7 +238,7 @@ class _Worst:
             f"tokens {tokens} have probability {found.probabilities.get(tokens, 0.0):.12g} and should have "
             f"{wanted.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
             f"They most likely come of this draft (their way is marked), of which comes {{{likely}}}:\n"
-            f"{drawn_as_text(possible[place].tree, possible[place].target_rows, tokens)}"
+            f"{tree_as_text(possible[place].tree, possible[place].target_rows, tokens)}"
         )
 
 

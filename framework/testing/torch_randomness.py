@@ -145,7 +145,7 @@ def _compared(coins: Coins, compare: Callable[[float, float], bool], left: Any, 
 
 
 @contextlib.contextmanager
-def torch_chance(rng: Randomness) -> Iterator[None]:
+def torch_randomness(rng: Randomness) -> Iterator[None]:
     """Within it torch's chance is that of `rng`: `rand` and `rand_like` are branched on where compared.
 
     `multinomial` with one sample is a choice of `rng` for each row, by the weights given; that torch draws
@@ -211,14 +211,14 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
         The law. Where `run` raises, its outcome is `RAISED` and `fault` has the first error.
 
     Raises:
-        CannotEnumerate: as `torch_chance` does.
+        CannotEnumerate: as `torch_randomness` does.
         BudgetExceeded: more than `budget` outcomes.
     """
     fault = ""
 
     def once(rng: Randomness) -> tuple[int, ...]:
         nonlocal fault
-        with torch_chance(rng):
+        with torch_randomness(rng):
             try:
                 found = run()
             except CannotEnumerate:

@@ -15,8 +15,8 @@ from draftwood.protocols import TreePolicy
 from draftwood.randomness import Randomness, TorchRandomness
 from draftwood.request import Request
 from draftwood.sampling import SamplingParams
-from draftwood.testing.lazy_trees import OpenTree
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.lazy_trees import TreeLaw
+from draftwood.testing.toy import NextTokenModel
 from draftwood.tree import TokenTree, TreeBuilder
 
 Shape: TypeAlias = "tuple[Shape, ...]"
@@ -41,7 +41,7 @@ DEEP: dict[str, Shape] = {
 
 
 @attrs.frozen
-class Shaped(TreePolicy):
+class ShapedPolicy(TreePolicy):
     """Grows `shape`, with children drawn by `law`; fewer where the law runs out of tokens.
 
     With `adaptive`, siblings behind one that holds an odd token are left out.
@@ -75,7 +75,7 @@ class TooNarrow(InvalidInput):
 
 
 @attrs.define(eq=False)
-class ShapeTrees(OpenTree):
+class ShapeTrees(TreeLaw):
     """All trees of one shape, whose tokens are drawn by `law` as a verifier looks at them.
 
     Attributes:
@@ -90,7 +90,7 @@ class ShapeTrees(OpenTree):
 
     form: Shape
     children_law: type[Proposal]
-    drafts: Sequence[ToyModel]
+    drafts: Sequence[NextTokenModel]
     prompt: Sequence[int] = (0,)
     temperature: float = 1.0
     depth_first: bool = False

@@ -15,22 +15,29 @@ from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
-from draftwood.testing.checked_verifier import Watched
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
-from draftwood.testing.hidden_randomness import no_chance_but_the_streams
+from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.lossless import assert_lossless
-from draftwood.testing.proof_models import TOYS, VOCAB, WIDE, Toys, large, narrow
+from draftwood.testing.proof_models import (
+    PROOF_MODELS,
+    VOCAB,
+    WIDE_MODELS,
+    ProofModels,
+    large_models,
+    narrow_models,
+)
 from draftwood.testing.round_proof import assert_round_lossless
 from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.toy import Constant, ToyModel
+from draftwood.testing.toy import ConstantModel, NextTokenModel, ToyModel
 from draftwood.testing.tree_shapes import (
     BRANCHING,
     CHAINS,
     DEEP,
     DEEP_CHAINS,
     Shape,
-    Shaped,
+    ShapedPolicy,
     ShapeTrees,
     TooNarrow,
 )
@@ -103,29 +110,29 @@ def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The emitted tokens have the target's law on trees of several small shapes."""
 
-    def prove(toys: Toys) -> None:
+    def prove(toys: ProofModels) -> None:
         for shape in shapes(verifier, *_LARGEST):
             prove_round(verifier, shape, law, toys)
 
-    for_models(lambda target, *drafts: prove(Toys(target, drafts)), verifier, models)
+    for_models(lambda target, *drafts: prove(ProofModels(target, drafts)), verifier, models)
 
 
 def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out where a sibling's existence depends on the tokens of those before it."""
 
-    def prove(target: ToyModel, *drafts: ToyModel) -> None:
+    def prove(target: NextTokenModel, *drafts: NextTokenModel) -> None:
         for shape in shapes(verifier, "three", "two, the first with a child", "two, the second with a child"):
-            policy = Shaped(shape, law, adaptive=True)
+            policy = ShapedPolicy(shape, law, adaptive=True)
             drafter = toy_drafter(policy, *drafts)
             assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
 
-    for_models(prove, verifier, models // 2, toys=TOYS[:2])
+    for_models(prove, verifier, models // 2, toys=PROOF_MODELS[:2])
 
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
-    (toys,) = chosen(verifier, [narrow(5, (3, 2, 2, 2), drafters=2)])
+    (toys,) = chosen(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where the chain is too much beside a leaf, it is proved alone.
         cases = [(one, toys) for one in (shape, *DEEP_CHAINS.values())]
@@ -134,9 +141,9 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
-    (wide,) = chosen(verifier, WIDE)
+    (wide,) = chosen(verifier, WIDE_MODELS)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
-    (many,) = chosen(verifier, [large()])
+    (many,) = chosen(verifier, [large_models()])
     prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
@@ -144,7 +151,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
         cases = []
         for siblings in (5, 3):
             open_tokens = siblings if distinct else 2
-            (toys,) = chosen(verifier, [narrow(6, (open_tokens,), vocab_size=6, target_support=3)])
+            (toys,) = chosen(verifier, [narrow_models(6, (open_tokens,), vocab_size=6, target_support=3)])
             cases.append((((),) * siblings, toys))
         affordable(verifier, cases, law)
 
@@ -161,7 +168,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
     """In float32, and from logits in half precision, it is as exact as that arithmetic allows."""
     names = ("chain of 2", "two, the first with a child", "three")
     dtypes = (torch.float32, torch.bfloat16)
-    for toys, dtype in zip(chosen(verifier, TOYS[:2]), dtypes, strict=True):
+    for toys, dtype in zip(chosen(verifier, PROOF_MODELS[:2]), dtypes, strict=True):
         for shape in shapes(verifier, *names):
             prove_round(verifier, shape, law, toys.of(dtype))
 
@@ -169,7 +176,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
 def check_rounds(verifier: Verifier, models: int) -> None:
     """Several rounds of the production loop, in which the extra token is the next root."""
     law = min(laws_of(verifier), key=lambda law: (law.several_drafters, law.__name__))
-    policy = Shaped(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
+    policy = ShapedPolicy(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
     target = ToyModel(2, seed=1, sparsity=1.0 if verifier.greedy else 0.0)
     drafter = toy_drafter(policy, ToyModel(2, seed=2), ToyModel(2, seed=3))
     assert_lossless(policy, verifier, target=target, drafter=drafter)
@@ -180,10 +187,10 @@ def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
     for name, (draft, wanted) in CORNERS.items():
         if verifier.greedy and max(wanted) < 1:
             continue
-        target = Constant(VOCAB, p=torch.tensor(wanted, dtype=torch.float64))
-        proposed = Constant(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
+        target = ConstantModel(VOCAB, p=torch.tensor(wanted, dtype=torch.float64))
+        proposed = ConstantModel(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
         for shape in shapes(verifier, "chain of 2", "two", "two, the first with a child"):
-            policy = Shaped(shape, law)
+            policy = ShapedPolicy(shape, law)
             drafter = toy_drafter(policy, proposed, proposed)
             try:
                 assert_lossless(policy, verifier, target=target, drafter=drafter, tokens=2, rounds=1)
@@ -216,7 +223,7 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
         rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
         dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
         target = rounded(torch.stack(rows), dtype)
-        watched = Watched(verifier, refusal=InvalidDistribution)
+        watched = CheckedVerifier(verifier, refusal=InvalidDistribution)
         try:
             for _ in enumerate_outcomes(partial(watched.verify, tree, target), budget=2000):
                 pass
@@ -242,7 +249,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
         before = target.clone()
         marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
         try:
-            with no_chance_but_the_streams(verifier):
+            with forbid_hidden_randomness(verifier):
                 first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in "ab")
         except InvalidDistribution:
             return
@@ -295,7 +302,7 @@ def prove_round(
     verifier: Verifier,
     shape: Shape,
     law: type[Proposal],
-    toys: Toys,
+    toys: ProofModels,
     *,
     depth_first: bool = False,
     padding: int = 0,
@@ -306,14 +313,14 @@ def prove_round(
         trees = ShapeTrees(shape, law, toys.drafts, depth_first=depth_first, padding=padding)
         assert_round_lossless(trees, verifier, toys.target, budget=budget)
     except TooNarrow:
-        policy = Shaped(shape, law)
+        policy = ShapedPolicy(shape, law)
         drafter = toy_drafter(policy, *toys.drafts)
         assert_lossless(policy, verifier, target=toys.target, drafter=drafter, rounds=1)
 
 
 def affordable(
     verifier: Verifier,
-    cases: Sequence[tuple[Shape, Toys]],
+    cases: Sequence[tuple[Shape, ProofModels]],
     law: type[Proposal],
     *,
     depth_first: bool = False,
@@ -331,7 +338,7 @@ def affordable(
         return
 
 
-def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
+def chosen(verifier: Verifier, toys: Sequence[ProofModels]) -> list[ProofModels]:
     """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
     return [one.at_zero for one in toys] if verifier.greedy else list(toys)
 
@@ -364,11 +371,11 @@ def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
 
 
 def for_models(
-    prove: Callable[[ToyModel, ToyModel, ToyModel], None],
+    prove: Callable[[NextTokenModel, NextTokenModel, NextTokenModel], None],
     verifier: Verifier | None,
     models: int,
     *,
-    toys: Sequence[Toys] = TOYS,
+    toys: Sequence[ProofModels] = PROOF_MODELS,
 ) -> None:
     """Call `prove` with the models of `toys`, then with `models` random ones.
 

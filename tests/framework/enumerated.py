@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import SpeculativeDecoder
-from draftwood.testing import ToyModel, decoder_law
+from draftwood.testing import NextTokenModel, decoder_law
 
 Law = dict[tuple[int, ...], float]
 PROMPT = [0, 1]
@@ -21,7 +21,7 @@ def written_law(decoder: SpeculativeDecoder, *, tokens: int, **options: Any) -> 
     return {text: chance for (text,), chance in law.items()}
 
 
-def sequential_law(model: ToyModel, probs: decoder_law.NextToken, *, tokens: int) -> Law:
+def sequential_law(model: NextTokenModel, probs: decoder_law.NextToken, *, tokens: int) -> Law:
     """The same one token at a time: `probs(text, logits)` `[vocab]` of the next token."""
     return decoder_law.sequential_law(model, PROMPT, probs, tokens=tokens)
 

@@ -7,7 +7,7 @@ import torch
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, WithoutReplacement
 from draftwood import forced_tokens as forced_module
 from draftwood.constraints import ConstrainedRow
-from draftwood.forced_tokens import as_drafted, with_forced_spans
+from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.loop import RoundLoop, Row
 from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions
@@ -121,7 +121,7 @@ def bare(*tokens, parents=None):
 
 def longer(tree, ends=(), laws=(WithoutReplacement,)):
     like = torch.zeros(3, dtype=torch.float64)
-    return with_forced_spans(tree, row_of(SPANS, ends), laws=laws, like=like)
+    return with_forced_tokens(tree, row_of(SPANS, ends), laws=laws, like=like)
 
 
 def test_every_leaf_goes_on_as_far_as_it_must():
@@ -138,7 +138,7 @@ def test_every_leaf_goes_on_as_far_as_it_must():
 def test_a_span_is_bounded_and_never_adds_an_end():
     for_ever = Table({0: {1: 0}})
     like = torch.zeros(3)
-    found = with_forced_spans(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
+    found = with_forced_tokens(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
     assert found.size == 1 + forced_module._LONGEST
     assert longer(bare(0, 1), ends={0}).tokens.tolist() == [0, 1, 2]
     assert longer(bare(0, 1), ends={2}).tokens.tolist() == [0, 1]
@@ -146,9 +146,9 @@ def test_a_span_is_bounded_and_never_adds_an_end():
 
 def test_a_policy_learns_from_its_own_nodes_alone():
     outcome = Outcome(path=(0, 1, 4, 5), tokens=(0, 1, 2, 0), extra=1, bonus=False, drafted=5)
-    own = as_drafted(outcome, 3)
+    own = without_forced_tokens(outcome, 3)
     assert own == Outcome(path=(0, 1), tokens=(0, 1), extra=2, bonus=True, drafted=2)
-    assert as_drafted(outcome, 6) == outcome
+    assert without_forced_tokens(outcome, 6) == outcome
 
 
 def test_forced_tokens_take_no_draft_pass_and_few_rounds():

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from draftwood import Deterministic, InvalidInput, SamplingParams, policy_states
-from draftwood.forced_tokens import as_drafted
+from draftwood.forced_tokens import without_forced_tokens
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
@@ -248,4 +248,4 @@ def test_forced_spans_are_no_part_of_what_is_observed():
     assert max(outcome.accepted for outcome in rounds) > 1
     for (size, own), outcome in zip(policy.seen, rounds, strict=True):
         assert size <= 2
-        assert own == as_drafted(outcome, size)
+        assert own == without_forced_tokens(outcome, size)

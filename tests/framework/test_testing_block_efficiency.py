@@ -12,7 +12,15 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyModel, drawn_trees, expected_tokens, joint_law, one_round, optimal_tokens
+from draftwood.testing import (
+    NextTokenModel,
+    ToyModel,
+    drawn_trees,
+    expected_tokens,
+    joint_law,
+    one_round_law,
+    optimal_tokens,
+)
 from draftwood.testing.generators import toy_models
 from draftwood.testing.small_strategies import toy_drafter
 
@@ -31,7 +39,7 @@ def test_drawn_trees_are_distinct_and_all(policy, target, draft):
     assert sum(one.weight for one in trees) == pytest.approx(1, abs=1e-12)
     keys = {(tuple(one.tree.tokens.tolist()), tuple(one.tree.parents.tolist())) for one in trees}
     assert len(keys) == len(trees)
-    law = one_round(trees, RecursiveRejection(), target=target, prompt=(1, 0))
+    law = one_round_law(trees, RecursiveRejection(), target=target, prompt=(1, 0))
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
 
 
@@ -85,7 +93,7 @@ def test_a_draft_equal_to_its_target_is_accepted_whole():
 
 
 def test_a_draft_that_meets_nothing_of_its_target_gains_nothing():
-    class OneHot(ToyModel):
+    class OneHot(NextTokenModel):
         def logits(self, text):
             return torch.eye(3, dtype=torch.float64)[self.seed].log()
 

@@ -109,7 +109,7 @@ class Rootless(FirstChildren):
     ("verifier", "message"),
     [
         (Raises(), r"Raises\(\) raises \(IndexError: "),
-        (Endless(), r"Endless\(\) does not end \(Endless: One run asked for chance 10000 times"),
+        (Endless(), r"Endless\(\) does not end \(EndlessRun: One run asked for chance 10000 times"),
         (Sleeps(), r"Sleeps\(\) does not end \(TimeoutError"),
         (DraftInstead(), r"though token \d has target probability 0 after node \d"),
     ],

@@ -16,7 +16,7 @@ from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, 
 from draftwood.loop import RoundLoop, Row
 from draftwood.prefixes import RowText
 from draftwood.stopping import StopConditions
-from draftwood.testing import ToyBackend, ToyModel, enumerate_outcomes, joint_law, target_law
+from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law
 
 Law = dict[tuple[int, ...], float]
 
@@ -37,10 +37,10 @@ class Betrayal:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Processed(ToyModel):
+class Processed(NextTokenModel):
     """A toy model with logits processors in front of it, one context at a time."""
 
-    model: ToyModel
+    model: NextTokenModel
     processors: tuple[Any, ...]
 
     def logits(self, text: Sequence[int]) -> Tensor:
@@ -63,7 +63,7 @@ class Case:
 
     policy: TreePolicy
     verifier: Verifier
-    target: ToyModel
+    target: NextTokenModel
     drafter: Drafter
     temperature: float = 1.0
     tokens: int = 3

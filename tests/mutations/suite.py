@@ -24,7 +24,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.residual import Residual
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing import NextTokenModel, ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
 from tests.mutations.case import Case, Mutation
 from tests.mutations.chance import MostLikely, OnGrid, Rounded
@@ -33,7 +33,7 @@ from tests.mutations.verifiers import Misled
 
 
 @attrs.frozen(eq=False)
-class Flat(ToyModel):
+class Flat(NextTokenModel):
     """The tokens of `support` are equally likely, in every context.
 
     With a power of two of them the probabilities are exact.
@@ -47,7 +47,7 @@ class Flat(ToyModel):
         return logits
 
 
-def drafter(model: ToyModel) -> ModelDrafter:
+def drafter(model: NextTokenModel) -> ModelDrafter:
     return ModelDrafter(ToyBackend(model))
 
 

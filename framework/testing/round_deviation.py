@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 
 Text = tuple[int, ...]
 
 
 @attrs.frozen
-class Departure:
+class RoundDeviation:
     """The text whose probability is furthest from the target's: what was found, and what should be."""
 
     text: Text
@@ -25,9 +25,9 @@ class Departure:
         return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
-def furthest(
-    emitted: Mapping[Text, float], target: ToyModel, *, prompt: Sequence[int], temperature: float = 1.0
-) -> Departure:
+def largest_deviation(
+    emitted: Mapping[Text, float], target: NextTokenModel, *, prompt: Sequence[int], temperature: float = 1.0
+) -> RoundDeviation:
     """Where the law of one round's tokens departs the most from the target's.
 
     The target itself writes what follows a round, so a text s begins with the probability W(s) = A(s) +
@@ -49,7 +49,7 @@ def furthest(
                 longer_than[text[:length]] = longer_than.get(text[:length], 0.0) + chance
     found: dict[Text, float] = {(): at_least.get((), 0.0)}
     wanted: dict[Text, float] = {(): 1.0}
-    worst = Departure((), found[()], 1.0)
+    worst = RoundDeviation((), found[()], 1.0)
     for text in sorted(longer_than, key=len):
         # Rounds that ended at or before `text`; the target takes over from there.
         left = found[text] - longer_than[text]
@@ -62,7 +62,7 @@ def furthest(
             longer = (*text, token)
             found[longer] = at_least.get(longer, 0.0) + left * p
             wanted[longer] = wanted[text] * p
-            one = Departure(longer, found[longer], wanted[longer])
+            one = RoundDeviation(longer, found[longer], wanted[longer])
             if not one.error <= worst.error:
                 worst = one
     return worst
