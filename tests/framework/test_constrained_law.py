@@ -8,7 +8,7 @@ from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, W
 from draftwood import forced_tokens as forced_module
 from draftwood.constraints import ConstrainedRow
 from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -52,7 +52,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
     def write(rng):
         sampling = SamplingParams(temperature=TEMPERATURE)
         backend, drafter = ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT))
-        row = Row(0, 0, policy, Streams(rng, rng))
+        row = BatchRow(0, 0, policy, Streams(rng, rng))
         row.constraint = ConstrainedRow.started(constraint, [0], vocab_size=3, ends=eos)
         loop = RoundLoop(
             target=backend,

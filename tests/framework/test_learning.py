@@ -11,7 +11,7 @@ from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.testing import ToyModel, checks_for
-from draftwood.testing.row_isolation import assert_rows_apart
+from draftwood.testing.row_isolation import assert_rows_isolated
 from draftwood.testing.small_strategies import small_policies
 from tests.framework.decoding import PROMPTS, decoder
 from tests.framework.learners import Changes, Frozen, Grows, Leaves, Remembers
@@ -62,7 +62,7 @@ def test_every_registered_policy_is_frozen(named):
 def test_rows_that_grow_in_turns_grow_as_alone(policy):
     for seed in range(3):
         models = [ToyModel(4, seed=seed, sharpness=2.0), ToyModel(4, seed=seed + 10)]
-        assert_rows_apart(policy, models, [(2, 0, 2), (0, 1), (3,)])
+        assert_rows_isolated(policy, models, [(2, 0, 2), (0, 1), (3,)])
 
 
 @learners

@@ -13,13 +13,14 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.testing import (
     ToyModel,
     assert_lossless,
+    checked_verifier,
     drawn_trees,
     joint_law,
     largest_error,
     target_law,
-    watched,
 )
 from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.tree_text import distribution_as_text
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 TARGET, DRAFT = ToyModel(2, seed=1), ToyModel(2, seed=2)
@@ -59,7 +60,7 @@ def test_a_failure_draws_the_tree_with_both_laws():
     with pytest.raises(AssertionError) as raised:
         assert_lossless(TREE, TargetAgain(), rounds=1, tokens=1, **case())
     message = str(raised.value)
-    draft, target = (watched.numbers(model.probs([0])) for model in (DRAFT, TARGET))
+    draft, target = (distribution_as_text(model.probs([0])) for model in (DRAFT, TARGET))
     assert "TargetAgain() is biased: tokens (" in message
     assert "The round after (0,) is biased. Of 2 trees" in message
     assert f"* 0: token 0\n     target {target}\n" in message
@@ -116,7 +117,7 @@ class Rootless(FirstChildren):
     ids=["raises", "endless", "sleeps", "forbidden"],
 )
 def test_what_no_verifier_may_do_is_shown_with_its_tree(verifier, message, rounds, monkeypatch):
-    monkeypatch.setattr(watched, "SECONDS", 0.2)
+    monkeypatch.setattr(checked_verifier, "SECONDS", 0.2)
     target = ToyModel(3, seed=5, sparsity=0.6)
     options = case(target=target, draft=ToyModel(3, seed=2))
     with pytest.raises(AssertionError, match=rf"{message}[\s\S]* on the tree\n  0: token 0\n"):

@@ -16,7 +16,7 @@ from draftwood.testing import (
     sglang_sampler,
     vllm_sampler,
 )
-from draftwood.testing.chi_square import SIGNIFICANCE, judge
+from draftwood.testing.chi_square import SIGNIFICANCE, chi_square_test
 from tests.framework import foreign_samplers as foreign
 
 ALL = sampler_models()
@@ -207,7 +207,9 @@ def test_samples_one_by_one_and_in_batches_of_uniforms_agree():
 def test_the_bias_that_is_stated_is_found():
     wanted = {(token,): chance for token, chance in enumerate([0.3, 0.2, 0.15, 0.15, 0.1, 0.1])}
     p = np.array(list(wanted.values()))
-    size = judge({text: round(1e5 * chance) for text, chance in wanted.items()}, wanted).smallest_bias
+    size = chi_square_test(
+        {text: round(1e5 * chance) for text, chance in wanted.items()}, wanted
+    ).smallest_bias
     # The law at this distance that is hardest to find: every probability off by the same factor.
     worst = p * (1 + 2 * size * np.array([1, 1, -1, -1, -1, -1]))
     assert abs(worst - p).sum() / 2 == pytest.approx(size)
@@ -215,7 +217,7 @@ def test_the_bias_that_is_stated_is_found():
 
     def found(law):
         draws = rng.multinomial(100_000, law, size=200)
-        judged = [judge(dict(zip(wanted, row, strict=True)), wanted).p_value for row in draws]
+        judged = [chi_square_test(dict(zip(wanted, row, strict=True)), wanted).p_value for row in draws]
         return np.mean([p_value < SIGNIFICANCE for p_value in judged])
 
     assert found(worst) > 0.95
@@ -224,7 +226,7 @@ def test_the_bias_that_is_stated_is_found():
 
 
 def test_a_sequence_that_cannot_come_is_found_once():
-    assert judge({(0,): 999, (1,): 1}, {(0,): 1.0, (1,): 0.0}).p_value == 0
+    assert chi_square_test({(0,): 999, (1,): 1}, {(0,): 1.0, (1,): 0.0}).p_value == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.stopping import StopConditions
 from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law
@@ -121,7 +121,7 @@ class Case:
             sampling=sampling,
             draft_sampling=sampling,
             stops=StopConditions(self.eos, [self.tokens], [False]),
-            rows=[Row(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
+            rows=[BatchRow(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
         )
         state = torch.tensor(prompt[:-1], dtype=torch.int64)
         backend.prefill([state])

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftwood import Randomness, TokenTree, randomness
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
@@ -72,7 +72,7 @@ def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tens
     return logits[: len(tree)]
 
 
-def seen_from_the_root(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+def seen_from_the_root(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """`RoundLoop._target_scores` whose processors see the root's context at every node."""
     return self.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 
