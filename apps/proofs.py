@@ -20,7 +20,7 @@ from draftwood import (
 )
 from draftwood.apps import options
 from draftwood.apps.failures import one_line
-from draftwood.compatibility import check_strategy_fits, known_laws, needs_several_drafters
+from draftwood.compatibility import check_strategy_fits, needs_several_drafters, registered_laws
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | No
     if "law" not in known_options("policies", policy) or "law" in given:
         yield None
         return
-    for law in known_laws():
+    for law in registered_laws():
         try:
             create("policies", policy, {"law": law})
         except DraftwoodError:  # a law that this policy refuses

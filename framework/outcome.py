@@ -1,4 +1,4 @@
-"""What one round gave one row."""
+"""What came of a tree: the outcome of one round for one row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.validators import as_ints
 
 @attrs.frozen
 class Outcome:
-    """What one round gave one row.
+    """What one round adds to one row.
 
     Attributes:
         path: accepted nodes of the tree, root first.

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.proposals import (
     Deterministic,
     Proposal,
@@ -79,7 +79,7 @@ def token_trees(
         room = min(max_children, max_nodes + 1 - len(tree))
         count = draw(st.integers(0, room)) if room else 0
         if count:
-            law = draw(st.sampled_from(list(known_laws() if laws is None else laws)))
+            law = draw(st.sampled_from(list(registered_laws() if laws is None else laws)))
             tree.add_children(node, *draw(_children(law, count, vocab_size, dtype)))
         node += 1
     return tree.finish()

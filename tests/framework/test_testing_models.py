@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.proposals import Deterministic, check_distribution
 from draftwood.testing import ToyModel, assert_lossless
 from draftwood.testing.generators import distributions, pairs, sampling_params, token_trees, toy_models
@@ -103,7 +103,7 @@ def test_trees_hold_what_their_proposals_may_draw(data):
         earlier = []
         for k, child in enumerate(tree.children(node)):
             law = tree.proposals[node]
-            assert type(law) in known_laws()
+            assert type(law) in registered_laws()
             assert law.conditional(k, earlier)[tree.tokens[child]] > 0
             earlier.append(int(tree.tokens[child]))
     assert all(tree.children(node) for node in tree.proposals)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
-    Drawn,
+    DrawnChildren,
     LearningPolicy,
     Outcome,
     Proposal,
@@ -125,7 +125,7 @@ class Fork(TreePolicy):
     depth: int = 3
     laws = frozenset({WithoutReplacement})
 
-    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[Drawn]:
+    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[DrawnChildren]:
         return draw_children(WithoutReplacement, probs, count=count, rng=rng)
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -146,8 +146,8 @@ class Fork(TreePolicy):
 class SharedDraws(Fork):
     """Draws once for all nodes of a level that have one distribution."""
 
-    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[Drawn]:
-        found: list[Drawn] = []
+    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[DrawnChildren]:
+        found: list[DrawnChildren] = []
         for place, p in enumerate(probs):
             twin = next((earlier for earlier in range(place) if torch.equal(probs[earlier], p)), None)
             found.append(super().draw(p[None], count, rng)[0] if twin is None else found[twin])

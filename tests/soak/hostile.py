@@ -17,7 +17,7 @@ import attrs
 from draftwood_cli import app
 from typer.testing import CliRunner
 
-from draftwood import DraftwoodError, tuned
+from draftwood import DraftwoodError, read_tuned
 from draftwood.apps import datasets
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.plan import Plan, data_sets, from_file
@@ -95,7 +95,7 @@ def _direct(action: Callable[[], object]) -> tuple[int, str]:
 
 
 def _tuned(file: Path) -> None:
-    known = tuned(file)
+    known = read_tuned(file)
     known.sampling, known.draft_sampling, known.method()
 
 
