@@ -27,6 +27,12 @@ def decoder_layers(model: Any) -> Sequence[torch.nn.Module]:
     return [] if (name := _place(model)) is None else list(model.get_submodule(name))
 
 
+def body(model: Any) -> Any:
+    """The module that runs the decoder layers, whose output the output head reads; None where none does."""
+    owner = (_place(model) or "").rpartition(".")[0]
+    return model.get_submodule(owner) if owner else None
+
+
 def shared_copy(model: Any) -> Any:
     """A second model object whose parameters and buffers are the same tensors; only the structure is new."""
     tensors = [*model.parameters(), *model.buffers()]

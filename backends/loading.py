@@ -166,7 +166,7 @@ def _device(device: torch.device | str | None) -> torch.device | str:
             raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
     else:
         try:
-            torch.empty(0, device=device)
+            torch.empty(0, device=device, dtype=torch.float64)  # which draws need, and MPS lacks
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
     return device
@@ -210,11 +210,17 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     first = "paths" not in verdicts
     if (worse := _verdict(model, "paths", _by_paths)) is not None:
         del _verdicts[model]
-        if isinstance(reason, UnsupportedModel) and _is_recurrent(model):
+        recurrent = _is_recurrent(model)
+        if isinstance(reason, UnsupportedModel) and recurrent:
             raise reason
         if isinstance(worse, UnsupportedModel):
             raise worse
-        if _is_recurrent(model):
+        if reason is not None and recurrent:
+            raise UnsupportedModel(
+                f"Of {name} the mixers that stand for its recurrent layers do not compute what these do "
+                f"({reason}); correct the mixer that is registered for them under draftwood.mixers."
+            )
+        if recurrent:
             raise UnsupportedModel(
                 f"UnrolledBackend does not decode what {name} itself does ({worse}); load it with "
                 'attention="auto".'

@@ -8,7 +8,11 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from draftwood.errors import UnsupportedModel
 
@@ -60,11 +64,12 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
     kinds = getattr(text, "layer_types", None)
     found: dict[str, Reach] = {}
     for place, layer in enumerate(layers):
-        # Reads another layer's keys, or has no attention. By name: transformers 5.17 has no such class.
         name = type(layer).__name__
-        if name == "DummyLayer" or (recurrent and name == "LinearAttentionLayer"):
+        mixes = recurrent and isinstance(layer, LinearAttentionCacheLayerMixin)
+        # Reads another layer's keys, or has no attention. By name: transformers 5.17 has no such class.
+        if name == "DummyLayer" or (mixes and not isinstance(layer, DynamicLayer)):
             continue
-        if type(layer) is DynamicLayer or (recurrent and name == "LinearAttentionAndFullAttentionLayer"):
+        if type(layer) is DynamicLayer or (mixes and not isinstance(layer, DynamicSlidingWindowLayer)):
             kind, reach = "full_attention", Reach()
         elif type(layer) is DynamicSlidingWindowLayer:
             chunked = getattr(text, "attention_chunk_size", None) is not None

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from draftwood.backends import checks
 from draftwood.backends.context import end_of_context
-from draftwood.backends.layers import count_layers, without
+from draftwood.backends.features import Features, Through, Wish
+from draftwood.backends.layers import body, count_layers, without
+from draftwood.backends.output_head import OutputHead
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -29,6 +33,7 @@ class ModelBackend(StateBackend):
         pad_token_id: what pads finished rows, by the same, or None.
         skippable_layers: its decoder layers; 0 where they are not found.
         hidden_size: what its LM head reads; None where that is not known.
+        feature_layers: as many, where a body runs them whose output the LM head reads; else 0.
         device: where token ids go.
     """
 
@@ -55,8 +60,11 @@ class ModelBackend(StateBackend):
         width = getattr(head, "in_features", None)
         self.hidden_size: int | None = None if width is None else int(width)
         self.device = input_device(model)
-        self._keeps_hidden = False
+        known = self.hidden_size is not None and body(model) is not None
+        self.feature_layers = self.skippable_layers if known else 0
+        self._kept: Features | None = None
         self._read: Tensor
+        self._head: OutputHead | None = None
         self._takes_positions = takes(model, "position_ids")
         # Pure state-space models call their cache by another name.
         self._cache_name = "cache_params" if takes(model, "cache_params") else "past_key_values"
@@ -85,54 +93,66 @@ class ModelBackend(StateBackend):
             )
         return smaller
 
-    def keep_hidden(self) -> None:
-        """Keep what the LM head reads at every row's last committed token.
+    def keep_features(
+        self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
+    ) -> None:
+        """Keep what these layers read at committed tokens; see `StateBackend.keep_features`.
 
         Raises:
-            InvalidInput: there are rows already.
-            UnsupportedModel: the width of the LM head is not known.
+            InvalidInput: a layer that the model does not have, `last` below 1, or rows without these.
+            UnsupportedModel: the model's layers are not found, or not what runs them.
         """
-        if self.hidden_size is None:
-            super().keep_hidden()
-        if not self._keeps_hidden and self.lengths:
+        if not self.feature_layers:
+            super().keep_features(layers, last=last, through=through)
+        kept = Features(self._module, Wish(layers, last, through)) if len(layers) else None
+        wished = [None if one is None else one.wish for one in (self._kept, kept)]
+        if wished[0] != wished[1] and self.lengths:
             raise InvalidInput(
-                f"The hidden states of {len(self.lengths)} row(s) were not kept; call keep_hidden() before "
-                "rows join."
+                f"Of {len(self.lengths)} row(s) other features were kept than those of the layers "
+                f"{list(layers)}; call keep_features() before rows join."
             )
-        self._keeps_hidden = True
+        self._kept = kept
+
+    def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
+        """What the model's input embedding gives for `tokens`, without what the body does to it later."""
+        with checks.guarded_pass(1):
+            found: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
+        return found
+
+    def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
+        """Logits of features of the layer `feature_layers`, scales and soft-caps with them.
+
+        Raises:
+            UnsupportedModel: the model's logits do not follow from these features alone.
+        """
+        if not self.feature_layers:
+            return super().output_head(states)
+        with checks.guarded_pass(1):
+            if self._head is None:
+                self._head = OutputHead(self.model, device=self.device)
+            return self._head(states)
+
+    def _taken(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """The features of every row, of its pieces, for `take_features`."""
+        if self._kept is None:
+            return super().take_features()
+        blank = torch.zeros(0, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
+        return [self._kept.joined(pieces, blank=blank) for pieces in rows]
 
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
         """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds.
 
-        Where hidden states are kept, `_read` is afterwards what the LM head read, `[batch, n, hidden]`.
+        Where features are kept, `_read` is afterwards those of the pass, `[batch, n, width]`.
         """
         _refuse_training(self._module)
         options[self._cache_name] = cache
         options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
-        if self._keeps_hidden:
-            self._read, output = self._watched(options)
+        if self._kept is not None:
+            self._read, output = self._kept.read(options)
         else:
             output = self._module(**options)
         logits: Tensor = output.logits
         return logits
-
-    def _watched(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
-        """What the LM head read in a pass, and what the pass gave."""
-        read: list[Tensor] = []
-        # For this pass alone: the model is its owner's, who may run or copy it in between.
-        hook = self._module.get_output_embeddings().register_forward_pre_hook(
-            lambda _, given: read.append(given[0])
-        )
-        try:
-            output = self._module(**options)
-        finally:
-            hook.remove()
-        if len(read) != 1:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} called its LM head {len(read)} times in a pass, so its hidden "
-                "states are not known; use a draft model."
-            )
-        return read[0], output
 
 
 def input_device(model: Any) -> torch.device:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import checks
 from draftwood.backends.attention import TreeAttention
+from draftwood.backends.features import Pieces
 from draftwood.backends.host_region import HostRegion
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, Reach
@@ -54,9 +55,9 @@ class PackedBackend(ModelBackend):
         self._lengths: list[int] = []
         # Of every row, whether it has committed nothing since it joined.
         self._fresh: list[bool] = []
-        # Where hidden states are kept: `[rows, hidden]` of the committed text, and one `[rows, nodes,
-        # hidden]` for every pass over uncommitted nodes.
-        self._hidden: Tensor | None = None
+        # Where features are kept: of every row those not taken yet, `[length, width]` a piece, and one
+        # `[rows, nodes, width]` for every pass over uncommitted nodes.
+        self._features: list[Pieces] = []
         self._uncommitted: list[Tensor] = []
         self._region = self._new_region(0)
         self._refresh()
@@ -88,15 +89,14 @@ class PackedBackend(ModelBackend):
             # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
             slots = longest if self._cache.settled else min(longest, self.chunk)
             self._cache.reserve(rows=have + more, slots=slots)
-            hidden = self._blank(more) if self._keeps_hidden else None
+            features: list[Pieces] = [()] * more
             self._states.begin()
             for start in range(0, longest, self.chunk):
-                self._prefill_chunk(padded, start, lengths, hidden)
+                self._prefill_chunk(padded, start, lengths, features)
                 self._cache.reserve(rows=have + more, slots=longest)
             joined = self._states.joined(have, more)
             region = self._new_region(have + more)
-            if hidden is not None:
-                self._hidden = hidden if self._hidden is None else torch.cat([self._hidden, hidden])
+            self._features += features
             self._region = region
             self._states.settle(joined)
         self._lengths += lengths
@@ -113,9 +113,8 @@ class PackedBackend(ModelBackend):
                 self._cache = RowCache()  # gives the memory back
             self._region.keep(keep)
             self._states.keep(keep)
-            if self._hidden is not None:
-                self._hidden = self._hidden[keep]
-                self._uncommitted = [states[keep] for states in self._uncommitted]
+            self._uncommitted = [states[keep] for states in self._uncommitted]
+        self._features = [self._features[row] for row in keep]
         self._lengths = [self._lengths[row] for row in keep]
         self._fresh = [self._fresh[row] for row in keep]
         # Uncommitted nodes stay in the slots that they have.
@@ -181,7 +180,7 @@ class PackedBackend(ModelBackend):
             if keep:
                 self._states.accept()
                 region.accept(staged)
-                if self._keeps_hidden:
+                if self._kept is not None:
                     self._uncommitted.append(self._read)
         return logits
 
@@ -200,36 +199,34 @@ class PackedBackend(ModelBackend):
             moves += [(row, source, target) for target, source in slots if source != target]
         with checks.guarded_pass(len(self._lengths)):
             replayed = self._states.replayed(columns_of, self._region.columns)
+            features = self._with_accepted(columns_of)
             if moves:
                 self._cache.move(*zip(*moves, strict=True))
-            self._keep_last(columns_of)
             self._states.settle(replayed)
             self._region.clear()
+            self._features, self._uncommitted = features, []
         self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
         self._fresh = [fresh and not path for fresh, path in zip(self._fresh, paths, strict=True)]
         self._refresh()
 
-    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
-        """What the LM head read at every row's last committed token, in the model's dtype.
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """As `StateBackend.take_features`, in the model's dtype and on `device`."""
+        taken = self._taken(self._features)
+        self._features = [()] * len(self._features)
+        return taken
 
-        Undefined for a row without committed tokens; needs `keep_hidden` first.
-        """
-        if not self._keeps_hidden:
-            return super().last_hidden()
-        return self._blank(0) if self._hidden is None else self._hidden.clone()
-
-    def _blank(self, rows: int) -> Tensor:
-        """Hidden states `[rows, hidden]` to be filled."""
-        return torch.zeros(rows, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
-
-    def _keep_last(self, columns_of: Sequence[Sequence[int]]) -> None:
-        """The hidden states after a commit of these columns of every row."""
-        moved = [(row, columns[-1]) for row, columns in enumerate(columns_of) if columns]
-        if self._hidden is not None and moved:
-            rows, last = zip(*moved, strict=True)
-            read = torch.cat(self._uncommitted, 1)
-            self._hidden[list(rows)] = read[list(rows), list(last)].to(self._hidden)
-        self._uncommitted = []
+    def _with_accepted(self, columns_of: Sequence[Sequence[int]]) -> list[Pieces]:
+        """The features not taken yet after a commit of these columns of every row."""
+        if self._kept is None or not any(columns_of):
+            return self._features
+        read = self._uncommitted[0] if len(self._uncommitted) == 1 else torch.cat(self._uncommitted, 1)
+        rows = [row for row, columns in enumerate(columns_of) for _ in columns]
+        accepted = read[rows, [column for columns in columns_of for column in columns]]
+        new = accepted.split([len(columns) for columns in columns_of])
+        return [
+            self._kept.trimmed([*pieces, more]) if len(more) else pieces
+            for pieces, more in zip(self._features, new, strict=True)
+        ]
 
     def _new_region(self, rows: int) -> Region | HostRegion:
         host = self.device.type == "cpu" and not self._packs
@@ -241,11 +238,11 @@ class PackedBackend(ModelBackend):
         return self._attention is not None and self._attention.packs(self.device)
 
     def _prefill_chunk(
-        self, padded: Tensor, start: int, lengths: Sequence[int], hidden: Tensor | None
+        self, padded: Tensor, start: int, lengths: Sequence[int], features: list[Pieces]
     ) -> None:
         """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there.
 
-        Fills in the rows of `hidden` whose text, of these `lengths`, ends in it.
+        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row.
         """
         have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
@@ -261,15 +258,15 @@ class PackedBackend(ModelBackend):
         )
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
-        options: dict[str, Any] = dict(self._prefill_options)
-        ends = {row: length - 1 - start for row, length in enumerate(lengths) if start < length <= start + n}
-        read = sorted(set(ends.values())) or [n - 1]
-        if hidden is not None and options:
-            options["logits_to_keep"] = torch.tensor(read, device=self.device)
-        self._forward(tokens, mask, queries, **options)
-        if hidden is not None:
-            for row, place in ends.items():
-                hidden[row] = self._read[row, read.index(place) if options else place]
+        self._forward(tokens, mask, queries, **self._prefill_options)
+        if self._kept is not None:
+            for row, length in enumerate(lengths):
+                last = self._kept.wish.last or length
+                first = max(length - last - start, 0)
+                if first < min(length - start, n):
+                    # Not a view, which would hold other rows and padding too.
+                    new = self._read[row, first : length - start].clone()
+                    features[row] = self._kept.trimmed([*features[row], new])
 
     def _mask(
         self,

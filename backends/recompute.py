@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.backends import checks
+from draftwood.backends.features import Through
 from draftwood.backends.packed import PackedBackend
 from draftwood.protocols import StateBackend
 
@@ -31,7 +32,7 @@ class RecomputingBackend(StateBackend):
         self.vocab_size, self.max_length = backend.vocab_size, backend.max_length
         self.weight_bytes, self.hidden_size = backend.weight_bytes, backend.hidden_size
         self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id
-        self.skippable_layers = backend.skippable_layers
+        self.skippable_layers, self.feature_layers = backend.skippable_layers, backend.feature_layers
         # Of every row, its uncommitted nodes.
         self._tokens: list[list[int]] = []
         self._parents: list[list[int]] = []
@@ -97,13 +98,23 @@ class RecomputingBackend(StateBackend):
         assert isinstance(smaller, PackedBackend)
         return RecomputingBackend(smaller)
 
-    def keep_hidden(self) -> None:
-        """As `ModelBackend.keep_hidden`."""
-        self.backend.keep_hidden()
+    def keep_features(
+        self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
+    ) -> None:
+        """As `ModelBackend.keep_features`."""
+        self.backend.keep_features(layers, last=last, through=through)
 
-    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
-        """As `PackedBackend.last_hidden`."""
-        return self.backend.last_hidden()
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """As `PackedBackend.take_features`."""
+        return self.backend.take_features()
+
+    def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
+        """As `ModelBackend.input_embeddings`."""
+        return self.backend.input_embeddings(tokens)
+
+    def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
+        """As `ModelBackend.output_head`."""
+        return self.backend.output_head(states)
 
     def _run(self, tokens: list[list[int]], parents: list[list[int]], *, commit: bool) -> Tensor:
         """Logits of these nodes; afterwards they are committed, as one path a row, or gone."""

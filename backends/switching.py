@@ -85,6 +85,8 @@ class SwitchingBackend(StateBackend):
 
     Both run on the same weights. What is short is as it was before the switch; what is long was read again
     from its beginning, once a text, as `generate()` does there. A row's neighbours do not matter to it.
+
+    It keeps no features: those of the tokens before the switch would have to be taken anew behind it.
     """
 
     def __init__(self, model: Any, make: Callable[[Any], ModelBackend]) -> None:
@@ -190,20 +192,6 @@ class SwitchingBackend(StateBackend):
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
         """As `ModelBackend.without_layers`; it switches too."""
         return SwitchingBackend(self._make(self.model).without_layers(layers).model, self._make)
-
-    def keep_hidden(self) -> None:
-        """As `ModelBackend.keep_hidden`."""
-        self._short.keep_hidden()
-        self._long.keep_hidden()
-
-    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
-        """As `PackedBackend.last_hidden`."""
-        short, long = self._short.last_hidden(), self._long.last_hidden()
-        states = [
-            short[self._in_short.index(row)] if row in self._in_short else long[self._in_long.index(row)]
-            for row in self._rows
-        ]
-        return torch.stack(states) if states else short
 
     def _near(self, given: _Pass, have: Sequence[int]) -> dict[int, list[int]]:
         """By row, the positions of the nodes of a pass that is to come, for rows that it may lead over."""

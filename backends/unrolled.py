@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from draftwood.backends import checks
+from draftwood.backends.features import Pieces
 from draftwood.backends.model import ModelBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
 
@@ -43,8 +44,8 @@ class Row:
         tokens: tokens of the uncommitted nodes.
         parents: their parents; -1 is the committed state.
         trial: what the last pass left.
-        hidden: what the LM head read at the last committed token, `[hidden]`, where that is kept.
-        uncommitted: the same for the uncommitted nodes, `[nodes, hidden]` a pass.
+        features: of its committed tokens, not taken yet, `[length, width]` a piece, where they are kept.
+        uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
     """
 
     cache: Cache | None = None
@@ -52,7 +53,7 @@ class Row:
     tokens: list[int] = attrs.field(factory=list)
     parents: list[int] = attrs.field(factory=list)
     trial: Trial | None = None
-    hidden: Tensor | None = None
+    features: Pieces = ()
     uncommitted: list[Tensor] = attrs.field(factory=list)
 
     def path(self, node: int) -> list[int]:
@@ -133,16 +134,11 @@ class UnrolledBackend(ModelBackend):
         with checks.guarded_pass(len(self._rows)):
             self._rows = [self._settle(row, list(path)) for row, path in zip(self._rows, paths, strict=True)]
 
-    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
-        """What the LM head read at every row's last committed token, in the model's dtype.
-
-        Undefined for a row without committed tokens; needs `keep_hidden` first.
-        """
-        if not self._keeps_hidden:
-            return super().last_hidden()
-        nothing = torch.zeros(self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
-        states = [nothing if row.hidden is None else row.hidden.to(nothing) for row in self._rows]
-        return torch.stack([nothing, *states])[1:]
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """As `StateBackend.take_features`, in the model's dtype and on `device`."""
+        taken = self._taken([row.features for row in self._rows])
+        self._rows = [attrs.evolve(row, features=()) for row in self._rows]
+        return taken
 
     def _try(self, place: int, row: Row, tokens: list[int], parents: list[int]) -> tuple[Row, Tensor]:
         """`row` with these nodes added, and their logits `[nodes, vocab]`."""
@@ -166,39 +162,43 @@ class UnrolledBackend(ModelBackend):
         logits = self._run(cache, fed, start=row.length)
         lines, depths = zip(*(where[node] for node in range(start, start + len(tokens))), strict=True)
         nodes = list(lines), list(depths)
-        read = [*row.uncommitted, self._read[nodes]] if self._keeps_hidden else []
+        read = [*row.uncommitted, self._read[nodes]] if self._kept is not None else []
         return attrs.evolve(row, trial=Trial(cache, paths, width), uncommitted=read), logits[nodes]
 
     def _settle(self, row: Row, path: list[int]) -> Row:
         """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
         if not path:
-            return Row(row.cache, row.length, hidden=row.hidden)
+            return Row(row.cache, row.length, features=row.features)
         trial = row.trial
         if trial is not None and _can_be_cut(trial.cache):
             line = next((i for i, tried in enumerate(trial.paths) if tried[: len(path)] == path), None)
             if line is not None:
                 cache = self._copied(trial.cache, copies=1, line=line)
                 cache.crop(len(path) - trial.width)
-                hidden = torch.cat(row.uncommitted)[path[-1]] if row.uncommitted else None
-                return Row(cache, row.length + len(path), hidden=hidden)
+                features = row.features
+                if self._kept is not None:
+                    features = self._kept.trimmed([*features, torch.cat(row.uncommitted)[path]])
+                return Row(cache, row.length + len(path), features=features)
         return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
 
     def _advance(self, row: Row, tokens: Tensor) -> Row:
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
-            return Row(row.cache, row.length, hidden=row.hidden)
+            return Row(row.cache, row.length, features=row.features)
         fresh = row.cache is None and not row.length
         cache = self._new_cache(prompt=len(tokens) + 1) if fresh else self._copied(row.cache, copies=1)
-        length = row.length
+        length, features = row.length, row.features
         for chunk in tokens.split(self.chunk):
             self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
+            if self._kept is not None:
+                features = self._kept.trimmed([*features, self._read[0]])
         if not any(getattr(layer, "is_initialized", True) for layer in cache.layers):
             raise UnsupportedModel(
                 f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
                 "token; use a model with one."
             )
-        return Row(cache, length, hidden=self._read[0, -1].clone() if self._keeps_hidden else None)
+        return Row(cache, length, features=features)
 
     def _new_cache(self, *, prompt: int) -> Cache:
         """An empty cache for a text whose prompt has so many tokens, the first root among them."""

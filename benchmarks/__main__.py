@@ -2,6 +2,7 @@
 
 import typer
 
+from benchmarks.agreement import agreement
 from benchmarks.blocks import blocks
 from benchmarks.certainty import certainty
 from benchmarks.constraints import constraints
@@ -18,6 +19,7 @@ from benchmarks.verifiers import verifiers
 from draftwood.apps.failures import plainly
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
+app.command("agreement")(plainly(agreement))
 app.command("certainty")(plainly(certainty))
 app.command("blocks")(plainly(blocks))
 app.command("constraints")(plainly(constraints))

@@ -40,8 +40,8 @@ class Constraint(Protocol):
 class ConstrainedRow:
     """The states of one row's constraint: of its text, and of the nodes of the round.
 
-    Nodes are numbered in the order in which they are looked up, 0 being the root; these are not the nodes
-    of the tree. The same token behind the same node is the same node, so that drafting and scoring share their
+    Nodes are numbered in the order in which they are looked up, 0 being the root; these are not the tree's
+    numbers. The same token behind the same node is the same node, so that drafting and scoring share their
     states and masks.
     Behind a token of `ends` the text has ended, and the constraint is not asked.
     """

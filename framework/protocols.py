@@ -4,11 +4,14 @@ Rows are independent sequences. Every backend and drafter holds them in one orde
 rows, `release` removes some (the later ones move up), and every other call has one entry a row.
 The root of every tree is the last committed token; it is not yet in any state, so a prompt of n
 tokens prefills n - 1 and its last token is the first root.
+
+Every call that target and drafter both get, `prefill`, `commit` and `release`, is made on the target first:
+when a drafter's `commit` runs, the target has committed the same tokens, and `take_features` gives theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -157,7 +160,9 @@ class StateBackend(Protocol):
         eos_token_ids: tokens that end a text unless the caller says otherwise.
         pad_token_id: what pads finished rows, or None.
         skippable_layers: layers that `without_layers` may leave out, counted from 0; 0: it cannot.
-        hidden_size: width of the states that `last_hidden` gives; None: it cannot.
+        hidden_size: width of the states that the output head reads, and features of a layer; None: not known.
+        feature_layers: the model's decoder layers, where `keep_features` can keep what they read; 0: it
+            cannot.
         device: where token ids go, and logits are unless a model is spread over several.
         model: what it runs, for the checks to compare with: a torch module, which answers by its plain
             forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or None.
@@ -170,6 +175,7 @@ class StateBackend(Protocol):
     pad_token_id: int | None = None
     skippable_layers: int = 0
     hidden_size: int | None = None
+    feature_layers: int = 0
     device: torch.device = torch.device("cpu")
     model: Any = None
 
@@ -228,27 +234,68 @@ class StateBackend(Protocol):
             f"{self.skippable_layers}; use a draft model."
         )
 
-    def keep_hidden(self) -> None:
-        """From now on keep what `last_hidden` gives; without this call it costs nothing.
+    def keep_features(
+        self,
+        layers: Sequence[int],
+        *,
+        last: int | None = None,
+        through: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """From now on keep what `take_features` gives; without this call it costs nothing.
 
-        Offered where `hidden_size` is not None; calling it again changes nothing.
+        Offered where `feature_layers` is L above 0. Features of layer k < L are what the decoder layer k,
+        counted from 0, reads of a token: for 0 its embedding, for others the residual stream behind k layers.
+        Those of layer L are what the output head reads, behind the final norm. So k counts as transformers'
+        `hidden_states` does.
+
+        One drafter reads them. The same call again changes nothing; no layers at all end it.
+
+        Args:
+            layers: which, in the order in which they are concatenated.
+            last: keep those of so many tokens a row at most, the last ones; None for all. A row whose
+                features nobody takes grows by all.
+            through: what features `[..., len(layers) * hidden_size]` go through before they are kept, pass by
+                pass. Of a long prompt only what comes out is held, never its features all at once.
 
         Raises:
-            InvalidInput: there are rows already, whose states were not kept.
+            InvalidInput: a layer below 0 or above L, `last` below 1, or rows whose features were not kept.
             UnsupportedModel: the backend cannot do it.
         """
         raise UnsupportedModel(
-            f"{type(self).__name__} gives no hidden states: its hidden_size is {self.hidden_size}; use a "
+            f"{type(self).__name__} gives no features: its feature_layers is {self.feature_layers}; use a "
             "draft model."
         )
 
-    def last_hidden(self) -> Float[Tensor, "rows hidden"]:
-        """What the LM head read at every row's last committed token, `[rows, hidden_size]`.
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """Features of every token committed since the last call, one tensor a row, `[tokens, width]`.
 
-        The state that sequential decoding of the committed tokens gives; undefined for a row without
-        any. Needs `keep_hidden` first.
+        In the order of the text, prompts included; without tokens for a row that has committed none since.
+        They are those of sequential decoding of the text up to rounding, on `device`, and the caller's own.
+
+        Raises:
+            UnsupportedModel: nothing was kept; call `keep_features` first.
         """
-        raise UnsupportedModel(f"{type(self).__name__} keeps no hidden states; call keep_hidden() first.")
+        raise UnsupportedModel(f"{type(self).__name__} keeps no features; call keep_features() first.")
+
+    def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
+        """What the model's table of embeddings gives for `tokens`, before positions or whatever follows it.
+
+        Offered where `feature_layers` is above 0.
+
+        Raises:
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} gives no input embeddings; use a draft model.")
+
+    def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
+        """Logits of features of layer L: those that `extend` gives for the same token, soft-caps and all.
+
+        Offered where `feature_layers` is L above 0.
+
+        Raises:
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} has no output head by itself; use a draft model.")
 
 
 class Verifier(Protocol):

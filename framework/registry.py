@@ -1,9 +1,9 @@
 """Strategies by name. Installed packages add theirs through entry points.
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers`, `draftwood.recipes` and
-`draftwood.laws`; `draftwood.loaders` holds what turns a model into a backend. This is how the framework
-reaches the layers above it without importing them. A policy, verifier, drafter or law that is not registered
-goes by `package.module:Class`.
+`draftwood.laws`; `draftwood.loaders` holds what turns a model into a backend, `draftwood.mixers` what stands
+for a model's recurrent layers. This is how the framework reaches the layers above it without importing them.
+A policy, verifier, drafter or law that is not registered goes by `package.module:Class`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`read_tuned`: the method that was the best of those that `draftwood tune` tried for a pair of models on this machine."""
+"""`read_tuned`: the method that `draftwood tune` chose for a pair of models on this machine."""
 
 from __future__ import annotations
 

@@ -210,6 +210,7 @@ def test_the_wheel_holds_the_llama_pair_alone(wheel: zipfile.ZipFile) -> None:
 def test_the_wheel_registers_the_strategies(wheel: zipfile.ZipFile) -> None:
     (name,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
     written = configparser.ConfigParser(delimiters=("=",))
+    written.optionxform = str  # type: ignore[assignment,method-assign]
     written.read_string(wheel.read(name).decode())
     assert written["console_scripts"]["draftwood"] == CONFIG["project"]["scripts"]["draftwood"]
     for group, names in GROUPS.items():

@@ -23,6 +23,7 @@ PAGES = (
     "tutorials/verifier.md",
     "tutorials/drafter.md",
     "tutorials/backend.md",
+    "tutorials/recurrent-layer.md",
 )
 BLOCK = re.compile(r"^```(python|console|toml)(?: title=\"([\w.]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | distil | medusa | agreement --help`."""
+"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | distil | medusa --help`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-
-import attrs
 
 
 def pretrain(
@@ -75,11 +73,11 @@ def distil(
     shared = tokenizer()
     recipe = Recipe(rows=rows, new_tokens=new_tokens, steps=steps, learning_rate=learning_rate, seed=seed)
     device = _device()
-    teacher = _model(target, dtype=torch.bfloat16).to(device)
+    teacher = load_model(target, dtype=torch.bfloat16).to(device)
     folder = rows_in or out / "rows"
     streams = _streams(shared, text)
     write_rows(teacher, list(streams.values()), folder, recipe=recipe, shares=_shares(streams))
-    student = _model(draft, dtype=torch.float32)
+    student = load_model(draft, dtype=torch.float32)
     if layers or width or heads:
         config = student.config
         wide = width or config.hidden_size
@@ -124,7 +122,7 @@ def medusa(
     from .distil import Recipe, write_rows
     from .medusa import HeadsRecipe, train_heads
 
-    model = _model(target, dtype=torch.float32).to(_device())
+    model = load_model(target, dtype=torch.float32).to(_device())
     folder = rows_in or out / "rows"
     streams = _streams(tokenizer(), text)
     write_rows(
@@ -137,29 +135,12 @@ def medusa(
     recipe = HeadsRecipe(heads=heads, steps=steps, learning_rate=learning_rate, seed=seed)
     trained, record = train_heads(model, folder, recipe=recipe)
     save_heads(trained.to(torch.bfloat16), out, target=target)
-    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _say(record)
 
 
-def agreement(target: str, draft: str, data: Path, *, count: int = 20) -> None:
-    """Measure how well DRAFT guesses TARGET's greedy text on the held-out prompts of DATA."""
-    import torch
-
-    from . import tokenizer
-    from .distil import agreement as measure
-    from .held_out import prompts
-
-    shared = tokenizer()
-    teacher = _model(target, dtype=torch.float32)
-    student = _model(draft, dtype=torch.float32)
-    found = {
-        name: attrs.asdict(measure(teacher, student, rows))
-        for name, rows in prompts(data, shared, count=count).items()
-    }
-    _say(found)
-
-
-def _model(name: str, *, dtype: Any) -> Any:
+def load_model(name: str, *, dtype: Any) -> Any:
+    """The transformers model of the zoo, or of a folder, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
     from . import names, path
@@ -203,7 +184,7 @@ def application() -> Any:
     import typer
 
     app = typer.Typer(add_completion=False, help=__doc__)
-    for command in (pretrain, distil, medusa, agreement):
+    for command in (pretrain, distil, medusa):
         app.command()(command)
     return app
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from draftwood.apps import trace
-from draftwood.apps.bench.figures import METRICS, Row
+from draftwood.apps.bench.figures import Row
 from draftwood.apps.bench.plan import Race
 from draftwood.apps.bench.specs import ORDINARY
+from draftwood.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,10 @@ from draftwood.kernels.tree_conv import dispatch as tree_conv
 
 
 class ConvState(LayerState):
-    """Nodes hold their inputs `[rows, nodes, channels]`; the state is `[rows, width - 1, channels]`."""
+    """A causal convolution of each channel: `run` takes inputs `[rows, nodes, channels]`.
+
+    Nodes hold their inputs; the state is the last ones, `[rows, width - 1, channels]`.
+    """
 
     def __init__(self, conv: torch.nn.Conv1d) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,11 @@ from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
 
 
 class GatedDeltaState(LayerState):
-    """Nodes hold keys, deltas and the log decay; the state is `[rows, heads, p, n]`."""
+    """`x_t = exp(a_t) x_(t-1) + d_t k_t'`, `d_t = b_t (v_t - exp(a_t) x_(t-1) k_t)`, put out as `x_t q_t`.
+
+    `run` takes q and k `[rows, nodes, groups, n]`, v `[rows, nodes, heads, p]`, and the log decay a and b,
+    both `[rows, nodes, heads]`. Nodes hold k, d and a; the state is `[rows, heads, p, n]`.
+    """
 
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
@@ -52,60 +57,30 @@ class GatedDeltaState(LayerState):
         return gated_delta_tree.replay_all(keys=keys, values=deltas, decay=decay, state=states, kept=kept)
 
 
-def qwen3_next(given: Any, hidden: Tensor) -> Vectors:
-    """Queries, keys and values before the convolution in one, then z, b and a."""
-    query, key, value, z, b, a = given.fix_query_key_value_ordering(
-        given.in_proj_qkvz(hidden), given.in_proj_ba(hidden)
-    )
-    return torch.cat([part.flatten(2) for part in (query, key, value)], -1), z, b, a
-
-
-def qwen3_5(given: Any, hidden: Tensor) -> Vectors:
-    """The same, from a projection for each."""
-    return (
-        given.in_proj_qkv(hidden),
-        given.in_proj_z(hidden),
-        given.in_proj_b(hidden),
-        given.in_proj_a(hidden),
-    )
-
-
-def olmo_hybrid(given: Any, hidden: Tensor) -> Vectors:
-    """The same, from a projection for each part."""
-    mixed = torch.cat([given.q_proj(hidden), given.k_proj(hidden), given.v_proj(hidden)], -1)
-    return mixed, given.g_proj(hidden), given.b_proj(hidden), given.a_proj(hidden)
-
-
-PROJECTIONS: dict[str, Callable[[Any, Tensor], Vectors]] = {
-    "Qwen3NextGatedDeltaNet": qwen3_next,
-    "Qwen3_5GatedDeltaNet": qwen3_5,
-    "Qwen3_5MoeGatedDeltaNet": qwen3_5,
-    "OlmoHybridGatedDeltaNet": olmo_hybrid,
-}
-"""What leads to the convolution, by the name of the mixer's class."""
-
-
-class GatedDeltaMixer(Mixer):
-    """Qwen3-Next's mixer and those made after it: Qwen3.5, OlmoHybrid."""
+class GatedDeltaMixer(Mixer, ABC):
+    """Abstract: Qwen3-Next's mixer and those made after it, which differ in what leads to the convolution."""
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._project = PROJECTIONS[type(given).__name__]
         self._act = ACT2FN[given.activation]
-        self._conv = self._keeps(ConvState(given.conv1d))
-        self._scan = self._keeps(GatedDeltaState())
+        self._conv = self.keeps(ConvState(given.conv1d))
+        self._scan = self.keeps(GatedDeltaState())
+
+    @abstractmethod
+    def _projected(self, hidden: Tensor) -> Vectors:
+        """Queries, keys and values before the convolution in one, then z, b and a."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         given, (rows, nodes, _) = self.given, hidden_states.shape
-        mixed, z, b, a = self._project(given, hidden_states)
-        mixed = precise(self._act(self._states.run(self._conv, mixed)))
+        mixed, z, b, a = self._projected(hidden_states)
+        mixed = precise(self._act(self.run(self._conv, mixed)))
         query, key, value = mixed.split([given.key_dim, given.key_dim, given.value_dim], dim=-1)
         query, key = (_normed(part.view(rows, nodes, -1, given.head_k_dim)) for part in (query, key))
         beta = precise(b).sigmoid()
         if getattr(given, "allow_neg_eigval", False):
             beta = 2 * beta
-        out = self._states.run(
+        out = self.run(
             self._scan,
             query * given.head_k_dim**-0.5,
             key,
@@ -118,6 +93,39 @@ class GatedDeltaMixer(Mixer):
         out = out.reshape(-1, given.head_v_dim).to(hidden_states.dtype)
         out = norm(out, z.reshape(-1, given.head_v_dim))
         return last(out.view(rows, nodes, -1))  # type: ignore[no-any-return]
+
+
+class Qwen3NextMixer(GatedDeltaMixer):
+    """Qwen3NextGatedDeltaNet."""
+
+    def _projected(self, hidden: Tensor) -> Vectors:
+        given = self.given
+        query, key, value, z, b, a = given.fix_query_key_value_ordering(
+            given.in_proj_qkvz(hidden), given.in_proj_ba(hidden)
+        )
+        return torch.cat([part.flatten(2) for part in (query, key, value)], -1), z, b, a
+
+
+class Qwen35Mixer(GatedDeltaMixer):
+    """Qwen3_5GatedDeltaNet and that of its mixture of experts, with a projection for each."""
+
+    def _projected(self, hidden: Tensor) -> Vectors:
+        given = self.given
+        return (
+            given.in_proj_qkv(hidden),
+            given.in_proj_z(hidden),
+            given.in_proj_b(hidden),
+            given.in_proj_a(hidden),
+        )
+
+
+class OlmoHybridMixer(GatedDeltaMixer):
+    """OlmoHybridGatedDeltaNet, with a projection for each part."""
+
+    def _projected(self, hidden: Tensor) -> Vectors:
+        given = self.given
+        mixed = torch.cat([given.q_proj(hidden), given.k_proj(hidden), given.v_proj(hidden)], -1)
+        return mixed, given.g_proj(hidden), given.b_proj(hidden), given.a_proj(hidden)
 
 
 def _normed(vectors: Tensor) -> Tensor:

@@ -16,7 +16,10 @@ from draftwood.kernels.lru_tree import dispatch as lru_tree
 
 
 class LRUState(LayerState):
-    """Nodes hold their outputs `[rows, nodes, channels]`, which are states themselves."""
+    """`x_t = exp(a_t) x_(t-1) + v_t` in each channel: `run` takes v and a, both `[rows, nodes, channels]`.
+
+    Nodes hold their outputs, which are states themselves; the state is `[rows, channels]`.
+    """
 
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
@@ -42,8 +45,8 @@ class LRUMixer(Mixer):
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._conv = self._keeps(ConvState(given.conv_1d))
-        self._scan = self._keeps(LRUState())
+        self._conv = self.keeps(ConvState(given.conv_1d))
+        self._scan = self.keeps(LRUState())
 
     def forward(
         self, hidden_states: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
@@ -51,7 +54,7 @@ class LRUMixer(Mixer):
         """The block's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         given, unit = self.given, self.given.rg_lru
         branch = given.act_fn(given.linear_y(hidden_states))
-        inputs = self._states.run(self._conv, given.linear_x(hidden_states))
+        inputs = self.run(self._conv, given.linear_x(hidden_states))
         gate = _gate(inputs, unit.input_gate_weight, unit.input_gate_bias)
         decay = precise(_gate(inputs, unit.recurrent_gate_weight, unit.recurrent_gate_bias))
         decay = -8.0 * decay * softplus(precise(unit.recurrent_param))
@@ -59,7 +62,7 @@ class LRUMixer(Mixer):
         first = (position_ids == 0).unsqueeze(-1)
         scale = torch.where(first, 1.0, (1 - (2 * decay).exp()).clamp(min=0).sqrt())
         values = precise(inputs * gate) * scale
-        out = self._states.run(self._scan, values, decay.masked_fill(first, -torch.inf))
+        out = self.run(self._scan, values, decay.masked_fill(first, -torch.inf))
         return given.linear_out(out.to(hidden_states.dtype) * branch), None
 
 

@@ -16,7 +16,11 @@ from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 
 
 class Mamba1State(LayerState):
-    """Nodes hold B, the inputs times their step, and the step; the state is `[rows, channels, n]`."""
+    """`x_t = exp(step_t A) x_(t-1) + v_t B_t'`, put out as `x_t C_t`, with A for each channel and place.
+
+    `run` takes C and B `[rows, nodes, groups, n]`, and v (inputs times their step) and the steps, both
+    `[rows, nodes, channels]`. Nodes hold B, v and the step; the state is `[rows, channels, n]`.
+    """
 
     def __init__(self, log_rates: Tensor) -> None:
         super().__init__()
@@ -68,14 +72,14 @@ class Mamba1Mixer(Mixer):
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._conv = self._keeps(ConvState(given.conv1d))
-        self._scan = self._keeps(Mamba1State(given.A_log))
+        self._conv = self.keeps(ConvState(given.conv1d))
+        self._scan = self.keeps(Mamba1State(given.A_log))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         given = self.given
         inputs, gate = given.in_proj(hidden_states).chunk(2, dim=-1)
-        inputs = given.act(self._states.run(self._conv, inputs))
+        inputs = given.act(self.run(self._conv, inputs))
         size = given.ssm_state_size
         step, keys, queries = given.x_proj(inputs).split([given.time_step_rank, size, size], dim=-1)
         if hasattr(given, "dt_layernorm"):
@@ -83,7 +87,7 @@ class Mamba1Mixer(Mixer):
             queries = given.c_layernorm(queries)
         step = softplus(precise(linear(step, given.dt_proj.weight)) + given.dt_proj.bias)
         inputs = precise(inputs)
-        out = self._states.run(
+        out = self.run(
             self._scan, precise(queries).unsqueeze(2), precise(keys).unsqueeze(2), inputs * step, step
         )
         out = (out + inputs * given.D) * silu(precise(gate))
@@ -95,20 +99,20 @@ class ZambaMixer(Mixer):
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._conv = self._keeps(ConvState(given.conv1d))
-        self._scan = self._keeps(Mamba1State(given.A_log))
+        self._conv = self.keeps(ConvState(given.conv1d))
+        self._scan = self.keeps(Mamba1State(given.A_log))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         given, (heads, size) = self.given, (self.given.n_mamba_heads, self.given.ssm_state_size)
         # Inputs and gates lie channel by channel.
         inputs, gate = given.in_proj(hidden_states).unflatten(-1, (-1, 2)).unbind(-1)
-        inputs = given.act(self._states.run(self._conv, inputs)).unflatten(-1, (heads, -1))
+        inputs = given.act(self.run(self._conv, inputs)).unflatten(-1, (heads, -1))
         mixed = torch.einsum("rnhc,hoc->rnho", inputs, given.x_proj_weight)
         step, keys, queries = mixed.split([given.time_step_rank, size, size], dim=-1)
         step = precise(torch.einsum("rnht,hct->rnhc", step, given.dt_proj_weight))
         step = softplus(step + given.dt_proj_bias).flatten(2)
         inputs = precise(inputs).flatten(2)
-        out = self._states.run(self._scan, precise(queries), precise(keys), inputs * step, step)
+        out = self.run(self._scan, precise(queries), precise(keys), inputs * step, step)
         out = (out + inputs * given.D.flatten()) * silu(precise(gate))
         return given.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]

@@ -19,7 +19,11 @@ OPEN = (0.0, float("inf"))
 
 
 class Mamba2State(LayerState):
-    """Nodes hold B, the inputs times their step, and the log decay; the state is `[rows, heads, p, n]`."""
+    """`x_t = exp(a_t) x_(t-1) + v_t B_t'`, put out as `x_t C_t`, with one decay a head.
+
+    `run` takes C and B `[rows, nodes, groups, n]`, v (inputs times their step) `[rows, nodes, heads, p]` and
+    the log decay a `[rows, nodes, heads]`. Nodes hold B, v and a; the state is `[rows, heads, p, n]`.
+    """
 
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
@@ -53,8 +57,8 @@ class Mamba2Mixer(Mixer):
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._conv = self._keeps(ConvState(given.conv1d))
-        self._scan = self._keeps(Mamba2State())
+        self._conv = self.keeps(ConvState(given.conv1d))
+        self._scan = self.keeps(Mamba2State())
         limits = getattr(given, "time_step_limit", None)
         self._limits = None if limits is None or tuple(limits) == OPEN else limits
 
@@ -64,12 +68,12 @@ class Mamba2Mixer(Mixer):
         gate, mixed, dt = self._project(hidden_states).split(
             [given.intermediate_size, given.conv_dim, given.num_heads], dim=-1
         )
-        mixed = precise(given.act(self._states.run(self._conv, mixed)))
+        mixed = precise(given.act(self.run(self._conv, mixed)))
         size = given.n_groups * given.ssm_state_size
         inputs, keys, queries = mixed.split([given.intermediate_size, size, size], dim=-1)
         inputs = inputs.view(rows, nodes, given.num_heads, given.head_dim)
         step = self._clamped(softplus(precise(dt) + given.dt_bias))
-        out = self._states.run(
+        out = self.run(
             self._scan,
             queries.reshape(rows, nodes, given.n_groups, -1),
             keys.reshape(rows, nodes, given.n_groups, -1),

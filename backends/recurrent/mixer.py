@@ -11,10 +11,14 @@ from draftwood.backends.recurrent.states import LayerState, States
 
 
 class Mixer(torch.nn.Module):
-    """Abstract: stands in a model for the mixer `given`, with its parameters and with states of our own.
+    """Abstract: stands in a model for the layer `given`, with its parameters and with states of our own.
+
+    A subclass says in its constructor what the layer `keeps`, and its `forward` takes and returns what the
+    layer's does, for the nodes of a tree in place of a text. It treats every node alone, but for the calls of
+    `run`, in which nodes see their ancestors. `draftwood.mixers` is its group of entry points.
 
     Attributes:
-        given: transformers' mixer, which is not called as a whole.
+        given: the model's own layer, which is not called as a whole.
     """
 
     def __init__(self, given: Any, states: States) -> None:
@@ -22,8 +26,13 @@ class Mixer(torch.nn.Module):
         self.given = given
         self._states = states
 
-    def _keeps(self, layer: LayerState) -> LayerState:
+    def keeps(self, layer: LayerState) -> LayerState:
+        """Keep `layer` for every row; returns what to `run`."""
         return self._states.add(layer)
+
+    def run(self, layer: LayerState, *new: Tensor) -> Tensor:
+        """What `layer` gives for the nodes of the pass, from `new`; all are `[rows, nodes, ...]`."""
+        return self._states.run(layer, *new)
 
 
 def precise(tensor: Tensor) -> Tensor:

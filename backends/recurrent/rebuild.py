@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -12,31 +11,12 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from draftwood.backends.layers import decoder_layers, shared_copy
-from draftwood.backends.recurrent.gated_delta import PROJECTIONS, GatedDeltaMixer
-from draftwood.backends.recurrent.lru import LRUMixer
-from draftwood.backends.recurrent.mamba1 import Mamba1Mixer, ZambaMixer
-from draftwood.backends.recurrent.mamba2 import OPEN, Mamba2Mixer
+from draftwood.backends.recurrent.adapters import adapter_of, served
+from draftwood.backends.recurrent.mamba2 import OPEN
 from draftwood.backends.recurrent.mixer import Mixer
-from draftwood.backends.recurrent.short_conv import ShortConvMixer
 from draftwood.backends.recurrent.snapshots import Snapshots
 from draftwood.backends.recurrent.states import States
 from draftwood.errors import UnsupportedModel
-
-MIXERS: dict[str, Callable[[Any, States], Mixer]] = {
-    **dict.fromkeys(
-        [
-            *["Mamba2Mixer", "BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer"],
-            *["Zamba2MambaMixer", "NemotronHMamba2Mixer"],
-        ],
-        Mamba2Mixer,
-    ),
-    **dict.fromkeys(PROJECTIONS, GatedDeltaMixer),
-    **dict.fromkeys(["Lfm2ShortConv", "Lfm2MoeShortConv"], ShortConvMixer),
-    **dict.fromkeys(["MambaMixer", "FalconMambaMixer", "JambaMambaMixer"], Mamba1Mixer),
-    "ZambaMambaMixer": ZambaMixer,
-    "RecurrentGemmaRecurrentBlock": LRUMixer,
-}
-"""What stands for transformers' mixers, by the name of their class."""
 
 
 def recurrent_layers(config: Any) -> list[int]:
@@ -56,7 +36,7 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
         snapshots: whether every node keeps a copy of the states.
 
     Raises:
-        UnsupportedModel: a recurrent layer that none of our mixers stands for, or weights that are offloaded
+        UnsupportedModel: a recurrent layer that no registered mixer stands for, or weights that are offloaded
             or on several devices.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
@@ -68,7 +48,7 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
         )
     states, found = States(Snapshots) if snapshots else States(), shared_copy(model)
     for name, module in list(found.named_modules()):
-        if (mixer := MIXERS.get(type(module).__name__)) is not None:
+        if (mixer := adapter_of(type(module))) is not None:
             parent, _, attribute = name.rpartition(".")
             have = len(states.layers)
             setattr(found.get_submodule(parent), attribute, mixer(module, states))
@@ -81,13 +61,13 @@ def rebuilt(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
             parts = ", ".join(type(part).__name__ for part in (layers[place] if layers else found).children())
             raise UnsupportedModel(
                 f"Layer {place} of {type(model).__name__} is recurrent, but none of its parts ({parts}) is "
-                f"known; those served are {', '.join(MIXERS)}."
+                f"known; those served are {served()}."
             )
     if not states.layers and getattr(model.config.get_text_config(decoder=True), "layer_types", None) is None:
         what = type(layers[0]).__name__ if layers else type(model).__name__
         raise UnsupportedModel(
             f"{type(model).__name__} keeps recurrent states in layers that are not known ({what}); those "
-            f"served are {', '.join(MIXERS)}."
+            f"served are {served()}."
         )
     states.may_overflow = model.dtype == torch.float16
     return found, states

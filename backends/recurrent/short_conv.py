@@ -16,9 +16,9 @@ class ShortConvMixer(Mixer):
 
     def __init__(self, given: Any, states: States) -> None:
         super().__init__(given, states)
-        self._conv = self._keeps(ConvState(given.conv))
+        self._conv = self.keeps(ConvState(given.conv))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         before, after, inputs = self.given.in_proj(hidden_states).chunk(3, dim=-1)
-        return self.given.out_proj(after * self._states.run(self._conv, before * inputs))  # type: ignore[no-any-return]
+        return self.given.out_proj(after * self.run(self._conv, before * inputs))  # type: ignore[no-any-return]

@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.states import LayerState, Pass, Vectors, grown
+from draftwood.backends.recurrent.recurrence import behind_last, walked
+from draftwood.backends.recurrent.states import LayerState, Pass, Vectors
 
 
 class Snapshots(LayerState):
@@ -28,29 +29,18 @@ class Snapshots(LayerState):
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """The layer's own outputs; what nodes keep ends with their states, made level by level."""
         out, kept = self._layer.attend(state, old[:-1], new, now)
-        nodes = grown(old[:-1], kept)
-        rows, columns = nodes[0].shape[:2]
-        row = torch.arange(rows, device=state.device).unsqueeze(1)
-        behind = state.new_zeros(rows, columns + 1, *state.shape[1:])
-        held = state.unsqueeze(1)
-        for taken, parents in now.paths.levels:
-            place = taken.clamp(max=columns - 1)
-            one = tuple(vector[row, place].flatten(0, 1).unsqueeze(1) for vector in nodes)
-            step = torch.ones(taken.numel(), 1, dtype=torch.bool, device=state.device)
-            after = self._layer.replay(held[row, parents].flatten(0, 1), one, step)
-            held = after.unflatten(0, taken.shape)
-            behind[row, taken] = held
-        return out, (*kept, behind[:, columns - kept[0].shape[1] : columns])
+        _, behind = walked(self._after, state, old[-1] if old else None, kept, now)
+        return out, (*kept, behind)
+
+    def _after(self, state: Tensor, *held: Tensor) -> tuple[Tensor, Tensor]:
+        """The states behind nodes that hold these vectors."""
+        one = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
+        after = self._layer.replay(state, tuple(vector.unsqueeze(1) for vector in held), one)
+        return after, after
 
     @classmethod
     def replay_all(
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
         """The states behind the last column of `kept`."""
-        places = torch.arange(1, kept.shape[1] + 1, device=kept.device)
-        last = torch.where(kept, places, 0).amax(1)
-        row = torch.arange(len(kept), device=kept.device)
-        return [
-            torch.cat([state.unsqueeze(1), held[-1]], 1)[row, last]
-            for state, held in zip(states, nodes, strict=True)
-        ]
+        return [behind_last(kept, state, held[-1]) for state, held in zip(states, nodes, strict=True)]

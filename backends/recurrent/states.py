@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -35,6 +36,22 @@ class Pass:
         self.visible = visible
         self.paths = mamba1_tree.Paths(visible)
         self._windows: dict[int, Tensor] = {}
+
+    @property
+    def levels(self) -> list[tuple[Tensor, Tensor]]:
+        """The new nodes, those below older columns or none first, then their children; see `mamba1_tree`."""
+        return self._own.levels
+
+    @cached_property
+    def above(self) -> Tensor:
+        """1 + the nearest older column that a new node sees, int64 `[rows, nodes]`; 0 where it sees none."""
+        old = self.visible[..., : -self.visible.shape[1]]
+        places = torch.arange(old.shape[-1] + 1, device=old.device)
+        return torch.where(torch.nn.functional.pad(old, (1, 0)), places, 0).amax(-1)
+
+    @cached_property
+    def _own(self) -> mamba1_tree.Paths:
+        return mamba1_tree.Paths(self.visible[..., -self.visible.shape[1] :])
 
     def window(self, width: int) -> Tensor:
         """Places `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""

@@ -21,6 +21,8 @@ SOURCES = ROOT / "build" / "site-sources"
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "kernels/README.md": "kernels/index.md",
     "kernels/COMPILED.md": "kernels/compiled.md",

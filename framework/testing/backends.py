@@ -36,9 +36,11 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.protocols import StateBackend
-from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.feature_checks import check_features, check_output_head
+from draftwood.testing.law_broken import LawBroken, raises_on_purpose
 from draftwood.testing.logits_mistakes import Node
 from draftwood.testing.mirror import Mirror, WrongLogits
+from draftwood.testing.oracles import FeaturesAfter, features_oracle_of
 
 __all__ = ["Mirror", "StateBackendTests", "backend_machine", "raises_on_purpose"]
 
@@ -134,6 +136,10 @@ class StateBackendTests:
     def logits_after(self, tokens: list[int]) -> Tensor:
         """Next-token logits `[vocab]` after `tokens`, computed without any help of the backend's."""
         raise NotImplementedError
+
+    def features_of(self, backend: StateBackend) -> FeaturesAfter | None:
+        """What the features of `backend` are compared with; by default those of its `model`."""
+        return features_oracle_of(backend)
 
     def mirror(self) -> Mirror:
         """A fresh backend beside empty lists."""
@@ -356,6 +362,16 @@ class StateBackendTests:
             mirror.check_lengths()
             mirror.check_state()
 
+    def test_features(self) -> None:
+        """After any rounds the features of every committed token are those of a plain forward."""
+        mirror = self.mirror()
+        prompts = [self.text(self.context), self.text(3, 1), []]
+        check_features(mirror, self.features_of(mirror.backend), prompts)
+
+    def test_output_head(self) -> None:
+        """The output head makes the logits of the features that it reads."""
+        check_output_head(self.mirror(), self.text(5))
+
 
 @contextmanager
 def _state_as_it_was() -> Iterator[None]:
@@ -367,22 +383,3 @@ def _state_as_it_was() -> Iterator[None]:
         raise LawBroken(f"After malformed calls {broken}", error=broken.error, likely=likely) from broken
     except DraftwoodError as error:
         raise LawBroken(f"After malformed calls a good one raises: {error}", likely=likely) from error
-
-
-def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
-    """Fail unless the malformed `call` (`what` it is) raises one of draftwood's errors, a sentence."""
-    try:
-        call()
-    except DraftwoodError as error:
-        said = str(error)
-        assert said.endswith("."), f"The error of {what} is not a sentence: {said}"
-    except Exception as error:  # a backend may fail in any way
-        raise LawBroken(
-            f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",
-            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
-        ) from error
-    else:
-        raise LawBroken(
-            f"{what} goes through; it should raise InvalidTree or InvalidInput.",
-            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
-        )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from draftwood.errors import DraftwoodError
+
 
 class LawBroken(AssertionError):
     """A law that does not hold.
@@ -15,3 +19,22 @@ class LawBroken(AssertionError):
         super().__init__(f"{what}\nMost likely: {likely}" if likely else what)
         self.error = error
         self.likely = likely
+
+
+def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
+    """Fail unless the malformed `call` (`what` it is) raises one of draftwood's errors, a sentence."""
+    try:
+        call()
+    except DraftwoodError as error:
+        said = str(error)
+        assert said.endswith("."), f"The error of {what} is not a sentence: {said}"
+    except Exception as error:  # a backend may fail in any way
+        raise LawBroken(
+            f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        ) from error
+    else:
+        raise LawBroken(
+            f"{what} goes through; it should raise InvalidTree or InvalidInput.",
+            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+        )

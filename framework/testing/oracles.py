@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
+from draftwood.protocols import StateBackend
+
 LogitsAfter = Callable[[list[int]], Tensor]
 """Next-token logits `[vocab]` after a list of one token or more."""
+
+FeaturesAfter = Callable[[list[int], Sequence[int]], Tensor]
+"""Features `[tokens, layers * hidden]` of these layers of a list of one token or more."""
 
 _KEPT = 4096
 
@@ -36,20 +41,69 @@ class PlainForward:
             self._known[key] = self._run(tokens)
         return self._known[key]
 
-    @torch.no_grad()
     def _run(self, tokens: list[int]) -> Tensor:
-        first = next(self.module.parameters(), None)
-        embedding = getattr(self.module, "get_input_embeddings", lambda: None)()
-        weight = getattr(embedding, "weight", first)
-        ids = torch.tensor([tokens], device=None if weight is None else weight.device)
-        takes = inspect.signature(self.module.forward).parameters
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
-        if "position_ids" in takes:
-            # Some count from elsewhere by themselves, but not where generate() counts for them.
-            options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
-        output = self.module(input_ids=ids, **options)
+        output = _plain(self.module, tokens)
         logits: Tensor = getattr(output, "logits", output)
         return logits[0, -1]
+
+
+@attrs.define(eq=False)
+class PlainFeatures:
+    """What the decoder layers of a module read in its own forward over a whole text, and what its body gives.
+
+    Attributes:
+        module: has one outermost `ModuleList` of `count` decoder layers.
+        count: how many they are.
+    """
+
+    module: torch.nn.Module
+    count: int
+
+    def __call__(self, tokens: list[int], layers: Sequence[int]) -> Tensor:
+        lists = [
+            name
+            for name, part in self.module.named_modules()
+            if isinstance(part, torch.nn.ModuleList) and len(part) == self.count
+        ]
+        name = min(lists, key=lambda name: name.count("."))
+        parts: list[Any] = [*self.module.get_submodule(name)]  # type: ignore[misc]
+        body = self.module.get_submodule(name.rpartition(".")[0])
+        read: dict[int, Tensor] = {}
+
+        def at(place: int) -> Callable[[Any, Any, Any], None]:
+            def note(_: Any, given: Any, named: Any) -> None:
+                read[place] = (given[0] if given else named["hidden_states"]).clone()
+
+            return note
+
+        def behind(_: Any, __: Any, output: Any) -> None:
+            read[self.count] = output[0].clone()
+
+        hooks = [
+            part.register_forward_pre_hook(at(place), with_kwargs=True) for place, part in enumerate(parts)
+        ]
+        hooks.append(body.register_forward_hook(behind))
+        try:
+            _plain(self.module, tokens)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([read[layer][0] for layer in layers], -1)
+
+
+@torch.no_grad()
+def _plain(module: torch.nn.Module, tokens: list[int]) -> Any:
+    """What a module's own forward gives for one whole text."""
+    first = next(module.parameters(), None)
+    embedding = getattr(module, "get_input_embeddings", lambda: None)()
+    weight = getattr(embedding, "weight", first)
+    ids = torch.tensor([tokens], device=None if weight is None else weight.device)
+    takes = inspect.signature(module.forward).parameters
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
+    if "position_ids" in takes:
+        # Some count from elsewhere by themselves, but not where generate() counts for them.
+        options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
+    return module(input_ids=ids, **options)
 
 
 def oracle_of(part: object) -> LogitsAfter | None:
@@ -62,3 +116,16 @@ def oracle_of(part: object) -> LogitsAfter | None:
         return PlainForward(model)
     found = getattr(model, "logits", None)
     return found if callable(found) else None
+
+
+def features_oracle_of(backend: StateBackend) -> FeaturesAfter | None:
+    """What the `model` of a backend says of features, or None where it names none.
+
+    Whatever has a method `features` answers by that, another torch module by its plain forward.
+    """
+    found = getattr(backend.model, "features", None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if isinstance(backend.model, torch.nn.Module):
+        return PlainFeatures(backend.model, backend.feature_layers)
+    return None

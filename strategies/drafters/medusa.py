@@ -119,15 +119,15 @@ class MedusaHeads(Drafter):
     A node's distribution depends on its depth alone: at depth d it is head d's. Below the last head, and
     where no token stands before the root, nothing is proposed.
 
-    It reads the hidden states of `target`, which must be the backend that the decoder drives; by itself
-    it keeps the round's logits and no text.
+    It reads the features of `target` that its output head reads, and must be the only one who takes them;
+    `target` must be the backend that the decoder drives. By itself it keeps the round's logits and no text.
 
     Attributes:
-        target: a backend that declares its `hidden_size`. It must have no rows yet.
+        target: a backend that declares its `feature_layers`. It must have no rows yet.
         heads: a folder that `save_heads` wrote, or the module; it goes to the target's device and dtype.
 
     Raises:
-        UnsupportedModel: the target declares that it gives no hidden states.
+        UnsupportedModel: the target declares that it gives no features.
         IncompatibleModels: heads for another width or vocabulary than the target's.
         InvalidInput: heads that cannot be read.
 
@@ -139,13 +139,15 @@ class MedusaHeads(Drafter):
     # The heads' logits for this round, [rows, heads + 1, vocab], and every row's nodes.
     _logits: Tensor | None = attrs.field(default=None, init=False, repr=False)
     _asked: list[RequestLog] = attrs.field(factory=list, init=False, repr=False)
+    # Of every row the state behind its last committed token, [hidden]; None where there is none.
+    _hidden: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
 
     def __attrs_post_init__(self) -> None:
-        if self.target.hidden_size is None:
+        if not self.target.feature_layers:
             raise UnsupportedModel(
-                f"{type(self.target).__name__} declares no hidden states (its hidden_size is None), which "
-                "Medusa heads read; draft with a model or by prompt lookup."
+                f"{type(self.target).__name__} declares no features (its feature_layers is 0), which Medusa "
+                "heads read; draft with a model or by prompt lookup."
             )
         for what, ours, theirs in (
             ("hidden states of width", self.heads.hidden_size, self.target.hidden_size),
@@ -156,7 +158,7 @@ class MedusaHeads(Drafter):
                     f"The heads were made for {what} {ours}, but the target's is {theirs}; train heads on "
                     "this target."
                 )
-        self.target.keep_hidden()
+        self.target.keep_features([self.target.feature_layers], last=1)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
@@ -168,14 +170,15 @@ class MedusaHeads(Drafter):
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._check_target(list(map(len, rows)))
-        self.heads.to(self.target.last_hidden())
         self._asked += [RequestLog() for _ in rows]
-        self._logits = None
+        self._hidden += [None for _ in rows]
+        self._read()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         gone = set(range(len(self._asked)) if rows is None else rows)
-        kept = [place for place in range(len(self._asked)) if place not in gone]
-        self._asked = [self._asked[place] for place in kept]
+        kept = [row for row in range(len(self._asked)) if row not in gone]
+        self._asked = [self._asked[row] for row in kept]
+        self._hidden = [self._hidden[row] for row in kept]
         if self._logits is not None:
             self._logits = self._logits[kept]
 
@@ -196,16 +199,37 @@ class MedusaHeads(Drafter):
         return self._logits[lines.to(self._logits.device), places.to(self._logits.device)]
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
-        # The target has committed these by now, and its states are read when the next round asks.
+        # The target has committed these by now.
         self._asked = [RequestLog() for _ in outcomes]
+        self._hidden = [None for _ in outcomes]
+        self._read()
+        if None in self._hidden:
+            raise InvalidInput(
+                f"Row {self._hidden.index(None)} has committed tokens, but its target gives no features of "
+                "them; give MedusaHeads a backend whose features nobody else takes."
+            )
+
+    def _read(self) -> None:
+        """Take over the features of what was committed."""
+        for row, states in enumerate(self.target.take_features()):
+            if len(states):
+                if states.shape[1] != self.heads.hidden_size:
+                    raise InvalidInput(
+                        f"The heads read states of width {self.heads.hidden_size}, but their target keeps "
+                        f"features of width {states.shape[1]}; give MedusaHeads a backend of its own."
+                    )
+                self._hidden[row] = states[-1]
+                self.heads.to(states)
         self._logits = None
 
     def _guess(self) -> Tensor:
         """The heads' logits and a last place that proposes nothing, `[rows, heads + 1, vocab]`."""
-        logits = self.heads(self.target.last_hidden()).transpose(0, 1)
+        blank = self.heads.bias.new_zeros(self.heads.hidden_size)
+        states = [blank if held is None else held for held in self._hidden]
+        logits = self.heads(torch.stack(states)).transpose(0, 1)
         nothing = logits.new_full((len(logits), 1, logits.shape[2]), -torch.inf)
         logits = torch.cat([logits, nothing], 1)
-        logits[[row for row, length in enumerate(self.target.lengths) if not length]] = -torch.inf
+        logits[[row for row, held in enumerate(self._hidden) if held is None]] = -torch.inf
         return logits
 
     def _check_target(self, lengths: list[int]) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
 from draftwood.apps.bench import plots, writers
-from draftwood.apps.bench.figures import METRICS, Figure, Row, interval, rows, two_sample
+from draftwood.apps.bench.figures import Figure, Row, interval, rows, two_sample
 from draftwood.apps.bench.plan import Plan, Race
 from draftwood.apps.bench.specs import Spec
+from draftwood.metrics import METRICS
 
 RACE = Race("llama-7m,llama-draft", "d", 0.0, 0, 4)
 SPEC = "leviathan:length=3"

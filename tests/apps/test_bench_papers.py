@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftwood.apps.bench.figures import METRICS, Figure, Row
+from draftwood.apps.bench.figures import Figure, Row
 from draftwood.apps.bench.papers import beside, paper, papers, show
 from draftwood.apps.bench.plan import Plan, Race
 from draftwood.apps.bench.specs import ORDINARY, parse
 from draftwood.errors import UnknownStrategy
+from draftwood.metrics import METRICS
 
 
 @pytest.mark.parametrize("name", papers())

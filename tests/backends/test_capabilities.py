@@ -1,4 +1,4 @@
-"""Declared capabilities of backends: leaving out layers, and the hidden state behind the last token."""
+"""Declared capabilities of backends: leaving out layers, features of committed tokens, the output head."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood.backends.features import Features
 from draftwood.backends.layers import count_layers
 from draftwood.backends.loading import load
 from draftwood.backends.transformer import TransformerBackend
@@ -19,7 +20,9 @@ from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.backends import Mirror, StateBackendTests
+from tests.backends import recurrent_models
 from tests.backends.attention_models import plain
+from tests.backends.recurrent_models import Doubled
 from tests.backends.test_architectures import MASKED, UNROLLED, VOCAB, build
 
 FAMILIES = [*MASKED, *UNROLLED]
@@ -179,42 +182,53 @@ def test_a_model_that_breaks_without_a_layer_is_refused(monkeypatch: pytest.Monk
         TransformerBackend(fails).without_layers([0])
 
 
-def hidden_after(model: Any, tokens: list[int]) -> torch.Tensor:
-    body = model.model if model.base_model is model else model.base_model
+def body_of(model: Any) -> Any:
+    return model.model if model.base_model is model else model.base_model
+
+
+def features_after(model: Any, tokens: list[int]) -> torch.Tensor:
+    """All hidden states as transformers gives them, `[tokens, layers + 1, hidden]`."""
     with torch.no_grad():
-        states: torch.Tensor = body(torch.tensor([tokens]), use_cache=False).last_hidden_state
-    return states[0, -1]
+        states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    # Mamba's models put out nothing of what their first layer reads, and what lies behind the last twice.
+    if model.config.model_type in ("mamba", "mamba2", "falcon_mamba"):
+        with torch.no_grad():
+            first = model.get_input_embeddings()(torch.tensor([tokens]))
+        states = (first, *states[:-2], states[-1])
+    return torch.stack([one[0] for one in states], 1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_hidden_states_are_those_of_a_plain_forward(name: str) -> None:
-    model = build(name)
-    stock = copy.deepcopy(model)
-    backend = backend_for(name, model, chunk=3)
-    backend.keep_hidden()
-    check_hidden(backend, stock, seed=3)
-    assert not model.get_output_embeddings()._forward_pre_hooks
+class Taking(Mirror):
+    """Counts, for every row, the tokens whose features were taken."""
+
+    def __init__(self, backend: Any, stock: Any) -> None:
+        super().__init__(backend, lambda tokens: plain(stock, tokens))
+        self.taken: list[int] = []
+
+    def prefill(self, rows: Any) -> None:
+        super().prefill(rows)
+        self.taken += [0] * len(rows)
+
+    def release(self, rows: Any) -> None:
+        super().release(rows)
+        self.taken = [n for row, n in enumerate(self.taken) if rows is not None and row not in rows]
 
 
-@settings(max_examples=10)
-@given(st.integers(0, 10**6), st.sampled_from([1, 4, 512]))
-def test_hidden_states_after_random_calls(seed: int, chunk: int) -> None:
-    model = build("llama")
-    for kind in (TransformerBackend, UnrolledBackend):
-        backend = kind(model, chunk=chunk)
-        backend.keep_hidden()
-        check_hidden(backend, model, seed=seed)
-
-
-def check_hidden(backend: Any, stock: Any, *, seed: int) -> None:
-    mirror = Mirror(backend, lambda tokens: plain(stock, tokens))
+def check_features(backend: Any, stock: Any, *, seed: int, last: int | None = None) -> None:
+    """Features of all layers, taken after every call, are those of `stock` over the whole text."""
+    layers = list(range(backend.feature_layers, -1, -1))
+    backend.keep_features(layers, last=last)
+    mirror = Taking(backend, stock)
 
     def check() -> None:
-        found = backend.last_hidden()
-        assert found.shape == (len(mirror.texts), backend.hidden_size)
-        for row, text in enumerate(mirror.texts):
-            if text:
-                assert (found[row] - hidden_after(stock, text)).abs().max() < 1e-4
+        found = backend.take_features()
+        for text, taken, states in zip(mirror.texts, mirror.taken, found, strict=True):
+            new = len(text) - taken if last is None else min(len(text) - taken, last)
+            assert states.shape == (new, len(layers) * backend.hidden_size)
+            if new:
+                wanted = features_after(stock, text)[-new:, layers].flatten(1)
+                assert (states - wanted).abs().max() < 1e-4 * wanted.abs().max().clamp(min=1)
+        mirror.taken = [len(text) for text in mirror.texts]
 
     rounds(mirror, seed, check)
     mirror.release(None)
@@ -223,66 +237,190 @@ def check_hidden(backend: Any, stock: Any, *, seed: int) -> None:
     check()
 
 
-def test_an_error_leaves_the_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend: Any = TransformerBackend(build("llama"))
-    backend.keep_hidden()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_are_the_hidden_states_of_a_plain_forward(name: str) -> None:
+    model = build(name)
+    stock = copy.deepcopy(model)
+    check_features(backend_for(name, model, chunk=3), stock, seed=3)
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.sampled_from([1, 4, 512]), st.sampled_from([None, 1, 3]))
+def test_features_after_random_calls(seed: int, chunk: int, last: int | None) -> None:
+    model = build("llama")
+    for kind in (TransformerBackend, UnrolledBackend):
+        check_features(kind(model, chunk=chunk), model, seed=seed, last=last)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bamba"])
+@pytest.mark.parametrize("attention", ["mask", "paths"])
+def test_features_in_double_precision(name: str, attention: Any) -> None:
+    with Doubled():
+        model = recurrent_models.build(name).double() if name == "bamba" else build(name).double()
+        backend: Any = load(model, attention=attention)
+        backend.chunk = 4
+        backend.keep_features([1, backend.feature_layers])
+        backend.prefill([torch.arange(11), torch.arange(3)])
+        for path in ([0, 2, 3], [0, 1], [0]):
+            backend.extend(torch.tensor([[5, 6, 7, 8]] * 2), torch.tensor([[-1, 0, 0, 2]] * 2))
+            backend.commit([path, path])
+        for length, states in zip((11, 3), backend.take_features(), strict=True):
+            wanted = features_after(model, [*range(length), 5, 7, 8, 5, 6, 5])[:, [1, -1]].flatten(1)
+            assert states.dtype == torch.float64
+            assert (states - wanted).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", [TransformerBackend, UnrolledBackend])
+def test_an_error_leaves_the_features(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    backend = kind(model, chunk=2)
+    backend.keep_features([2])
     backend.prefill([torch.arange(5), torch.arange(3)])
-    before = backend.last_hidden()
     node = torch.zeros(2, 1, dtype=torch.int64)
     for wrong in (lambda: backend.extend(node, node + 3), lambda: backend.commit([[0], [0]])):
         with pytest.raises(Exception, match="parent 3|names node 0"):
             wrong()
+    calls: list[int] = []
+    right = model.lm_head.forward
+
+    def fails_at_the_second(given: torch.Tensor) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("a bug")
+        return right(given)
+
     with monkeypatch.context() as failing:
-        failing.setattr(backend.model.model, "forward", None)
-        with pytest.raises(TypeError):
+        failing.setattr(model.lm_head, "forward", fails_at_the_second)
+        with pytest.raises(RuntimeError, match="a bug"):
             backend.prefill([torch.arange(4)])
-    assert torch.equal(backend.last_hidden(), before)
+    assert backend.lengths == [5, 3]
     backend.extend(node + 4, node - 1)
     backend.commit([[], [0]])
-    assert torch.equal(backend.last_hidden()[0], before[0])
-    expected = hidden_after(backend.model, [0, 1, 2, 4])
-    assert torch.allclose(backend.last_hidden()[1], expected, atol=1e-4)
+    first, other = backend.take_features()
+    assert torch.allclose(first, features_after(model, [0, 1, 2, 3, 4])[:, 2], atol=1e-4)
+    assert torch.allclose(other, features_after(model, [0, 1, 2, 4])[:, 2], atol=1e-4)
     # What was handed out is the caller's.
-    assert torch.equal(before[0], backend.last_hidden()[0])
-    assert not torch.equal(before[1], backend.last_hidden()[1])
+    other.fill_(7)
+    assert [len(states) for states in backend.take_features()] == [0, 0]
 
 
-def test_nobody_asks_and_nothing_is_kept() -> None:
+def test_a_prompts_features_go_through_a_function_chunk_by_chunk() -> None:
+    model = build("llama")
+    for kind in (TransformerBackend, UnrolledBackend):
+        shapes = []
+
+        def halved(states: torch.Tensor) -> torch.Tensor:
+            shapes.append(tuple(states.shape))  # noqa: B023
+            return states[..., ::2] + 1
+
+        backend: Any = kind(model, chunk=4)
+        backend.keep_features([0, 2], through=halved)
+        backend.prefill([torch.arange(10)])
+        assert shapes == [(1, 4, 64), (1, 4, 64), (1, 2, 64)]
+        backend.prefill([torch.arange(0)])
+        found, empty = backend.take_features()
+        assert torch.allclose(
+            found, features_after(model, [*range(10)])[:, [0, 2]].flatten(1)[:, ::2] + 1, atol=1e-4
+        )
+        assert empty.shape == (0, 32)
+
+
+def test_only_the_last_tokens_features_are_held() -> None:
+    backend: Any = TransformerBackend(build("llama"), chunk=64)
+    backend.keep_features([2], last=1)
+    backend.prefill([torch.arange(100) % VOCAB, torch.arange(7)])
+    for _ in range(3):
+        backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 1]] * 2))
+        backend.commit([[0, 1, 2], [0]])
+        held = [piece for pieces in backend._features for piece in pieces]
+        assert [len(piece) for piece in held] == [1, 1]
+        assert all(piece.untyped_storage().nbytes() <= 4 * 32 * 4 for piece in held)
+
+
+def test_nobody_asks_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Features, "read", None)
     for backend in (TransformerBackend(build("llama")), UnrolledBackend(build("llama"))):
-        watched = []
-        backend._watched = watched.append  # type: ignore[assignment,method-assign]
         backend.prefill([torch.arange(4)])
         backend.extend(torch.tensor([[1]]), torch.tensor([[-1]]))
-        assert not watched
-        with pytest.raises(UnsupportedModel, match="call keep_hidden"):
-            backend.last_hidden()
-        with pytest.raises(InvalidInput, match=r"hidden states of 1 row.* before rows join"):
-            backend.keep_hidden()
+        with pytest.raises(UnsupportedModel, match="call keep_features"):
+            backend.take_features()
+        with pytest.raises(InvalidInput, match=r"Of 1 row\(s\) other features were kept .* before rows join"):
+            backend.keep_features([1])
+        backend.keep_features([])
+        backend.release()
+        backend.keep_features([1, 2], last=3)
+        backend.keep_features((1, 2), last=3)
 
 
-def test_prefill_computes_logits_only_where_a_row_ends() -> None:
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (([3],), r"no features of layer 3; those of 0 \(.*\) to 2"),
+        (([-1],), "no features of layer -1"),
+        (([0], 0), "last is 0"),
+    ],
+)
+def test_features_that_cannot_be_kept(given_: Any, message: str) -> None:
+    layers, *last = given_
+    with pytest.raises(InvalidInput, match=message):
+        load(build("llama")).keep_features(layers, last=next(iter(last), None))
+
+
+def test_prefill_computes_logits_only_of_the_last_place() -> None:
     model = build("llama")
     backend = TransformerBackend(model, chunk=8)
-    backend.keep_hidden()
+    backend.keep_features([2])
     widths = []
     model.lm_head.register_forward_hook(lambda _, given, output: widths.append(output.shape[1]))
     backend.prefill([torch.arange(20), torch.arange(18), torch.arange(3), torch.arange(20)])
-    assert widths == [1, 1, 2]
+    assert widths == [1, 1, 1]
 
 
-def test_a_head_of_unknown_width_or_that_is_not_called() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_output_head_gives_the_models_logits(name: str) -> None:
+    model = build(name)
+    backend, tokens = backend_for(name, model), torch.arange(6)
+    with torch.no_grad():
+        states = body_of(model)(tokens[None], use_cache=False).last_hidden_state
+        wanted = model(tokens[None], use_cache=False).logits
+    assert torch.allclose(backend.output_head(states), wanted, atol=1e-5)
+    assert torch.allclose(backend.output_head(states[0, 3]), wanted[0, 3], atol=1e-5)
+    assert torch.equal(backend.input_embeddings(tokens), model.get_input_embeddings()(tokens))
+    # The model itself is as it was.
+    with torch.no_grad():
+        assert torch.equal(model(tokens[None], use_cache=False).logits, wanted)
+
+
+def test_a_head_that_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
-    model.lm_head.forward, plain_forward = None, model.lm_head.forward
+    backend, plain_forward = TransformerBackend(model), type(model).forward
+
+    def adds(self: Any, input_ids: Any = None, **named: Any) -> Any:
+        output = plain_forward(self, input_ids, **named)
+        output.logits = output.logits + input_ids.unsqueeze(-1)
+        return output
+
+    monkeypatch.setattr(type(model), "forward", adds)
+    with pytest.raises(UnsupportedModel, match=r"no output head that stands alone \(its logits"):
+        backend.output_head(torch.zeros(1, 32))
+
+
+def test_a_head_of_unknown_width_or_layers_that_do_not_run() -> None:
+    model = build("llama")
     model.get_output_embeddings = lambda: None
     backend = TransformerBackend(model)
     assert backend.hidden_size is None
-    with pytest.raises(UnsupportedModel, match="gives no hidden states"):
-        backend.keep_hidden()
-    model.lm_head.forward = plain_forward
-    model.get_output_embeddings = lambda: model.model.layers[0].mlp.gate_proj.__class__(32, VOCAB)
+    assert backend.feature_layers == 0
+    with pytest.raises(UnsupportedModel, match="gives no features: its feature_layers is 0"):
+        backend.keep_features([0])
+    with pytest.raises(UnsupportedModel, match="no output head by itself"):
+        backend.output_head(torch.zeros(1, 32))
+    model = build("llama")
     backend = TransformerBackend(model)
-    backend.keep_hidden()
-    with pytest.raises(UnsupportedModel, match="called its LM head 0 times"):
+    backend.keep_features([1])
+    model.model.layers[1].forward, model.model.layers = None, model.model.layers[:1]
+    with pytest.raises(UnsupportedModel, match=r"layer 1: of the tokens \(1, 3\) it read nothing"):
         backend.prefill([torch.arange(3)])
     assert backend.lengths == []
 
@@ -290,7 +428,14 @@ def test_a_head_of_unknown_width_or_that_is_not_called() -> None:
 def test_a_backend_that_declares_nothing_refuses() -> None:
     backend = ToyBackend(ToyModel(3))
     assert backend.skippable_layers == 0
-    assert backend.hidden_size is None
-    for call in (lambda: backend.without_layers([0]), backend.keep_hidden, backend.last_hidden):
+    assert backend.feature_layers == 0
+    token = torch.tensor([1])
+    for call in (
+        lambda: backend.without_layers([0]),
+        lambda: backend.keep_features([0]),
+        backend.take_features,
+        lambda: backend.input_embeddings(token),
+        lambda: backend.output_head(token),
+    ):
         with pytest.raises(UnsupportedModel, match="ToyBackend"):
             call()

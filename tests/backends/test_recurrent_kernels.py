@@ -96,6 +96,7 @@ def rounds(backend: Any) -> list[Tensor]:
     return found
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", MODELS)
 def test_a_whole_model_agrees_with_the_references(name: str, launched: list[str]) -> None:
     torch.manual_seed(3)

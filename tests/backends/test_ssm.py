@@ -21,7 +21,7 @@ from draftwood.errors import InvalidDistribution, InvalidInput, OutOfMemory, Uns
 from draftwood.testing.backends import Mirror
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import DELTA, HYBRIDS, PURES, RECURRENT, SMALL, VOCAB, Stepwise, build
-from tests.backends.test_capabilities import check_hidden, passing_through, rounds
+from tests.backends.test_capabilities import check_features, passing_through, rounds
 from tests.kernels.test_trees import shapes_made
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
@@ -164,7 +164,8 @@ def test_layers_of_an_unknown_kind_are_named() -> None:
     ):
         load(model)
     model = build("bamba")
-    model.model.layers[0].mamba.__class__ = type("FreshMixer", (type(model.model.layers[0].mamba),), {})
+    known = type(model.model.layers[0].mamba)
+    model.model.layers[0].mamba.__class__ = type("FreshMixer", (torch.nn.Module,), dict(vars(known)))
     with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; those served are"):
         HybridBackend(model)
     # But a path in every row serves it.
@@ -276,10 +277,8 @@ def test_layers_left_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba", "qwen3_next", "recurrent_gemma"])
-def test_hidden_states(name: str) -> None:
-    backend = served(build(name), chunk=3)
-    backend.keep_hidden()
-    check_hidden(backend, build(name), seed=4)
+def test_features(name: str) -> None:
+    check_features(served(build(name), chunk=3), build(name), seed=4)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -17,7 +17,7 @@ from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import SMALL, VOCAB, Stepwise, build
-from tests.backends.test_capabilities import check_hidden, passing_through, rounds
+from tests.backends.test_capabilities import check_features, passing_through, rounds
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
 
@@ -52,10 +52,9 @@ def test_nothing_is_kept_of_a_node(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
-def test_hidden_states_and_layers_left_out(name: str) -> None:
+def test_features_and_layers_left_out(name: str) -> None:
     backend = serving(build(name), "recompute")
-    backend.keep_hidden()
-    check_hidden(backend, build(name), seed=4)
+    check_features(backend, build(name), seed=4)
     smaller, left_out = (
         serving(build(name), "recompute").without_layers([0]),
         passing_through(build(name), [0]),

@@ -68,6 +68,7 @@ def logits_of(model: Any) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, options = MODELS[name]
@@ -85,6 +86,7 @@ def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.M
     assert model.config._attn_implementation == own
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize(
     ("dtype", "dim", "reason"),
     [

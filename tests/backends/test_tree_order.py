@@ -97,7 +97,7 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
     And the first row's parents.
     """
     chance, found, vocab = random.Random(5), list[Tensor](), backend.vocab_size
-    backend.keep_hidden()
+    backend.keep_features([0, backend.feature_layers])
     backend.prefill([[chance.randrange(vocab) for _ in range(n)] for n in (20, 3)])
     parents: list[list[int]] = [[], []]
     for counts in ([140, 20], [4, 9]):
@@ -110,13 +110,14 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
         logits = backend.extend(tokens, given, counts)
         found += [logits[row, :count].clone() for row, count in enumerate(counts)]
     backend.commit([path_to(len(held) - 1, held) for held in parents])
-    found.append(backend.last_hidden())
+    found += backend.take_features()
     return [*found, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
 
 
 NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", ["grouped heads", "soft-cap, windows", "a hybrid"])
 def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
     name: str, monkeypatch: pytest.MonkeyPatch

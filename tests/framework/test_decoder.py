@@ -1,5 +1,7 @@
 """The loop and the decoder: greedy equality, exact ends, streams, statistics. Driven by toy models."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from draftwood import (
     InvalidInput,
     SamplingParams,
+    SpeculativeDecoder,
 )
 from draftwood.randomness import row_seeds
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -232,7 +235,7 @@ def test_statistics_count_what_happened():
     assert stats.figure("depth_share") == pytest.approx(accepted / sum(r.depth for r in records))
     assert 0 < stats.first_token_seconds <= stats.seconds
     assert 0 <= stats.figure("overhead") <= 1
-    assert stats.peak_memory > 1e6
+    assert stats.peak_memory > 1e6 or sys.platform == "win32"
     assert set(stats.summary()) >= {"memory_bound_speed_up", "tokens_per_second", "time_per_output_token"}
 
 
@@ -261,3 +264,39 @@ def test_memory_bound_speed_up_is_rsds():
     stats.draft_cost = 0.1
     calls = stats.draft_calls / len(stats.rounds)
     assert stats.figure("memory_bound_speed_up") == pytest.approx(stats.tokens_per_round / (1 + 0.1 * calls))
+
+
+def test_the_target_gets_every_call_before_the_drafter():
+    calls = []
+
+    class Target(ToyBackend):
+        def prefill(self, rows):
+            calls.append(("target", "prefill", len(rows)))
+            super().prefill(rows)
+
+        def commit(self, paths):
+            calls.append(("target", "commit", len(paths)))
+            super().commit(paths)
+
+        def release(self, rows=None):
+            calls.append(("target", "release", rows))
+            super().release(rows)
+
+    class Lookup(PromptLookup):
+        def prefill(self, rows):
+            calls.append(("drafter", "prefill", len(rows)))
+            super().prefill(rows)
+
+        def commit(self, outcomes):
+            calls.append(("drafter", "commit", len(outcomes)))
+            super().commit(outcomes)
+
+        def release(self, rows=None):
+            calls.append(("drafter", "release", rows))
+            super().release(rows)
+
+    one = SpeculativeDecoder(Target(TARGET), Lookup(5), Chain(3), Greedy())
+    one.generate(PROMPTS, max_new_tokens=20, eos_token_id=2)
+    assert {name for _, name, _ in calls} == {"prefill", "commit", "release"}
+    assert [what for what, _, _ in calls] == ["target", "drafter"] * (len(calls) // 2)
+    assert all(first[1:] == second[1:] for first, second in zip(calls[::2], calls[1::2], strict=True))

@@ -17,6 +17,8 @@ from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.gated_delta_tree import dispatch, reference
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, sizes: Any) -> dict[str, Tensor]:
     """What `attend` takes but for the mask."""

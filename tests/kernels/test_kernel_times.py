@@ -23,6 +23,8 @@ from draftwood.kernels.compiled import operations
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.switch import switched
 
+pytestmark = pytest.mark.triton
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

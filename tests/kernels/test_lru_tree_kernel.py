@@ -15,6 +15,8 @@ from draftwood.kernels.lru_tree import dispatch, reference
 from draftwood.kernels.mamba1_tree.reference import Paths
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, channels: int) -> dict[str, Tensor]:
     """Gated inputs, older columns and a state; some steps forget everything."""

@@ -34,6 +34,7 @@ def test_references_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert switch.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
 
 
+@pytest.mark.triton
 def test_no_triton_is_a_reason(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     assert switch.objection(torch.ones(1, device=device)) is None
     monkeypatch.setattr(switch, "_has_triton", lambda: False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.backends.checks import check_path, check_paths, kept
 from tests.mutations.mistake import Mistake
-from tests.mutations.tiny_backends import VOCAB, Cached, Recurrent, Row, Windowed
+from tests.mutations.tiny_backends import VOCAB, Cached, Featured, Recurrent, Row, Windowed
 
 
 class OtherTemperature(Cached):
@@ -305,8 +305,53 @@ class StateOfTheFirstCall(Recurrent):
         return self.committed(row) if node >= 6 else super().before(row, node)
 
 
+class FeaturesOfTheFirstNodes(Featured):
+    def nodes_read(self, path: Sequence[int]) -> Sequence[int]:
+        return range(len(path))
+
+
+class FeaturesOfTheParents(Featured):
+    """Off by one: every accepted node has its parent's, and the root its own."""
+
+    def nodes_read(self, path: Sequence[int]) -> Sequence[int]:
+        return [*path[:1], *path[:-1]]
+
+
+class PromptWithoutFeatures(Featured):
+    def joined(self, text: Sequence[int]) -> Row:
+        row = super().joined(text)
+        row.kept = []
+        return row
+
+
+class FeaturesTwice(Featured):
+    def left(self, row: Row) -> list[Tensor]:
+        return row.kept[-1:]
+
+
+class LayersInOrder(Featured):
+    def ordered(self, layers: Sequence[int]) -> list[int]:
+        return sorted(layers)
+
+
+class AllFeatures(Featured):
+    """Those of all tokens are handed out where the last were asked for."""
+
+    def as_kept(self, features: list[Tensor]) -> Tensor:
+        last, self.last = self.last, None
+        try:
+            return super().as_kept(features)
+        finally:
+            self.last = last
+
+
+class HeadWithoutCap(Featured):
+    def output_head(self, states: Tensor) -> Tensor:
+        return states @ self.model.head
+
+
 def _of(name: str, story: str, wrong: type[Cached | Recurrent]) -> Mistake:
-    right = next(kind for kind in (Windowed, Cached, Recurrent) if issubclass(wrong, kind))
+    right = next(kind for kind in (Featured, Windowed, Cached, Recurrent) if issubclass(wrong, kind))
     return Mistake(name, story, "backend", right, wrong)
 
 
@@ -347,4 +392,13 @@ MISTAKES: list[Mistake] = [
     _of("a commit leaves the state of the last node", "mlx-lm#1446: no roll back", LastStateKept),
     _of("committed states are kept in bfloat16", "a cache narrower than the model", StatesInBfloat16),
     _of("later calls step from the committed state", "vectors kept of one call alone", StateOfTheFirstCall),
+    _of(
+        "features are those of the first nodes", "accepted paths are not contiguous", FeaturesOfTheFirstNodes
+    ),
+    _of("features are those of the parents", "a feature goes with the next token", FeaturesOfTheParents),
+    _of("the prompt has no features", "kept by extend alone", PromptWithoutFeatures),
+    _of("the last features are given twice", "a slice with the root in it", FeaturesTwice),
+    _of("layers are put in their order", "a set of layers", LayersInOrder),
+    _of("all features are given, not the last", "an option that is not read", AllFeatures),
+    _of("the output head leaves out the soft-cap", "the LM head alone", HeadWithoutCap),
 ]

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
-from draftwood import StateBackend
+from draftwood import InvalidInput, StateBackend, UnsupportedModel
 from draftwood.backends.checks import as_nodes, as_rows, check_path, check_paths, kept
 
 VOCAB, WIDTH, LONGEST = 11, 16, 512
 
 
 class Attention(torch.nn.Module):
-    """One layer of one head; `window` is how many tokens a token sees, itself counted."""
+    """One layer of one head.
 
-    def __init__(self, window: int = LONGEST) -> None:
+    `window` is how many tokens a token sees, itself counted; `cap` bounds the logits softly.
+    """
+
+    def __init__(self, window: int = LONGEST, cap: float | None = None) -> None:
         super().__init__()
         chance = torch.Generator().manual_seed(1)
-        self.window = window
+        self.window, self.cap = window, cap
         self.tokens = torch.randn(VOCAB, WIDTH, generator=chance)
         self.positions = torch.randn(LONGEST, WIDTH, generator=chance)
         self.query, self.key, self.value = torch.randn(3, WIDTH, WIDTH, generator=chance) / WIDTH**0.5
         self.head = torch.randn(WIDTH, VOCAB, generator=chance)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.tokens[input_ids] + self.positions[: input_ids.shape[1]]
-        places = torch.arange(input_ids.shape[1])
+        return self.logits_of(self.after(self.before(input_ids)))
+
+    def features(self, tokens: list[int], layers: Sequence[int]) -> Tensor:
+        """What the layer reads (0) and puts out (1) for a whole text."""
+        read = self.before(torch.tensor([tokens]))
+        return torch.cat([(read, self.after(read))[layer][0] for layer in layers], -1)
+
+    def before(self, input_ids: Tensor) -> Tensor:
+        return self.tokens[input_ids] + self.positions[: input_ids.shape[1]]
+
+    def after(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
         behind = places.unsqueeze(1) - places
         scores = (x @ self.query) @ (x @ self.key).mT / WIDTH**0.5
         scores = scores.masked_fill((behind < 0) | (behind >= self.window), -torch.inf)
-        return (x + scores.softmax(-1) @ (x @ self.value)) @ self.head
+        return x + scores.softmax(-1) @ (x @ self.value)
 
-    def read(self, seen: Tensor) -> Tensor:
-        """Logits `[vocab]` of the last of the embedded tokens `[n, width]`."""
+    def state(self, seen: Tensor) -> Tensor:
+        """What the layer puts out for the last of the embedded tokens `[n, width]`."""
         scores = (seen @ self.key) @ (seen[-1] @ self.query) / WIDTH**0.5
-        return (seen[-1] + scores.softmax(-1) @ (seen @ self.value)) @ self.head
+        return seen[-1] + scores.softmax(-1) @ (seen @ self.value)
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        logits = states @ self.head
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
 
 class Recurrence(torch.nn.Module):
@@ -68,6 +85,9 @@ class Row:
     text: list[Tensor] = attrs.field(factory=list)
     nodes: list[Tensor] = attrs.field(factory=list)
     parents: list[int] = attrs.field(factory=list)
+    # Features of the nodes, and of the committed tokens that were not taken yet.
+    read: list[Tensor] = attrs.field(factory=list)
+    kept: list[Tensor] = attrs.field(factory=list)
 
     def path(self, node: int) -> list[int]:
         path = []
@@ -149,7 +169,7 @@ class Cached(Rowwise):
     def score(self, row: Row, token: int) -> Tensor:
         node = len(row.nodes)
         row.nodes.append(self.embedded(token, self.position(row, node)))
-        return self.model.read(self.seen(row, node))
+        return self.model.logits_of(self.model.state(self.seen(row, node)))
 
     def position(self, row: Row, node: int) -> int:
         return len(row.text) + row.depth(node)
@@ -160,6 +180,81 @@ class Cached(Rowwise):
 
     def visible(self, row: Row, node: int) -> Sequence[int]:
         return row.path(node)
+
+
+class Featured(Cached):
+    """The same with soft-capped logits, and with features."""
+
+    model = Attention(cap=6.0)
+    hidden_size, feature_layers = WIDTH, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[int] = []
+        self.last: int | None = None
+        self.through: Callable[[Tensor], Tensor] | None = None
+
+    def keep_features(
+        self,
+        layers: Sequence[int],
+        *,
+        last: int | None = None,
+        through: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if not {*layers} <= {0, 1} or self.rows:
+            raise InvalidInput(f"The features {[*layers]} cannot be kept.")
+        self.layers, self.last, self.through = self.ordered(layers), last, through
+
+    def take_features(self) -> list[Tensor]:
+        if not self.layers:
+            raise UnsupportedModel("Nothing was kept.")
+        found = [self.as_kept(row.kept) for row in self.rows]
+        for row in self.rows:
+            row.kept = self.left(row)
+        return found
+
+    def as_kept(self, features: list[Tensor]) -> Tensor:
+        """Features `[2, width]` of tokens as they are handed out."""
+        every = torch.stack([torch.zeros(2, WIDTH), *features])[1:]
+        states = every[-self.last :] if self.last else every
+        states = torch.cat([states[:, layer] for layer in self.layers], -1)
+        return self.through(states) if self.through else states
+
+    def input_embeddings(self, tokens: Tensor) -> Tensor:
+        return self.model.tokens[tokens]
+
+    def output_head(self, states: Tensor) -> Tensor:
+        return self.model.logits_of(states)
+
+    def joined(self, text: Sequence[int]) -> Row:
+        row = super().joined(text)
+        row.kept = [self.features(row.text[: place + 1]) for place in range(len(text))]
+        return row
+
+    def score(self, row: Row, token: int) -> Tensor:
+        logits = super().score(row, token)
+        row.read.append(self.features([*self.seen(row, len(row.nodes) - 1)]))
+        return logits
+
+    def features(self, seen: Sequence[Tensor]) -> Tensor:
+        return torch.stack([seen[-1], self.model.state(torch.stack([*seen]))])
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        super().commit(paths)
+        for row, path in zip(self.rows, paths, strict=True):
+            row.kept += [row.read[node] for node in self.nodes_read(path)]
+            row.read = []
+
+    def ordered(self, layers: Sequence[int]) -> list[int]:
+        return list(layers)
+
+    def left(self, row: Row) -> list[Tensor]:
+        """What stays of a row's features when they are taken."""
+        return []
+
+    def nodes_read(self, path: Sequence[int]) -> Sequence[int]:
+        """The nodes whose features a commit of `path` keeps."""
+        return path
 
 
 class Windowed(Cached):

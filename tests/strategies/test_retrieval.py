@@ -141,6 +141,7 @@ def test_nothing_crosses_the_border_of_documents():
     assert logits[1].exp().tolist() == [1, 0, 0]
 
 
+@pytest.mark.posix
 @given(corpora, st.one_of(st.none(), st.just("a digest")))
 def test_an_index_comes_back_from_its_folder(tmp_path_factory, documents, vocabulary):
     index = index_of(documents, vocabulary=vocabulary)

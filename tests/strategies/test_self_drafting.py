@@ -51,18 +51,36 @@ class LayeredToy(ToyBackend):
 
 
 class HiddenToy(ToyBackend):
-    """Its hidden state is a fixed function of the committed text."""
+    """Its features are a fixed function of the committed text."""
 
     hidden_size = WIDTH
-    keeps = False
+    feature_layers = 1
 
-    def keep_hidden(self):
-        self.keeps = True
+    def keep_features(self, layers, *, last=None, through=None):
+        assert (list(layers), last, through) == ([1], 1, None)
+        self.taken = []
 
-    def last_hidden(self):
-        assert self.keeps
-        states = [ToyModel(WIDTH, seed=2).logits(text) for text in self.committed]
-        return torch.stack([torch.zeros(WIDTH, dtype=torch.float64), *states])[1:]
+    def prefill(self, rows):
+        super().prefill(rows)
+        self.taken += [0] * len(rows)
+
+    def release(self, rows=None):
+        gone = range(len(self.taken)) if rows is None else rows
+        self.taken = [taken for row, taken in enumerate(self.taken) if row not in gone]
+        super().release(rows)
+
+    def take_features(self):
+        found = [
+            states_after(text) if len(text) > old else torch.zeros(0, WIDTH, dtype=torch.float64)
+            for text, old in zip(self.committed, self.taken, strict=True)
+        ]
+        self.taken = [len(text) for text in self.committed]
+        return found
+
+
+def states_after(text):
+    """`[1, width]` of the last token of `text`; nothing without one."""
+    return ToyModel(WIDTH, seed=2).logits(text).unsqueeze(0)[: len(text)]
 
 
 def random_heads(count: int = 2, width: int = WIDTH, vocab: int = 3, seed: int = 0) -> Heads:
@@ -169,7 +187,7 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         for row, (text, request) in enumerate(zip(texts, requests, strict=True)):
             if request is None:
                 continue
-            hidden = target.last_hidden()[row]
+            hidden = states_after(text)[0] if text else None
             for place, parent in enumerate(request.parents.tolist()):
                 depth = 0
                 while parent >= 0:
@@ -188,10 +206,17 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         root = Request(torch.tensor([1]), torch.tensor([-1]))
         first = drafter.distributions([root] * len(target.lengths))[:, 0]
         known = [row for row, length in enumerate(target.lengths) if length]
-        assert torch.allclose(first[known], heads(target.last_hidden())[0, known], atol=1e-9)
-        drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * len(target.lengths))
-        logits = drafter.distributions([root] * len(target.lengths))
-        assert logits.isfinite().all(-1).sum() == len(left)
+        states = torch.cat([states_after(text) for text in target.committed])
+        assert torch.allclose(first[known], heads(states)[0], atol=1e-9)
+        held = len(target.lengths)
+        target.extend(torch.ones(held, 1, dtype=torch.int64), torch.full((held, 1), -1))
+        target.commit([[0]] * held)
+        drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * held)
+        logits = drafter.distributions([root] * held)
+        assert logits.isfinite().all()
+        drafter.target.take_features = lambda: [torch.zeros(0, WIDTH)] * held
+        with pytest.raises(InvalidInput, match=r"Row 0 has committed tokens, but .* nobody else takes"):
+            drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * held)
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +301,7 @@ def test_a_target_that_declares_nothing_is_refused():
         LayerSkip(bare, (0,))
     with pytest.raises(UnsupportedModel, match="ToyBackend declares no layers"):
         choose_layers(bare, [1, 2], count=1)
-    with pytest.raises(UnsupportedModel, match=r"ToyBackend declares no hidden states .*hidden_size is None"):
+    with pytest.raises(UnsupportedModel, match=r"ToyBackend declares no features .*feature_layers is 0"):
         MedusaHeads(bare, random_heads())
     for drafter in (lambda: LayerSkip("llama-7m", "1"), lambda: MedusaHeads("llama-7m", random_heads())):
         with pytest.raises(InvalidInput, match=r"target is 'llama-7m', a model; .*draftwood.load"):

@@ -1,0 +1,212 @@
+"""The features that a backend gives of committed tokens, beside those of one plain forward over each text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import permutations
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput
+from draftwood.protocols import StateBackend
+from draftwood.testing.law_broken import LawBroken, raises_on_purpose
+from draftwood.testing.logits_mistakes import Node, path_to
+from draftwood.testing.mirror import Mirror
+from draftwood.testing.oracles import FeaturesAfter
+
+
+def check_features(mirror: Mirror, oracle: FeaturesAfter | None, prompts: Sequence[list[int]]) -> None:
+    """Random rounds over rows that begin with `prompts`, with features taken now and then."""
+    backend = mirror.backend
+    most = backend.feature_layers
+    if not most:
+        raises_on_purpose("keep_features", lambda: backend.keep_features([0]))
+        raises_on_purpose("take_features", backend.take_features)
+        return
+    layers = list(dict.fromkeys([most, 0, (most + 1) // 2]))
+    for wrong in ([-1], [most + 1]):
+        raises_on_purpose(f"keep_features({wrong})", partial(backend.keep_features, wrong))
+    for last in (None, 2):
+        with keeping(backend, layers, last=last):
+            beside = Beside(mirror, oracle, layers, last)
+            beside.rounds(prompts)
+            raises_on_purpose(
+                "keep_features() of other layers beside rows", lambda: backend.keep_features([0, 0])
+            )
+            mirror.release(None)
+    raises_on_purpose("take_features() after keep_features([])", backend.take_features)
+
+
+def check_output_head(mirror: Mirror, prompt: list[int]) -> None:
+    """The output head makes the logits of the last layer's features, and embeddings are a table's."""
+    backend = mirror.backend
+    most, nodes = backend.feature_layers, [(2, -1), (1, 0), (3, 0), (1, 2)]
+    if not most:
+        raises_on_purpose("output_head", lambda: backend.output_head(torch.zeros(1, 1)))
+        raises_on_purpose("input_embeddings", lambda: backend.input_embeddings(torch.tensor([1])))
+        return
+    with keeping(backend, [most]):
+        mirror.prefill([prompt])
+        mirror.extend([nodes])
+        mirror.commit([[0, 2, 3]])
+        (states,) = backend.take_features()
+        logits, text = backend.output_head(states), mirror.texts[0]
+        assert logits.shape == (len(text), backend.vocab_size), (
+            f"output_head() of {tuple(states.shape)} has the shape {tuple(logits.shape)}."
+        )
+        for place in range(len(text)):
+            wanted = mirror.logits_after(text[: place + 1])
+            off = _off(logits[place], wanted)
+            if not off <= mirror.tolerance:
+                raise LawBroken(
+                    f"output_head() of the features behind {text[: place + 1]} is off by {off:.2e}.",
+                    error=off,
+                    likely="a scale or soft-cap of the logits, or the final norm, is left out or done twice.",
+                )
+        mirror.release(None)
+    tokens = torch.tensor([[1, 2], [2, 1]], device=backend.device)
+    found = backend.input_embeddings(tokens)
+    assert found.shape == (2, 2, backend.hidden_size), f"input_embeddings() has the shape {found.shape}."
+    assert torch.equal(found[0], found[1].flip(0)), "input_embeddings() depends on where a token stands."
+
+
+@contextmanager
+def keeping(backend: StateBackend, layers: Sequence[int], last: int | None = None) -> Iterator[None]:
+    """Inside it these features are kept, side by side twice where only the last are; behind it none."""
+    backend.keep_features(layers, last=last, through=twice if last else None)
+    try:
+        yield
+    finally:
+        backend.release()
+        backend.keep_features([])
+
+
+def twice(states: Tensor) -> Tensor:
+    """`[..., width]` side by side with itself."""
+    return torch.cat([states, states], -1)
+
+
+@attrs.define
+class Beside:
+    """What should be known of the features of every row: how many of its tokens were taken."""
+
+    mirror: Mirror
+    oracle: FeaturesAfter | None
+    layers: list[int]
+    last: int | None
+    taken: list[int] = attrs.field(factory=list)
+
+    def rounds(self, prompts: Sequence[list[int]]) -> None:
+        """Trees in one call and in two, paths of any length, rows that join and are released."""
+        mirror, rng = self.mirror, random.Random(5)
+        self.join([*prompts])
+        self.take()
+        for round_ in range(6):
+            if round_ == 2:
+                self.join([[2, 1, 2], []])
+            for _ in range(1 + round_ % 2):
+                mirror.extend([self._grown(len(held), rng) for held in mirror.nodes])
+            if round_ == 3:
+                mirror.release([0])
+                del self.taken[0]
+            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+            paths = [mirror.path(row, end) for row, end in enumerate(ends)]
+            nodes = [list(held) for held in mirror.nodes]
+            mirror.commit(paths)
+            if round_ != 4:
+                self.take(paths, nodes)
+
+    def _grown(self, have: int, rng: random.Random) -> list[Node]:
+        places = range(have, have + rng.randint(2, 5))
+        vocab = min(self.mirror.backend.vocab_size, 50)
+        return [(rng.randrange(vocab), rng.randint(-1, place - 1)) for place in places]
+
+    def join(self, texts: list[list[int]]) -> None:
+        """Rows join."""
+        self.mirror.prefill(texts)
+        self.taken += [0] * len(texts)
+
+    def take(self, paths: Sequence[Sequence[int]] = (), nodes: Sequence[list[Node]] = ()) -> None:
+        """Take all features, and compare them; `paths` of `nodes` were just committed."""
+        texts, found = self.mirror.texts, self.mirror.backend.take_features()
+        assert len(found) == len(texts), f"There are {len(found)} tensors of features for {len(texts)} rows."
+        for row, (text, states) in enumerate(zip(texts, found, strict=True)):
+            new = len(text) - self.taken[row]
+            if self.last is not None:
+                new = min(new, self.last)
+            if len(states) != new:
+                asked = "" if self.last is None else f" (last={self.last})"
+                raise LawBroken(
+                    f"Row {row} gives features of {len(states)} token(s){asked}, and should give {new}.",
+                    likely=self._of_lengths(row, len(states), new),
+                )
+            self.taken[row] = len(text)
+            path, held = (paths[row], nodes[row]) if paths else ((), [])
+            if new:
+                self._compare(row, states, text, path, held)
+
+    def _of_lengths(self, row: int, found: int, new: int) -> str:
+        if found < new and not self.taken[row]:
+            return "the prompt's are left out; keep those of a prefill's passes too."
+        if found < new:
+            return "some commits are left out, or rows that were released did not take theirs along."
+        if self.last is not None:
+            return "`last` is not heeded."
+        return "they are given again; take_features() forgets what it gives."
+
+    def _compare(
+        self, row: int, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node]
+    ) -> None:
+        wanted = self._wanted(text)[-len(states) :]
+        assert states.shape == wanted.shape, (
+            f"Features have the shape {tuple(states.shape)}, and should have {tuple(wanted.shape)}."
+        )
+        off = [_off(found, right) for found, right in zip(states, wanted, strict=True)]
+        place = next((place for place, one in enumerate(off) if one > self.mirror.tolerance), None)
+        if place is None:
+            return
+        behind = len(states) - place  # from the end
+        raise LawBroken(
+            f"The features {self.layers} of token {len(text) - behind} of row {row} are off by "
+            f"{off[place]:.2e} of their size.",
+            error=off[place],
+            likely=self._why(states[place], text, path, nodes, behind),
+        )
+
+    def _why(
+        self, found: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], behind: int
+    ) -> str:
+        """The mistake that wrong features look like: another order of layers, or another node."""
+        read = text[: len(text) - behind + 1]
+        for other in permutations(self.layers):
+            if _off(found, self._wanted(read, other)[-1]) <= self.mirror.tolerance:
+                return f"the layers stand in the order {list(other)}, and {self.layers} was asked for."
+        if behind > len(path):
+            return ""
+        before = text[: len(text) - len(path)]
+        for node in range(len(nodes)):
+            tokens = [nodes[place][0] for place in path_to(nodes, node)]
+            if _off(found, self._wanted(before + tokens)[-1]) <= self.mirror.tolerance:
+                return f"they are those of node {node}, and node {path[-behind]} was accepted."
+        return ""
+
+    def _wanted(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:
+        if self.oracle is None:
+            raise InvalidInput(
+                f"{type(self.mirror.backend).__name__} gives features, but names no model to compare them "
+                "with; set its attribute `model` to a torch module, or to what has features(tokens, layers)."
+            )
+        states = self.oracle(text, layers or self.layers)
+        return states if self.last is None else twice(states)
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, in units of the largest number where that is above 1."""
+    found, wanted = found.double().cpu(), wanted.double().cpu()
+    off = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+    return off if off == off else float("inf")

@@ -1,0 +1,224 @@
+"""Recurrent layers of other packages: found by entry point, by what they come from, or refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood import registry
+from draftwood.backends.loading import load
+from draftwood.backends.recurrent.adapters import adapter_of
+from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
+from draftwood.backends.recurrent.snapshots import Snapshots
+from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.testing import check_strategy
+from tests.backends.recurrent_models import build
+
+ELSEWHERE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftwood.backends.recurrent import LRUState, Mixer, Recurrence, precise
+
+
+class MovingAverage(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inputs, self.outputs = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+        self.rate = torch.nn.Parameter(torch.linspace(-1, 2, width))
+
+    def forward(self, hidden_states, **_):
+        keep, found, state = self.rate.sigmoid(), [], torch.zeros_like(hidden_states[:, 0])
+        for inputs in self.inputs(hidden_states).unbind(1):
+            state = keep * state + (1 - keep) * inputs
+            found.append(state)
+        return self.outputs(torch.stack(found, 1)), None
+
+
+class Closed(MovingAverage):
+    'Served by another mixer.'
+
+
+class Inherits(MovingAverage):
+    def __init__(self, width):
+        super().__init__(width)
+
+    def extra_repr(self):
+        return 'the same'
+
+    def unasked(self):
+        return 1
+
+
+class Louder(MovingAverage):
+    def forward(self, hidden_states, **_):
+        found, nothing = super().forward(hidden_states)
+        return 2 * found, nothing
+
+
+class OfTwo(Louder):
+    'Nothing of its own, but of Louder.'
+
+
+class NoMixer(torch.nn.Module):
+    'Registered with something that is none.'
+
+
+class Average(Recurrence):
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    def blank(self, new):
+        return torch.zeros_like(new[0][:, 0])
+
+    def step(self, state, inputs):
+        keep = self.given.rate.sigmoid()
+        state = keep * state + (1 - keep) * inputs
+        return state, state
+
+
+class AverageMixer(Mixer):
+    def __init__(self, given, states):
+        super().__init__(given, states)
+        self.average = self.keeps(Average(given))
+
+    def forward(self, hidden_states, **_):
+        found = self.run(self.average, precise(self.given.inputs(hidden_states)))
+        return self.given.outputs(found.to(hidden_states.dtype)), None
+
+
+class ClosedMixer(Mixer):
+    def __init__(self, given, states):
+        super().__init__(given, states)
+        self.average = self.keeps(LRUState())
+
+    def forward(self, hidden_states, **_):
+        inputs, keep = precise(self.given.inputs(hidden_states)), precise(self.given.rate).sigmoid()
+        found = self.run(self.average, (1 - keep) * inputs, keep.log().expand_as(inputs))
+        return self.given.outputs(found.to(hidden_states.dtype)), None
+
+
+def model(kind, layers=2):
+    torch.manual_seed(0)
+    types = ['linear_attention' if layer % 2 == 0 else 'full_attention' for layer in range(layers)]
+    sizes = {'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': layers}
+    config = LlamaConfig(vocab_size=61, num_attention_heads=4, layer_types=types, **sizes)
+    found = LlamaForCausalLM(config)
+    for layer in found.model.layers[::2]:
+        layer.self_attn = kind(32)
+    with torch.no_grad():
+        for weight in found.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.25)
+    return found.eval()
+"""
+ENTRIES = """[draftwood.mixers]
+MovingAverage = elsewhere:AverageMixer
+elsewhere.Closed = elsewhere:ClosedMixer
+NoMixer = elsewhere:model
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package of somebody else's, installed."""
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    info = tmp_path / "elsewhere-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entries.cache_clear()
+    import elsewhere
+
+    yield elsewhere
+    registry._entries.cache_clear()
+    del sys.modules["elsewhere"]
+
+
+def test_a_layer_of_another_package_keeps_law_s(elsewhere: Any) -> None:
+    backend: Any = load(elsewhere.model(elsewhere.MovingAverage, layers=3))
+    assert isinstance(backend, HybridBackend)
+    assert [type(layer) for layer in backend._states.layers] == [elsewhere.Average] * 2
+    check_strategy(backend)
+
+
+def test_a_closed_form_is_registered_by_the_qualified_name(elsewhere: Any) -> None:
+    backend: Any = load(elsewhere.model(elsewhere.Closed))
+    assert type(backend._module.model.layers[0].self_attn) is elsewhere.ClosedMixer
+    check_strategy(backend)
+
+
+def test_both_give_the_same_in_half_precision_too(elsewhere: Any) -> None:
+    plain, closed = elsewhere.model(elsewhere.MovingAverage), elsewhere.model(elsewhere.Closed)
+    found = []
+    for model in (plain, closed):
+        backend = load(model.to(torch.bfloat16))
+        backend.prefill([torch.arange(150) % 61, torch.arange(3)])
+        backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 0]] * 2))
+        backend.commit([[0, 2], [0, 1]])
+        found.append(backend.extend(torch.tensor([[4], [5]]), torch.tensor([[-1], [-1]])))
+    assert torch.allclose(*found, atol=0.1)
+
+
+def test_snapshots_of_a_layer_of_another_package(elsewhere: Any) -> None:
+    model = elsewhere.model(elsewhere.Closed)
+    backend = HybridBackend(model, snapshots=True)
+    assert {type(layer) for layer in backend._states.layers} == {Snapshots}
+    check_strategy(backend)
+
+
+def test_a_subclass_is_served_as_what_it_comes_from(elsewhere: Any) -> None:
+    backend: Any = load(elsewhere.model(elsewhere.Inherits))
+    assert type(backend._module.model.layers[0].self_attn) is elsewhere.AverageMixer
+    ours = build("mamba2")
+    theirs = type(ours.backbone.layers[0].mixer)
+    fresh = type("FreshMixer", (theirs,), {"__init__": lambda self: None, "more": lambda self: 1})
+    assert adapter_of(fresh) is Mamba2Mixer
+    ours.backbone.layers[0].mixer.__class__ = fresh
+    assert isinstance(load(ours), SSMBackend)
+
+
+@pytest.mark.parametrize("name", ["Louder", "OfTwo"])
+def test_a_subclass_that_may_compute_something_else_is_refused(name: str, elsewhere: Any) -> None:
+    model = elsewhere.model(getattr(elsewhere, name))
+    with pytest.raises(UnsupportedModel, match=f"{name} is a MovingAverage with its own forward, so it"):
+        load(model)
+
+
+def test_methods_of_ours_that_a_subclass_replaces_are_named() -> None:
+    theirs = type(build("qwen3_next").model.layers[0].linear_attn)
+    order = "fix_query_key_value_ordering"
+    for names in (["forward"], [order], [order, "forward"], ["__call__"]):
+        fresh = type("FreshNet", (theirs,), dict.fromkeys(names, lambda self: None))
+        with pytest.raises(UnsupportedModel, match=f"DeltaNet with its own {', '.join(names)}, so"):
+            adapter_of(fresh)
+
+
+def test_a_mixer_that_is_wrong_is_found_out(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unweighed(self: Any, state: Any, inputs: Any) -> Any:
+        state = self.given.rate.sigmoid() * state + inputs
+        return state, state
+
+    monkeypatch.setattr(elsewhere.Average, "step", unweighed)
+    with pytest.raises(UnsupportedModel, match=r"mixers that stand for its recurrent layers do not compute"):
+        load(elsewhere.model(elsewhere.MovingAverage))
+
+
+def test_an_entry_that_is_no_mixer(elsewhere: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"entry point 'NoMixer' of draftwood\.mixers leads to <function"):
+        adapter_of(elsewhere.NoMixer)
+    assert adapter_of(torch.nn.Linear) is None
+
+
+def test_ours_go_through_the_same_door() -> None:
+    names = registry.names("mixers")
+    assert {"Mamba2Mixer", "Qwen3_5MoeGatedDeltaNet", "ZambaMambaMixer"} <= set(names)
+    assert all(isinstance(registry.get("mixers", name), type) for name in names)
