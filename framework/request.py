@@ -48,7 +48,7 @@ class RequestLog:
         return len(self.tokens)
 
     def take(self, request: Request) -> range:
-        """Add the nodes of `request`, whose parents were asked for or stand before them; returns the numbers."""
+        """Add the nodes of `request`, whose parents were asked for or stand before them; their numbers."""
         first = len(self)
         self.tokens += request.tokens.tolist()
         self.parents += request.parents.tolist()

@@ -20,7 +20,7 @@ CAUGHT = {
     "a fifth row has the answers of the fourth": ("many-rows", "row 4 stands on the text of row 3"),
     "all earlier nodes are visible": ("one-tree", "the tree mask is not applied: node 1 sees node 0"),
     "siblings are visible": ("one-tree", "node 1 sees node 0, its sibling"),
-    "positions count places": ("one-tree", "positions count places, not depths"),
+    "positions count nodes": ("one-tree", "positions count nodes, not depths"),
     "a commit keeps first children": ("one-tree", "another path was committed"),
     "a commit keeps the last but one node twice": ("one-tree", "token 7 of the 8 committed ones is not seen"),
     "a commit keeps the first nodes": ("one-tree", "another path was committed"),

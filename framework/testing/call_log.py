@@ -13,7 +13,7 @@ from draftwood.protocols import StateBackend
 from draftwood.testing.logits_mistakes import Node
 
 Mark = tuple[int, int]
-"""A token among all that were given: the number of its row among all that joined, and its own in that row."""
+"""A token of all calls: the number of its row among all that joined, and its number in that row."""
 
 
 @attrs.define
@@ -21,14 +21,14 @@ class LoggedRow:
     """One row's tokens by their marks' second number, and the tree before its last commit."""
 
     number: int
-    given: int = 0
+    count: int = 0
     text: list[int] = attrs.field(factory=list)
     nodes: list[int] = attrs.field(factory=list)
     before: tuple[list[int], list[Node], list[int]] | None = None
 
     def take(self, count: int) -> list[int]:
-        self.given += count
-        return list(range(self.given - count, self.given))
+        self.count += count
+        return list(range(self.count - count, self.count))
 
 
 @attrs.define
@@ -59,7 +59,7 @@ class CallLog:
         self.calls.append(("release", rows))
         gone = range(len(self.rows)) if rows is None else rows
         self.gone += [texts[row] for row in gone if row < len(texts)]
-        self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
+        self.rows = [row for index, row in enumerate(self.rows) if index not in gone]
 
     def extend(self, new: Sequence[Sequence[Node]]) -> None:
         self.calls.append(("extend", [list(nodes) for nodes in new]))
@@ -73,9 +73,9 @@ class CallLog:
         nodes: Sequence[Sequence[Node]],
     ) -> None:
         self.calls.append(("commit", [list(path) for path in paths]))
-        for place, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
-            if nodes[place]:
-                row.before = (list(texts[place]), list(nodes[place]), list(path))
+        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+            if nodes[index]:
+                row.before = (list(texts[index]), list(nodes[index]), list(path))
             row.text += [row.nodes[node] for node in path]
             row.nodes = []
 
@@ -83,28 +83,28 @@ class CallLog:
         """The logits of the last call when all are made again, with another token at these marks."""
         backend.release()
         numbers: list[int] = []
-        given: list[int] = []
+        counts: list[int] = []
 
         def other(row: int, tokens: Sequence[int]) -> list[int]:
-            first = given[row]
-            given[row] += len(tokens)
+            first = counts[row]
+            counts[row] += len(tokens)
             return [
-                (token + 1) % backend.vocab_size if (row, place) in changed else token
-                for place, token in enumerate(tokens, start=first)
+                (token + 1) % backend.vocab_size if (row, position) in changed else token
+                for position, token in enumerate(tokens, start=first)
             ]
 
         logits = torch.zeros(0)
         for name, argument in self.calls:
             if name == "prefill":
-                joining = range(len(given), len(given) + len(argument))
-                given += [0] * len(argument)
+                joining = range(len(counts), len(counts) + len(argument))
+                counts += [0] * len(argument)
                 texts = [other(row, text) for row, text in zip(joining, argument, strict=True)]
                 backend.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
                 numbers += joining
             elif name == "release":
                 backend.release(argument)
                 gone = range(len(numbers)) if argument is None else argument
-                numbers = [row for place, row in enumerate(numbers) if place not in gone]
+                numbers = [row for position, row in enumerate(numbers) if position not in gone]
             elif name == "extend":
                 new = [
                     list(zip(other(row, [t for t, _ in nodes]), [p for _, p in nodes], strict=True))
@@ -122,6 +122,6 @@ def as_tensors(new: Sequence[Sequence[Node]]) -> tuple[Tensor, Tensor, list[int]
     width = max(counts, default=0)
     tokens, parents = torch.full((len(new), width), -100), torch.full((len(new), width), 10**6)
     for row, nodes in enumerate(new):
-        for place, (token, parent) in enumerate(nodes):
-            tokens[row, place], parents[row, place] = token, parent
+        for column, (token, parent) in enumerate(nodes):
+            tokens[row, column], parents[row, column] = token, parent
     return tokens, parents, None if all(count == width for count in counts) else counts

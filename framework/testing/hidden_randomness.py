@@ -1,4 +1,4 @@
-"""Whether code draws from a generator of the process instead of the stream it is given."""
+"""Whether code draws from a generator of the process instead of its stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
     """
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        # Somewhere where no seed leads.
+        # To states that no seed gives.
         torch.rand(7)
         np.random.random(7)
         random.random()
@@ -35,8 +35,8 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
         if state != before[name]:
             raise LawBroken(
                 f"{who} draws from {name}, or seeds it.",
-                likely="chance of its own: take all of it from rng, so that a row's seed decides and the law "
-                "can be proved.",
+                likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
+                "law can be proved.",
             )
 
 

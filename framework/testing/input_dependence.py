@@ -1,4 +1,4 @@
-"""What a backend's answer depends on, found by making the same calls again with another token somewhere."""
+"""What a backend's logits depend on: the same calls are made again with another token somewhere."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class WrongNode:
         backend: that gave them; it loses its rows.
         logits_after: the oracle.
         log: how it came there.
-        row: place of its row.
-        column: its place in the last call.
+        row: number of its row.
+        column: its index in the last call.
         text: committed tokens.
         nodes: of its tree.
-        node: its place in the tree.
-        found: logits `[vocab]`.
+        node: its region index.
+        logits: `[vocab]`.
         tolerance: largest difference of two logits that count as equal.
     """
 
@@ -39,12 +39,12 @@ class WrongNode:
     text: list[int]
     nodes: list[Node]
     node: int
-    found: Tensor
+    logits: Tensor
     tolerance: float
 
     def why(self) -> str:
         """The likely mistake by what the logits depend on, in a sentence."""
-        if difference(self._again(), self.found) > self.tolerance:
+        if difference(self._again(), self.logits) > self.tolerance:
             return (
                 "the same calls made again after release() give other logits: something outlives a "
                 "release, or chance is at work."
@@ -56,65 +56,65 @@ class WrongNode:
         return logits
 
     def _matters(self, marks: Collection[Mark]) -> bool:
-        return difference(self._again(marks), self.found) > self.tolerance / 10
+        return difference(self._again(marks), self.logits) > self.tolerance / 10
 
     def _first(self, marks: list[Mark]) -> Mark | None:
         """The first of these that matters alone; None where none of the first and last few does."""
         if not marks or not self._matters(marks):
             return None
-        some = marks if len(marks) <= 24 else [*marks[:12], *marks[-12:]]
-        return next((mark for mark in some if self._matters([mark])), None)
+        tried = marks if len(marks) <= 24 else [*marks[:12], *marks[-12:]]
+        return next((mark for mark in tried if self._matters([mark])), None)
 
     def _sees_too_much(self) -> str:
         rows, me = self.log.rows, self.log.rows[self.row]
-        own = set(path_to(self.nodes, self.node))
-        beside = [(me.number, number) for place, number in enumerate(me.nodes) if place not in own]
+        path = set(path_to(self.nodes, self.node))
+        beside = [(me.number, number) for index, number in enumerate(me.nodes) if index not in path]
         if (mark := self._first(beside)) is not None:
             other = me.nodes.index(mark[1])
             what = relation(self.nodes, self.node, other)
             return f"the tree mask is not applied: node {self.node} sees node {other}, {what}."
-        known = {*me.text, *me.nodes}
-        dropped = [(me.number, number) for number in range(me.given) if number not in known]
+        present = {*me.text, *me.nodes}
+        dropped = [(me.number, number) for number in range(me.count) if number not in present]
         if self._first(dropped) is not None:
             return (
                 f"row {self.row} sees a node that a commit should have dropped: another path was committed."
             )
-        for place, row in enumerate(rows):
-            if row is not me and self._first([(row.number, number) for number in range(row.given)]):
-                return f"row {self.row} sees tokens of row {place}: rows are mixed up or share a state."
+        for index, row in enumerate(rows):
+            if row is not me and self._first([(row.number, number) for number in range(row.count)]):
+                return f"row {self.row} sees tokens of row {index}: rows are mixed up or share a state."
         alive = {row.number for row in rows}
         counts: dict[int, int] = {}
         joined = 0
         for name, argument in self.log.calls:
             if name == "prefill":
-                counts |= {joined + place: len(text) for place, text in enumerate(argument)}
+                counts |= {joined + index: len(text) for index, text in enumerate(argument)}
                 joined += len(argument)
         for number in range(self.log.joined):
-            if number not in alive and self._first([(number, place) for place in range(counts[number])]):
+            if number not in alive and self._first([(number, index) for index in range(counts[number])]):
                 return f"row {self.row} sees the text of a row that was released."
         return ""
 
     def _sees_too_little(self) -> str:
         me, path = self.log.rows[self.row], path_to(self.nodes, self.node)
-        tokens = [*self.text, *(self.nodes[place][0] for place in path)]
-        marks = [*me.text, *(me.nodes[place] for place in path)]
+        tokens = [*self.text, *(self.nodes[index][0] for index in path)]
+        marks = [*me.text, *(me.nodes[index] for index in path)]
         right = self.logits_after(tokens)
-        for place in _some(len(tokens)):
+        for index in _sample_positions(len(tokens)):
             altered = list(tokens)
-            altered[place] = (altered[place] + 1) % self.backend.vocab_size
+            altered[index] = (altered[index] + 1) % self.backend.vocab_size
             # What the model itself does not look at is not missed.
             needed = difference(self.logits_after(altered), right) > self.tolerance
-            if needed and not self._matters([(me.number, marks[place])]):
-                if place >= len(self.text):
+            if needed and not self._matters([(me.number, marks[index])]):
+                if index >= len(self.text):
                     return (
-                        f"node {self.node} does not see node {path[place - len(self.text)]} of its own path."
+                        f"node {self.node} does not see node {path[index - len(self.text)]} of its own path."
                     )
-                return f"token {place} of the {len(self.text)} committed ones is not seen."
+                return f"token {index} of the {len(self.text)} committed ones is not seen."
         return ""
 
     def _counts_wrongly(self) -> str:
         path = path_to(self.nodes, self.node)
-        chain = [(self.nodes[place][0], above) for above, place in enumerate(path, start=-1)]
+        chain = [(self.nodes[index][0], above) for above, index in enumerate(path, start=-1)]
         self.backend.release()
         self.backend.prefill([torch.tensor(self.text, dtype=torch.int64)])
         alone = self.backend.extend(*as_tensors([chain]))[0, -1]
@@ -123,7 +123,7 @@ class WrongNode:
             return f"a plain chain of {len(tokens)} in all is wrong too: look at positions and limits."
         if self.node != len(path) - 1:
             return (
-                f"the same path alone is right: positions count places, not depths (node {self.node} has "
+                f"the same path alone is right: positions count nodes, not depths (node {self.node} has "
                 f"depth {len(path) - 1})."
             )
         return (
@@ -131,10 +131,10 @@ class WrongNode:
         )
 
 
-def _some(count: int) -> list[int]:
-    """Places to look at: all of a short text, of a long one the last, the first and some between."""
-    places = range(count - 1, -1, -1)
-    return list(places) if count <= 40 else [*places[:16], *places[-4:], *places[16:-4:16]]
+def _sample_positions(count: int) -> list[int]:
+    """Positions to look at: all of a short text, of a long one the last, the first and some between."""
+    positions = range(count - 1, -1, -1)
+    return list(positions) if count <= 40 else [*positions[:16], *positions[-4:], *positions[16:-4:16]]
 
 
 def explained(why: Callable[[], str]) -> str:

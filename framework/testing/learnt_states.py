@@ -27,7 +27,7 @@ class LearntState:
     """A state, and how it came about: after how many rounds of which kind."""
 
     state: Any
-    past: str
+    history: str
 
 
 Fate = Callable[[TokenTree, random.Random], int]
@@ -53,9 +53,9 @@ def learnt_states(
     """
     if not policy.learns:
         return
-    known = {_grown(policy, drafter, prompt, policy_states.first_state(policy))}
+    trees_seen = {_grown(policy, drafter, prompt, policy_states.first_state(policy))}
     for words, fate in FATES.items():
-        found = list[LearntState]()
+        states = list[LearntState]()
         state, chance = policy_states.first_state(policy), random.Random(0)
         for number in range(1, _memory(policy) + 1):
             # Another root every round, since a policy may learn from the tokens themselves.
@@ -71,10 +71,10 @@ def learnt_states(
             )
             state = policy_states.observe(policy, state, outcome, tree)
             trees = _grown(policy, drafter, prompt, state)
-            if trees not in known:
-                known.add(trees)
-                found.append(LearntState(state, f"{number} rounds {words}"))
-        yield from found[: most - 1]
+            if trees not in trees_seen:
+                trees_seen.add(trees)
+                states.append(LearntState(state, f"{number} rounds {words}"))
+        yield from states[: most - 1]
         yield LearntState(state, f"{_memory(policy)} rounds {words}")
 
 

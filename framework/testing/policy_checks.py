@@ -80,7 +80,7 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
             try:
                 assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
             except LawBroken as broken:
-                after = LawBroken(f"After {learnt.past} it knows {learnt.state}, and then: {broken}")
+                after = LawBroken(f"After {learnt.history} it knows {learnt.state}, and then: {broken}")
                 after.error, after.likely = broken.error, broken.likely  # its sentence stands there already
                 raise after from broken
 
@@ -95,11 +95,11 @@ def deeper(policy: TreePolicy) -> TreePolicy | None:
     """The policy with long and narrow trees; None where it has no depth or length to raise."""
     if not attrs.has(type(policy)):
         return None
-    own = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
-    if not {"depth", "length"} & set(own):
+    settings = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
+    if not {"depth", "length"} & set(settings):
         return None
     try:
-        return attrs.evolve(policy, **own)  # type: ignore[misc]
+        return attrs.evolve(policy, **settings)  # type: ignore[misc]
     except Exception:  # these settings do not go together
         return None
 
@@ -127,7 +127,7 @@ def check_lossless(policy: TreePolicy, models: int) -> None:
     """With recursive rejection, and with traversal, the emitted tokens have the target's law.
 
     Law P speaks of siblings and paths. Here nodes that are neither may betray each other, as where two
-    branches share a draw: also over drafts that look at one token, which say the same in many places.
+    branches share a draw: also over drafts that look at one token, which give one distribution to many nodes.
     """
     for toys, prompt, tokens in (
         (PROOF_MODELS[0], PROMPT, 3),
@@ -211,8 +211,8 @@ def check_copies(policy: TreePolicy, models: int) -> None:
 
     def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         original = _seeded(policy, draft, other, draft.seed)
-        for name, one in copies.items():
-            assert _same(original, _seeded(one, draft, other, draft.seed)), (
+        for name, copied in copies.items():
+            assert _same(original, _seeded(copied, draft, other, draft.seed)), (
                 f"{name} of {policy} grows another tree from the same seed, {draft.seed}."
             )
 

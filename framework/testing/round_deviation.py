@@ -13,15 +13,15 @@ Text = tuple[int, ...]
 
 @attrs.frozen
 class RoundDeviation:
-    """The text whose probability is furthest from the target's: what was found, and what should be."""
+    """The text whose probability is furthest from the target's: what it is, and what it should be."""
 
     text: Text
-    found: float
-    wanted: float
+    actual: float
+    expected: float
 
     @property
     def error(self) -> float:
-        off = abs(self.found - self.wanted)
+        off = abs(self.actual - self.expected)
         return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
@@ -47,12 +47,12 @@ def largest_deviation(
             at_least[text[:length]] = at_least.get(text[:length], 0.0) + chance
             if length < len(text):
                 longer_than[text[:length]] = longer_than.get(text[:length], 0.0) + chance
-    found: dict[Text, float] = {(): at_least.get((), 0.0)}
-    wanted: dict[Text, float] = {(): 1.0}
-    worst = RoundDeviation((), found[()], 1.0)
+    actual: dict[Text, float] = {(): at_least.get((), 0.0)}
+    expected: dict[Text, float] = {(): 1.0}
+    worst = RoundDeviation((), actual[()], 1.0)
     for text in sorted(longer_than, key=len):
         # Rounds that ended at or before `text`; the target takes over from there.
-        left = found[text] - longer_than[text]
+        left = actual[text] - longer_than[text]
         row = target.probs([*prompt, *text], temperature)
         emitted_here = [
             longer[-1] for longer in at_least if len(longer) == len(text) + 1 and longer[:-1] == text
@@ -60,9 +60,9 @@ def largest_deviation(
         for token in sorted({*row.nonzero().flatten().tolist(), *emitted_here}):
             p = float(row[token])
             longer = (*text, token)
-            found[longer] = at_least.get(longer, 0.0) + left * p
-            wanted[longer] = wanted[text] * p
-            one = RoundDeviation(longer, found[longer], wanted[longer])
-            if not one.error <= worst.error:
-                worst = one
+            actual[longer] = at_least.get(longer, 0.0) + left * p
+            expected[longer] = expected[text] * p
+            deviation = RoundDeviation(longer, actual[longer], expected[longer])
+            if not deviation.error <= worst.error:
+                worst = deviation
     return worst

@@ -44,33 +44,35 @@ def assert_rows_isolated(
         AssertionError: the message names the row, the round, and what was grown or learnt.
     """
 
-    def row(place: int) -> Generator[None, None, list[RowRound]]:
-        return _row(policy, models, prompts[place], seed=models[0].seed + place)
+    def row(index: int) -> Generator[None, None, list[RowRound]]:
+        return _row(policy, models, prompts[index], seed=models[0].seed + index)
 
-    places = range(len(prompts))
-    alone = [_in_turns([row(place)])[0] for place in places]
-    together = _in_turns([row(place) for place in places])
-    for place in places:
-        for number, (one, other) in enumerate(zip(alone[place], together[place], strict=True)):
-            if one != other:
+    indices = range(len(prompts))
+    alone = [_in_turns([row(index)])[0] for index in indices]
+    together = _in_turns([row(index) for index in indices])
+    for index in indices:
+        for number, (round_alone, round_together) in enumerate(
+            zip(alone[index], together[index], strict=True)
+        ):
+            if round_alone != round_together:
                 raise LawBroken(
-                    f"{policy} does not keep rows apart: in round {number} row {place} has {one} alone and "
-                    f"{other} when another row's tree is grown in between.",
+                    f"{policy} does not keep rows apart: in round {number} row {index} has {round_alone} "
+                    f"alone and {round_together} when another row's tree is grown in between.",
                     likely="shared state: something is kept on self while a tree grows, or learnt there.",
                 )
 
 
 def _in_turns(rows: Sequence[Generator[None, None, list[RowRound]]]) -> list[list[RowRound]]:
     """Run the rows, each as far as its next stop, in turns."""
-    lived: dict[int, list[RowRound]] = {}
-    while len(lived) < len(rows):
-        for place, row in enumerate(rows):
-            if place not in lived:
+    history: dict[int, list[RowRound]] = {}
+    while len(history) < len(rows):
+        for index, row in enumerate(rows):
+            if index not in history:
                 try:
                     next(row)
                 except StopIteration as finished:
-                    lived[place] = finished.value
-    return [lived[place] for place in range(len(rows))]
+                    history[index] = finished.value
+    return [history[index] for index in range(len(rows))]
 
 
 def _row(
@@ -78,7 +80,7 @@ def _row(
 ) -> Generator[None, None, list[RowRound]]:
     """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
     rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
-    text, state, lived = list(prompt), policy_states.first_state(policy), list[RowRound]()
+    text, state, history = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
         growing, asked = policy_states.grow(policy, text[-1], rng, state), RequestLog()
@@ -94,14 +96,14 @@ def _row(
         node = fate.randrange(len(tree))
         extra = fate.randrange(models[0].vocab_size)
         outcome = Outcome.of(tree, tree.path(node), extra=extra, bonus=not tree.children(node))
-        known, state = state, policy_states.observe(policy, state, outcome, tree)
-        assert known == before, (
-            f"A state of {policy} was {before} before a round and is {known} after it; a state never "
+        earlier, state = state, policy_states.observe(policy, state, outcome, tree)
+        assert earlier == before, (
+            f"A state of {policy} was {before} before a round and is {earlier} after it; a state never "
             "changes, and is equal to its copies. Make it an attrs.frozen class."
         )
-        lived.append(RowRound(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
+        history.append(RowRound(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
         text += outcome.emitted
-    return lived
+    return history
 
 
 def _drafted(policy: TreePolicy, models: Sequence[NextTokenModel], text: Sequence[int]) -> Tensor:

@@ -26,8 +26,8 @@ class NamedStrategy:
     strategy: Any = attrs.field(repr=False)
 
     def __str__(self) -> str:
-        given = ", ".join(f"{key}={getattr(v, '__name__', v)}" for key, v in self.options.items())
-        return f"{self.name}({given})"
+        options = ", ".join(f"{key}={getattr(v, '__name__', v)}" for key, v in self.options.items())
+        return f"{self.name}({options})"
 
 
 def small_policies() -> list[NamedStrategy]:
@@ -38,11 +38,11 @@ def small_policies() -> list[NamedStrategy]:
 def small_verifiers() -> list[NamedStrategy]:
     """Every registered verifier that is lossless at any temperature, with each of its switches on and off."""
     built = _built("verifiers", {})
-    return [one for one in built if one.strategy.lossless and not one.strategy.greedy]
+    return [verifier for verifier in built if verifier.strategy.lossless and not verifier.strategy.greedy]
 
 
 def switch_values(option: Parameter) -> tuple[bool, bool] | tuple[float, float] | None:
-    """Off and on for an option that is a switch: a boolean, or a number that is 0.0 unless given."""
+    """Off and on for an option that is a switch: a boolean, or a number whose default is 0.0."""
     if isinstance(option.default, bool):
         return False, True
     return (0.0, 0.5) if isinstance(option.default, float) and option.default == 0 else None
@@ -77,11 +77,11 @@ def toy_drafter(policy: TreePolicy, *models: NextTokenModel) -> Drafter:
 def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[NamedStrategy]:
     for name in registry.names(kind):
         try:
-            known = registry.options(kind, name)
+            parameters = registry.options(kind, name)
         except Exception:  # a third party's module may fail in any way
             continue
-        values = {option: sizes[option] for option in known if option in sizes}
-        values |= {option: switch for option, p in known.items() if (switch := switch_values(p))}
+        values = {option: sizes[option] for option in parameters if option in sizes}
+        values |= {option: switch for option, p in parameters.items() if (switch := switch_values(p))}
         for chosen in itertools.product(*values.values()):
             options = dict(zip(values, chosen, strict=True))
             try:

@@ -135,7 +135,7 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     (toys,) = chosen(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where the chain is too much beside a leaf, it is proved alone.
-        cases = [(one, toys) for one in (shape, *DEEP_CHAINS.values())]
+        cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
         affordable(verifier, cases, law, depth_first=True, padding=2)
 
 
@@ -184,10 +184,10 @@ def check_rounds(verifier: Verifier, models: int) -> None:
 
 def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """It is exact, or refuses with `InvalidDistribution`, where draft and target make residuals vanish."""
-    for name, (draft, wanted) in CORNERS.items():
-        if verifier.greedy and max(wanted) < 1:
+    for name, (draft, target_law) in CORNERS.items():
+        if verifier.greedy and max(target_law) < 1:
             continue
-        target = ConstantModel(VOCAB, p=torch.tensor(wanted, dtype=torch.float64))
+        target = ConstantModel(VOCAB, p=torch.tensor(target_law, dtype=torch.float64))
         proposed = ConstantModel(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
         for shape in shapes(verifier, "chain of 2", "two", "two, the first with a child"):
             policy = ShapedPolicy(shape, law)
@@ -200,7 +200,7 @@ def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 
 def check_bad_input(verifier: Verifier, models: int) -> None:
-    """Whatever tree and target it is given, it emits tokens that the target allows, or refuses.
+    """Whatever the tree and the target, it emits tokens that the target allows, or refuses.
 
     The trees need not obey law P: they may hold tokens that their proposals give probability 0. Targets
     come in float64, in float32, and rounded to half precision. Every outcome is visited, and the draws
@@ -223,15 +223,15 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
         rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
         dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
         target = rounded(torch.stack(rows), dtype)
-        watched = CheckedVerifier(verifier, refusal=InvalidDistribution)
+        checked = CheckedVerifier(verifier, refusal=InvalidDistribution)
         try:
-            for _ in enumerate_outcomes(partial(watched.verify, tree, target), budget=2000):
+            for _ in enumerate_outcomes(partial(checked.verify, tree, target), budget=2000):
                 pass
             for u in (0.0, 1 - 2**-53):
-                watched.verify(tree, target, TapeRandomness(torch.full((1000,), u, dtype=torch.float64)))
+                checked.verify(tree, target, TapeRandomness(torch.full((1000,), u, dtype=torch.float64)))
         except (InvalidDistribution, BudgetExceeded):
             pass
-        assert not watched.fault, watched.fault
+        assert not checked.fault, checked.fault
 
     judge()
 
@@ -281,14 +281,16 @@ def check_together(verifier: Verifier, models: int) -> None:
         trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
         alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
         try:
-            wanted = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
+            expected = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
         except InvalidDistribution:
             return
-        found = verifier.verify_rows(trees, rows, together)
-        assert len(found) == len(trees), f"{verifier} gives {len(found)} outcomes for {len(trees)} rows."
-        for row, (outcome, other) in enumerate(zip(found, wanted, strict=True)):
-            assert outcome == other, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {other}."
+        outcomes = verifier.verify_rows(trees, rows, together)
+        assert len(outcomes) == len(trees), (
+            f"{verifier} gives {len(outcomes)} outcomes for {len(trees)} rows."
+        )
+        for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
+            assert outcome == expected_outcome, (
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {expected_outcome}."
             )
             used, needed = together[row].used, alone[row].used
             assert used == needed, (
@@ -340,7 +342,7 @@ def affordable(
 
 def chosen(verifier: Verifier, toys: Sequence[ProofModels]) -> list[ProofModels]:
     """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
-    return [one.at_zero for one in toys] if verifier.greedy else list(toys)
+    return [toys_.at_zero for toys_ in toys] if verifier.greedy else list(toys)
 
 
 def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
@@ -348,9 +350,9 @@ def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:
-    """The shapes that `verifier` judges; those of `names` where any are given."""
-    known = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
-    return [shape for name, shape in known.items() if not names or name in names]
+    """The shapes that `verifier` judges; those of `names` where there are any."""
+    all_shapes = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
+    return [shape for name, shape in all_shapes.items() if not names or name in names]
 
 
 def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:

@@ -362,7 +362,7 @@ MISTAKES: list[Mistake] = [
     _of("a fifth row has the answers of the fourth", "a buffer for four rows", FourRows),
     _of("all earlier nodes are visible", "the tree mask forgotten", AllVisible),
     _of("siblings are visible", "a mask by depth with the wrong comparison", SiblingsVisible),
-    _of("positions count places", "arange instead of depths", PositionsByPlace),
+    _of("positions count nodes", "arange instead of depths", PositionsByPlace),
     _of("a commit keeps first children", "vllm#55688: chains need no path", FirstChildKept),
     _of("a commit keeps the last but one node twice", "a slice that is one short", LastForgotten),
     _of("a commit keeps the first nodes", "vllm#55688: accepted paths are not contiguous", ContiguousKept),
