@@ -91,11 +91,11 @@ for _mistake in MISTAKES:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: f"{one.part}: {one.name}")
 def test_a_mistake_is_caught_and_named(mistake: Mistake) -> None:
-    check, said = CAUGHT_BY_PART.get((mistake.name, mistake.part)) or CAUGHT[mistake.name]
+    check, message = CAUGHT_BY_PART.get((mistake.name, mistake.part)) or CAUGHT[mistake.name]
     caught = mistake.caught()
     assert caught is not None, "it slips past all checks"
     assert caught.check == check
-    assert said in caught.said
+    assert message in caught.message
 
 
 @pytest.mark.parametrize("mistake", RIGHTS.values(), ids=lambda one: f"{one.part}: without {one.name}")

@@ -26,8 +26,9 @@ def sequential_law(model: NextTokenModel, probs: decoder_law.NextToken, *, token
     return decoder_law.sequential_law(model, PROMPT, probs, tokens=tokens)
 
 
-def error(found: Law, wanted: Law) -> float:
-    return max(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys())
+def error(actual: Law, expected: Law) -> float:
+    texts = actual.keys() | expected.keys()
+    return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in texts)
 
 
 def processed(processors: Sequence[Any], text: Sequence[int], logits: Tensor) -> Tensor:

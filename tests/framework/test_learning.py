@@ -101,24 +101,24 @@ def greedy(policy, text, count, **options):
     ids=lambda one: type(one).__name__,
 )
 def test_a_call_goes_on_where_another_has_stopped(policy):
-    whole = greedy(policy, PROMPTS[0], 60)
-    rounds, text, differs = whole.statistics.rounds, list(PROMPTS[0]), False
+    full = greedy(policy, PROMPTS[0], 60)
+    rounds, text, differs = full.statistics.rounds, list(PROMPTS[0]), False
     for number, one in enumerate(rounds):
         text += one.rows[0].tokens
         if number % 3 or number == len(rounds) - 1:
             continue
         left = len(PROMPTS[0]) + 60 - len(text)
         later = greedy(policy, text, left, policy_state=one.rows[0].policy_state)
-        assert trees(later) == trees(whole)[number + 1 :]
-        assert later.policy_states == whole.policy_states
+        assert trees(later) == trees(full)[number + 1 :]
+        assert later.policy_states == full.policy_states
         differs |= trees(later) != trees(greedy(policy, text, left))
     assert differs, "what was learnt makes no difference here"
 
 
 def test_states_are_handed_on_to_all_rows_or_each_to_its_own():
     policy = Grows()
-    for given, lengths in ((4, [4, 4, 4]), ([1, 3, 2], [1, 3, 2])):
-        stream = decoder(policy).stream(PROMPTS, policy_state=given)
+    for start, lengths in ((4, [4, 4, 4]), ([1, 3, 2], [1, 3, 2])):
+        stream = decoder(policy).stream(PROMPTS, policy_state=start)
         assert [record.outcome.drafted for record in next(stream).rows] == lengths
     again = generate(policy, policy_state=generate(policy).policy_states)
     assert len(again.policy_states) == 3
@@ -140,13 +140,13 @@ def test_a_row_without_a_round_keeps_the_state_it_was_given():
 
 def test_a_policy_within_learns_by_its_own_note():
     policy = DynamicDepth(CostAware("layered-dyspec", (2, 4)), 0.9)
-    found = generate(policy, PROMPTS[:1])
-    (state,) = found.policy_states
+    out = generate(policy, PROMPTS[:1])
+    (state,) = out.policy_states
     assert sum(state.within.rounds) > 1
     assert state.threshold != 0.9
     policy = DynamicDepth(Grows(), 0.0)
-    given = attrs.evolve(policy.first_state(), within=3)
-    stream = decoder(policy).stream(PROMPTS[:1], policy_state=given)
+    start = attrs.evolve(policy.first_state(), within=3)
+    stream = decoder(policy).stream(PROMPTS[:1], policy_state=start)
     assert next(stream).rows[0].outcome.drafted == 3
 
 
@@ -242,9 +242,9 @@ def test_the_tree_that_is_observed_ends_at_the_texts_limit():
 def test_forced_spans_are_no_part_of_what_is_observed():
     policy = Watches(length=1)
     forced = Table({n: {n % 3: n + 1} for n in range(40)})
-    found = generate(policy, [[0]], count=30, constraint=forced)
-    assert found.tokens == [[n % 3 for n in range(30)]]
-    rounds = [one.rows[0].outcome for one in found.statistics.rounds]
+    out = generate(policy, [[0]], count=30, constraint=forced)
+    assert out.tokens == [[n % 3 for n in range(30)]]
+    rounds = [one.rows[0].outcome for one in out.statistics.rounds]
     assert max(outcome.accepted for outcome in rounds) > 1
     for (size, own), outcome in zip(policy.seen, rounds, strict=True):
         assert size <= 2

@@ -46,9 +46,9 @@ def test_drawn_trees_are_distinct_and_all(policy, target, draft):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_expected_tokens_are_those_of_the_production_loop(policy):
     target, drafter = ToyModel(2, seed=1), toy_drafter(policy, ToyModel(2, seed=2))
-    found = joint_law(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=1)
+    tokens_a_round = joint_law(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=1)
     assert expected_tokens(policy, RecursiveRejection(), target=target, drafter=drafter) == pytest.approx(
-        found.expected_tokens, abs=1e-12
+        tokens_a_round.expected_tokens, abs=1e-12
     )
 
 
@@ -58,16 +58,16 @@ def test_expected_tokens_are_those_of_the_production_loop(policy):
 def test_no_verifier_beats_the_optimum(policy, target, draft):
     best = optimum(policy, target, draft)
     for verifier in (RecursiveRejection(), Traversal()):
-        found = expected_tokens(policy, verifier, target=target, drafter=toy_drafter(policy, draft))
-        assert found <= best + 1e-9
+        tokens_a_round = expected_tokens(policy, verifier, target=target, drafter=toy_drafter(policy, draft))
+        assert tokens_a_round <= best + 1e-9
 
 
 @settings(max_examples=15)
 @given(toy_models(3), toy_models(3))
 def test_block_verification_is_the_optimum_on_chains(target, draft):
     drafter = toy_drafter(Chain(2), draft)
-    found = expected_tokens(Chain(2), Traversal(), target=target, drafter=drafter)
-    assert found == pytest.approx(optimum(Chain(2), target, draft), abs=1e-9)
+    tokens_a_round = expected_tokens(Chain(2), Traversal(), target=target, drafter=drafter)
+    assert tokens_a_round == pytest.approx(optimum(Chain(2), target, draft), abs=1e-9)
 
 
 @pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])

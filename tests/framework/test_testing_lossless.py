@@ -35,10 +35,10 @@ def case(policy=TREE, draft=DRAFT, target=TARGET):
 @pytest.mark.parametrize("policy", [Chain(2), TREE], ids=["chain", "tree"])
 def test_one_round_and_several_prove_the_same(policy, verifier):
     laws = [joint_law(policy, verifier, rounds=rounds, **case(policy)) for rounds in (None, 1)]
-    wanted = target_law(TARGET)
-    assert all(law.error(wanted) < 1e-14 for law in laws)
+    expected = target_law(TARGET)
+    assert all(law.error(expected) < 1e-14 for law in laws)
     assert laws[0].expected_tokens == pytest.approx(laws[1].expected_tokens, abs=1e-12)
-    assert sum(wanted.values()) == pytest.approx(1)
+    assert sum(expected.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("rounds", [None, 1])
@@ -152,10 +152,10 @@ class Learner(LearningPolicy):
 
 def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
     policy = Learner()
-    found = assert_lossless(policy, RecursiveRejection(), tokens=4, **case(Chain(1)))
+    joint = assert_lossless(policy, RecursiveRejection(), tokens=4, **case(Chain(1)))
     short = joint_law(Chain(1), RecursiveRejection(), tokens=4, **case(Chain(1)))
-    assert found.expected_tokens == pytest.approx(short.expected_tokens)
-    assert found.runs != short.runs
+    assert joint.expected_tokens == pytest.approx(short.expected_tokens)
+    assert joint.runs != short.runs
 
 
 @attrs.frozen(eq=False)
@@ -201,8 +201,8 @@ def test_other_numbers_of_rounds_are_refused():
 
 def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
     trees = drawn_trees(TREE, case()["drafter"])
-    given = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees, **case())
-    assert given == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
+    with_trees = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees, **case())
+    assert with_trees == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
     half = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees[:1], **case())
     assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
     with pytest.raises(InvalidInput, match="trees are those of one round; give rounds=1"):

@@ -98,10 +98,10 @@ def off(policy, trees, drafter, seed):
     worst = 0.0
     for verifier in BY_LAW[law]:
         target = ToyModel(3, seed=seed + 1, sharpness=1.5)
-        found = joint_law(
+        joint = joint_law(
             policy, verifier, target=target, drafter=drafter, prompt=PROMPT, rounds=1, trees=trees
         )
-        worst = max(worst, found.error(target_law(target, prompt=PROMPT)))
+        worst = max(worst, joint.error(target_law(target, prompt=PROMPT)))
     return worst
 
 

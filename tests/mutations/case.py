@@ -25,15 +25,15 @@ CLEAN, BETRAYED = 1e-12, 1e-6
 
 @attrs.frozen
 class Betrayal:
-    """The text whose probability is the most wrong, what was found and what was wanted."""
+    """The text whose probability is the most wrong, what it is and what it should be."""
 
     text: tuple[int, ...]
-    found: float
-    wanted: float
+    actual: float
+    expected: float
 
     @property
     def error(self) -> float:
-        return abs(self.found - self.wanted)
+        return abs(self.actual - self.expected)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -72,7 +72,7 @@ class Case:
     eos: frozenset[int] = frozenset()
     processors: tuple[Any, ...] = ()
 
-    def found(self) -> Law:
+    def actual(self) -> Law:
         """The law of the texts that the production code writes."""
         if self.carried:
             law: Law = {}
@@ -89,24 +89,24 @@ class Case:
             temperature=self.temperature,
         ).probabilities
 
-    def wanted(self) -> Law:
+    def expected(self) -> Law:
         """The law of sequential sampling."""
         law: Law = {}
         target = self.target
         if self.processors:
             target = Processed(target.vocab_size, model=target, processors=self.processors)
-        whole = target_law(target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
-        for text, chance in whole.items():
-            ends = next((place for place, token in enumerate(text, start=1) if token in self.eos), len(text))
+        uncut = target_law(target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
+        for text, chance in uncut.items():
+            ends = next((n for n, token in enumerate(text, start=1) if token in self.eos), len(text))
             law[text[:ends]] = law.get(text[:ends], 0.0) + chance
         return law
 
     def betrayal(self) -> Betrayal:
-        found, wanted = self.found(), self.wanted()
+        actual, expected = self.actual(), self.expected()
         return max(
             (
-                Betrayal(text, found.get(text, 0.0), wanted.get(text, 0.0))
-                for text in sorted(found.keys() | wanted.keys())
+                Betrayal(text, actual.get(text, 0.0), expected.get(text, 0.0))
+                for text in sorted(actual.keys() | expected.keys())
             ),
             key=lambda one: one.error,
         )

@@ -102,7 +102,7 @@ def main() -> None:
         tried = [
             Found(seed, {one.name: error(one, make(seed), shapes) for one in mistakes}) for seed in SEEDS
         ]
-        best = max(tried, key=lambda found: found.worth(half))
+        best = max(tried, key=lambda choice: choice.worth(half))
         count, logs = best.worth(half)
         table.add_row(kind, str(best.seed), str(count), str(best.worth(other)[0]), f"{math.exp(logs):.1e}")
         seen |= {name for name, off in best.errors.items() if off > SHOWS}
