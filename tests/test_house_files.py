@@ -6,8 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
+
+import draftwood
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -147,3 +150,13 @@ def test_the_citation_is_that_of_this_project() -> None:
     assert cited["license"] == PROJECT["license"]
     assert cited["keywords"] == PROJECT["keywords"]
     assert PROJECT["name"] in cited["title"]
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", text))
+    assert len(named) > 10
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
+    for owner, attribute in re.findall(r"`([A-Z][A-Za-z]*[a-z][A-Za-z]*)\.([a-z_]+)[`(]", text):
+        owned = getattr(draftwood, owner)
+        assert hasattr(owned, attribute) or attribute in {field.name for field in attrs.fields(owned)}

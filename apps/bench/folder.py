@@ -134,8 +134,13 @@ def stored(path: Path) -> dict[str, Any]:
     file = path / RUN
     try:
         found = parse_json(file.read_bytes())
-        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-            raise InvalidInput(f"{str(file)!r} is not of this version of bench; choose another folder.")
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; name another folder with --to.")
+        if (version := found.get("version")) != VERSION:
+            raise InvalidInput(
+                f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads version {VERSION}; "
+                "measure again with `draftwood bench --to` another folder."
+            )
         check_run(found)
     except OSError as error:
         raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error

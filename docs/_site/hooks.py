@@ -20,6 +20,7 @@ SOURCES = ROOT / "build" / "site-sources"
 
 OUTSIDE = {
     "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
     "SECURITY.md": "security.md",
