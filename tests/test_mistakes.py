@@ -92,7 +92,7 @@ def test_the_named_check_catches_the_mistake_and_passes_without_it(name: str) ->
 def test_the_likely_mistake_is_named(name: str) -> None:
     caught = one(name).caught(CAUGHT.get(name))
     assert caught is not None
-    assert re.search(rf"Most likely: .*{LIKELY[name]}", caught.said)
+    assert re.search(rf"Most likely: .*{LIKELY[name]}", caught.message)
 
 
 def test_there_are_seventy_and_more_of_every_part() -> None:

@@ -49,8 +49,8 @@ def test_a_draw_at_zero_emits_a_token_that_the_target_forbids(name, monkeypatch)
     mutation = BY_NAME[name]
     if mutation.patch:
         monkeypatch.setattr(*mutation.patch)
-    wanted = mutation.twin.wanted()
-    assert any(chance > 0 and wanted.get(text, 0) == 0 for text, chance in mutation.case.found().items())
+    expected = mutation.twin.expected()
+    assert any(chance > 0 and expected.get(text, 0) == 0 for text, chance in mutation.case.actual().items())
 
 
 def test_the_report_counts_a_mistake_that_is_none():

@@ -17,10 +17,10 @@ from draftwood import (
     RequestLog,
     TokenTree,
     TreePolicy,
-    learning,
+    policy_states,
 )
-from draftwood.fields import at_least, probability
 from draftwood.strategies.policies.around import Around, by_name
+from draftwood.validators import at_least, probability
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
@@ -86,13 +86,13 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
         return self.history or self.policy.learns
 
     def first_state(self) -> Learnt:
-        return Learnt(self.stop_below, self.target, learning.first_state(self.policy))
+        return Learnt(self.stop_below, self.target, policy_states.first_state(self.policy))
 
     def grow(
         self, root: int, rng: Randomness, state: Learnt | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
         state = state or self.first_state()
-        growing = learning.grow(self.policy, root, rng, state.within)
+        growing = policy_states.grow(self.policy, root, rng, state.within)
         log, asked = RequestLog(), list[_Asked]()
         places = 0  # nodes that the draft was asked for
         stopped = False
@@ -135,7 +135,7 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
         noted = tree.note
         assert isinstance(noted, _Noted)
         grown = attrs.evolve(tree, note=noted.within)
-        within = learning.observe(self.policy, state.within, outcome, grown)
+        within = policy_states.observe(self.policy, state.within, outcome, grown)
         levels = tree.depth
         if not self.history or not levels:
             return attrs.evolve(state, within=within)

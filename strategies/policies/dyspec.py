@@ -20,9 +20,9 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least
 from draftwood.strategies.chances import CERTAINTY, acceptance_field, as_chances, if_judged
 from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.validators import at_least
 
 
 def drawn_or_top(policy: object, __: object, law: type[Proposal]) -> None:

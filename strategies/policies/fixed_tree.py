@@ -18,8 +18,8 @@ from draftwood import (
     draw_children,
 )
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.validators import at_least, probability
 
 
 def one_or_more(value: int | Sequence[int]) -> int | tuple[int, ...]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
-from draftwood.fields import at_least, probability
 from draftwood.strategies.chances import as_chances
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, drawn_alone, drawn_or_top, start_children
+from draftwood.validators import at_least, probability
 
 
 @attrs.frozen

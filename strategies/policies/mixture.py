@@ -21,8 +21,8 @@ from draftwood import (
 )
 from draftwood.compatibility import needs_several_drafters
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least
 from draftwood.strategies.laws import as_law
+from draftwood.validators import at_least
 
 Text = tuple[int, ...]
 """The tokens from the root to a node."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, WithoutReplacement
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least
 from draftwood.strategies.chances import acceptance_field, as_chances, check_acceptance
 from draftwood.strategies.laws import OneLaw, as_law
 from draftwood.strategies.policies.dyspec import drawn_or_top
 from draftwood.strategies.policies.shapes import Place, Shape
 from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.validators import at_least
 
 
 def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape:

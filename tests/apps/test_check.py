@@ -24,7 +24,7 @@ import attrs
 from draftwood import (
     Deterministic, InvalidInput, TreeBuilder, TreePolicy, Verifier, WithReplacement, draw_children
 )
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.testing import ToyBackend, ToyModel
 from tests.framework.third_party import TargetAgain
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftwood import DraftwoodError, InvalidInput, tuned
+from draftwood import DraftwoodError, InvalidInput, read_tuned
 from draftwood.apps.bench import command
 from draftwood.apps.bench.stored import check_cell
 from draftwood.apps.view import page
@@ -87,7 +87,7 @@ def test_tuned_files(content, tmp_path_factory):
     file.write_bytes(content)
 
     def use():
-        known = tuned(file)
+        known = read_tuned(file)
         assert known.sampling.temperature >= 0
         known.draft_sampling  # noqa: B018
 
@@ -205,7 +205,7 @@ def test_options_that_fail_in_a_way_of_their_own(tmp_path):
     file = tmp_path / "tuned.json"
     file.write_text(json.dumps(TUNED | {"recipe": "spechub", "options": {"length": 2**63}}))
     with pytest.raises(InvalidInput, match="'spechub' cannot be built from its options .OverflowError"):
-        tuned(file)
+        read_tuned(file)
 
 
 def test_an_index_nested_too_deeply(index, tmp_path):

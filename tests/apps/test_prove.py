@@ -13,7 +13,7 @@ ACME = '''
 import attrs
 
 from draftwood import Outcome, TreePolicy, Verifier, WithoutReplacement, WithReplacement
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 

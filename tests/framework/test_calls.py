@@ -74,12 +74,12 @@ def test_logprobs_are_the_targets_own():
         output_logits=True,
         return_dict_in_generate=True,
     )
-    for prompt, new, found in zip(PROMPTS, out.tokens, out.logprobs, strict=True):
-        wanted = [
-            float(TARGET.logits(prompt + new[:place]).log_softmax(-1)[token])
-            for place, token in enumerate(new)
+    for prompt, new, actual in zip(PROMPTS, out.tokens, out.logprobs, strict=True):
+        expected = [
+            float(TARGET.logits(prompt + new[:index]).log_softmax(-1)[token])
+            for index, token in enumerate(new)
         ]
-        assert found == pytest.approx(wanted, abs=1e-5)
+        assert actual == pytest.approx(expected, abs=1e-5)
     assert len(out.logits) == 9
     assert out.logits[4].shape == (3, 5)
 
@@ -100,10 +100,10 @@ def test_two_threads_on_one_decoder_get_one_text_or_one_sentence():
         thread.start()
     for thread in threads:
         thread.join()
-    wanted = [sequentially(prompt, 30) for prompt in PROMPTS]
+    expected = [sequentially(prompt, 30) for prompt in PROMPTS]
     refused = [one for one in came if isinstance(one, Exception)]
     assert all(isinstance(one, InvalidInput) and "already decoding 3 row" in str(one) for one in refused)
-    assert all(one == wanted for one in came if not isinstance(one, Exception))
+    assert all(one == expected for one in came if not isinstance(one, Exception))
     assert len(refused) < 4
 
 

@@ -23,9 +23,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    found = zoo.tokenizer()
-    found.padding_side = "left"
-    return found
+    fast_tokenizer = zoo.tokenizer()
+    fast_tokenizer.padding_side = "left"
+    return fast_tokenizer
 
 
 def texts(model, tokenizer, prompts, stop, **options):
@@ -41,10 +41,10 @@ def texts(model, tokenizer, prompts, stop, **options):
         stop=stop,
         **options,
     )
-    found = tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
+    decoded = tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
     for string in stop:
-        found = [text.split(string)[0] for text in found]
-    return found, written.shape[1] - length
+        decoded = [text.split(string)[0] for text in decoded]
+    return decoded, written.shape[1] - length
 
 
 @pytest.mark.parametrize(

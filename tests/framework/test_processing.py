@@ -49,18 +49,18 @@ def test_every_node_is_processed_as_its_own_rows_continuation(data):
     for one in later:
         standing.append([one])
     given_scores = scores.clone()
-    found = process([PROCESSORS[name](rows) for name in names], given_scores, Prefixes(standing, paths))
+    actual = process([PROCESSORS[name](rows) for name in names], given_scores, Prefixes(standing, paths))
     assert torch.equal(given_scores, scores)
 
     for node, path in enumerate(paths):
         # In `generate` all rows have one length; what stands in the others must not matter.
         batch = torch.randint(VOCAB, (rows, len(text) + len(later) + len(path)))
         batch[row] = torch.tensor([*text, *later, *path])
-        wanted = torch.randn(rows, VOCAB)
-        wanted[row] = scores[node]
+        expected = torch.randn(rows, VOCAB)
+        expected[row] = scores[node]
         for name in names:
-            wanted = PROCESSORS[name](rows)(batch, wanted)
-        torch.testing.assert_close(found[node], wanted[row])
+            expected = PROCESSORS[name](rows)(batch, expected)
+        torch.testing.assert_close(actual[node], expected[row])
 
 
 class Remembers(hf.LogitsProcessor):

@@ -69,9 +69,9 @@ def probs_of(params):
 
 @settings(max_examples=12, deadline=None)
 @given(STRATEGIES, filters(), filters())
-def test_filters_and_processors_of_the_target_decide_whatever_the_draft_has(strategy, wanted, drafted):
-    found = written_law(decoder(*strategy), tokens=2, sampling=wanted, draft_sampling=drafted)
-    assert error(found, sequential_law(TARGET, probs_of(wanted), tokens=2)) < 1e-12
+def test_filters_and_processors_of_the_target_decide_whatever_the_draft_has(strategy, expected, drafted):
+    actual = written_law(decoder(*strategy), tokens=2, sampling=expected, draft_sampling=drafted)
+    assert error(actual, sequential_law(TARGET, probs_of(expected), tokens=2)) < 1e-12
 
 
 def test_the_draft_has_filters_of_its_own():
@@ -113,8 +113,8 @@ def rising(text, logits):
 @given(STRATEGIES)
 def test_a_constraint_decides_and_nothing_else_changes(strategy):
     sampling = SamplingParams(1.0)
-    found = written_law(decoder(*strategy), tokens=2, sampling=sampling, constraint=Rises())
-    assert error(found, sequential_law(TARGET, rising, tokens=2)) < 1e-12
+    actual = written_law(decoder(*strategy), tokens=2, sampling=sampling, constraint=Rises())
+    assert error(actual, sequential_law(TARGET, rising, tokens=2)) < 1e-12
 
 
 def test_every_row_has_its_own_constraint():

@@ -45,9 +45,9 @@ def kept(tree: TokenTree, keep: Any) -> TokenTree:
             left.append(node)
             continue
         siblings = tree.children(parent)
-        place = siblings.index(node)
-        earlier = [tokens[sibling] for sibling in siblings[:place]]
-        chance = float(tree.proposals[parent].conditional(place, earlier)[tokens[node]])
+        rank = siblings.index(node)
+        earlier = [tokens[sibling] for sibling in siblings[:rank]]
+        chance = float(tree.proposals[parent].conditional(rank, earlier)[tokens[node]])
         if parent in left and keep(tokens[node], chance):
             left.append(node)
     return tree.subtree(torch.tensor(left))

@@ -16,9 +16,9 @@ from draftwood import (
     SpeculativeDecoder,
     TreePolicy,
     Verifier,
-    claims,
     custom_generate,
     load,
+    locks,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -238,10 +238,10 @@ class Call:
         held = [decoder.target, *decoder.drafter.backends]
         if rows := [backend.lengths for backend in held if backend.lengths]:
             return f"backends still hold rows of {rows} tokens"
-        if count := _rows_of(decoder.drafter):
-            return f"the drafter still holds {count} row(s)"
-        if claims.held:
-            return f"{len(claims.held)} claim(s) are left"
+        if rows := _rows_of(decoder.drafter):
+            return f"the drafter still holds {rows} row(s)"
+        if locks.active:
+            return f"{len(locks.active)} lock(s) are left"
         if not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
             if self.loop is not None:

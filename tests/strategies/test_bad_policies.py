@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement, registry
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.errors import DraftwoodError
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
@@ -16,7 +16,7 @@ from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
 
 NAMES = registry.names("policies")
@@ -56,7 +56,7 @@ def taken(name, values):
 def built():
     """Every registered policy with every law that it takes."""
     for name in NAMES:
-        choice = known_laws() if taken(name, {"law": None}) else [None]
+        choice = registered_laws() if taken(name, {"law": None}) else [None]
         for law in choice:
             options = taken(name, WIDE) | ({} if law is None else {"law": law})
             try:

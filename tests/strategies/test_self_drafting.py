@@ -34,7 +34,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, check_strategy
+from draftwood.testing import NextTokenModel, ToyBackend, ToyModel, assert_lossless, check_strategy
 
 TARGET = ToyModel(3, seed=5)
 WIDTH = 4
@@ -97,7 +97,7 @@ class Beside(Drafter):
 
     source = MedusaHeads.source
 
-    def __init__(self, model: ToyModel, heads: Heads) -> None:
+    def __init__(self, model: NextTokenModel, heads: Heads) -> None:
         self.target = HiddenToy(model)
         self.medusa = MedusaHeads(self.target, heads)
 

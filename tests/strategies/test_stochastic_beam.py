@@ -16,6 +16,7 @@ from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import (
+    NextTokenModel,
     ToyBackend,
     ToyModel,
     assert_lossless,
@@ -149,12 +150,12 @@ def test_a_beam_is_as_wide_as_there_are_prefixes(seed, width, depth):
 
 
 def test_a_prefix_without_proposals_stays_a_leaf():
-    class Stops(ToyModel):
+    class Stops(NextTokenModel):
         def logits(self, text):
-            known = super().logits(text)
-            return torch.full_like(known, -torch.inf) if text[-1] == 1 else known
+            logits = ToyModel(3, seed=2).logits(text)
+            return torch.full_like(logits, -torch.inf) if text[-1] == 1 else logits
 
-    model = Stops(3, seed=2)
+    model = Stops(3)
     drafter = ModelDrafter(ToyBackend(model))
     assert_proposal_law(StochasticBeam(2, 3), drafter)
     assert_lossless(
