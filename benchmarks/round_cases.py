@@ -26,7 +26,7 @@ from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.switch import switched
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
-from draftwood.strategies.verifiers.on_device import row_of
+from draftwood.strategies.verifiers.on_device import rejection_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 Answer = tuple[tuple[int, ...], int]
@@ -121,8 +121,10 @@ def judged(
     tapes = [_tape(nodes, seed) for seed in range(rows)]
     there = [(_moved(tree, device), targets.to(device)) for tree, targets in grown]
 
-    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[plain_rejection.Row]:
-        made = [row_of(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)]
+    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[plain_rejection.RejectionCase]:
+        made = [
+            rejection_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)
+        ]
         assert all(row is not None for row in made)
         return [row for row in made if row is not None]
 

@@ -39,7 +39,7 @@ from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers import on_device
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
-from draftwood.strategies.verifiers.on_device import row_of
+from draftwood.strategies.verifiers.on_device import rejection_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
 from draftwood.testing.checks import checks_for
@@ -116,7 +116,7 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
 def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> reference.Walk:
     """The kernel does what its reference does, and what the plain verifiers do but for ties."""
     found, used = judged(tree, targets, uniforms, kernel=True, device=device)
-    row = row_of(tree, targets, uniforms)
+    row = rejection_case(tree, targets, uniforms)
     assert row is not None
     walk = reference.walk(row)
     assert (found.path, found.extra, found.bonus, used) == (walk.path, walk.extra, walk.bonus, walk.used)
@@ -220,7 +220,7 @@ def test_rows_in_one_launch(device: torch.device) -> None:
     rows = []
     for seed, nodes in enumerate([5, 1, 40, 13]):
         tree, targets = grown(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed)
-        row = row_of(tree, targets, tape_of(nodes, seed))
+        row = rejection_case(tree, targets, tape_of(nodes, seed))
         assert row is not None
         rows.append(row)
     wanted: list[reference.Walk | None] = [reference.walk(row) for row in rows]
@@ -248,7 +248,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
 ) -> None:
     launches: list[int] = []
 
-    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
         launches.append(len(rows))
         return dispatch.walk(rows)
 
@@ -296,7 +296,7 @@ def test_a_decoder_has_one_launch_a_round(monkeypatch: pytest.MonkeyPatch) -> No
         wanted = decode()
     launches: list[int] = []
 
-    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
         launches.append(len(rows))
         return dispatch.walk(rows)
 
@@ -397,7 +397,7 @@ class Coin(Randomness):
 
 def test_rows_that_do_not_fit(device: torch.device) -> None:
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
-    row = row_of(tree, targets.to(device), tape_of(9, 1))
+    row = rejection_case(tree, targets.to(device), tape_of(9, 1))
     assert row is not None
     for wrong, message in (
         (replace(row, parents=row.parents[1:]), "9 tokens, 8 parents"),
