@@ -20,7 +20,7 @@ from draftwood import (
 )
 from draftwood.fields import probability
 from draftwood.pass_time import PassTime, as_pass_time
-from draftwood.strategies.policies.around import Around, by_name
+from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
 
 
 def _integers(value: Sequence[int] | str) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Learnt:
 
 
 @attrs.frozen
-class CostAware(Around, LearningPolicy[Learnt]):
+class CostAware(PolicyWrapper, LearningPolicy[Learnt]):
     """Grows the tree of `policy` with the budget that gives the most tokens for the time of a round.
 
     A larger tree pays when it multiplies the tokens of a round by more than it multiplies the round's time
@@ -69,7 +69,7 @@ class CostAware(Around, LearningPolicy[Learnt]):
     and Moulines' discounted UCB (arXiv 0805.3415).
     """
 
-    policy: TreePolicy = attrs.field(default="layered-dyspec", converter=by_name)  # type: ignore[assignment]
+    policy: TreePolicy = attrs.field(default="layered-dyspec", converter=as_policy)  # type: ignore[assignment]
     budgets: tuple[int, ...] = attrs.field(
         default=(0, 4, 8, 16, 32, 64), converter=_integers, validator=_rising
     )

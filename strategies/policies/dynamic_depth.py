@@ -20,7 +20,7 @@ from draftwood import (
     learning,
 )
 from draftwood.fields import at_least, probability
-from draftwood.strategies.policies.around import Around, by_name
+from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
@@ -50,7 +50,7 @@ class _Noted:
 
 
 @attrs.frozen
-class DynamicDepth(Around, LearningPolicy[Learnt]):
+class DynamicDepth(PolicyWrapper, LearningPolicy[Learnt]):
     """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
 
     Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
@@ -74,7 +74,7 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
     every level rather than some; the moving threshold is Draft & Verify's (arXiv 2309.08168).
     """
 
-    policy: TreePolicy = attrs.field(default="expand-rerank", converter=by_name)  # type: ignore[assignment]
+    policy: TreePolicy = attrs.field(default="expand-rerank", converter=as_policy)  # type: ignore[assignment]
     stop_below: float = attrs.field(default=0.3, validator=probability)
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     history: bool = True

@@ -21,7 +21,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.fields import at_least, probability
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 
 # The authors' schedule; the paper promises it and does not print it.
 _ACCEPTANCE, _TOLERANCE = 0.7, 0.1
@@ -60,7 +60,7 @@ class Learnt:
 
 
 @attrs.frozen
-class DynaTree(OneLaw, LearningPolicy[Learnt]):
+class DynaTree(SingleLawPolicy, LearningPolicy[Learnt]):
     """A node gets few children where the draft is sure of the next token, and more where it is not.
 
     The number of children is 1 where the most likely token has a probability of at least `confident`,

@@ -21,8 +21,13 @@ from draftwood import (
 )
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least
-from draftwood.strategies.chances import CERTAINTY, acceptance_field, as_chances, if_judged
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.acceptance_vectors import (
+    CERTAINTY_POWER,
+    as_acceptance,
+    conditional_acceptance,
+    validate_acceptance,
+)
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 
 
 def drawn_or_top(policy: object, __: object, law: type[Proposal]) -> None:
@@ -35,14 +40,14 @@ def drawn_or_top(policy: object, __: object, law: type[Proposal]) -> None:
 
 def drawn_alone(policy: GreedyTree, field: attrs.Attribute[Any], values: tuple[float, ...]) -> None:
     if values:
-        acceptance_field(policy, field, values)
+        validate_acceptance(policy, field, values)
         if policy.law is not WithoutReplacement:
             raise InvalidInput(
                 "acceptance tells of drawn children; leave it out, or draw without replacement."
             )
 
 
-class GreedyTree(OneLaw):
+class GreedyTree(SingleLawPolicy):
     """Drawn where the most is expected, so what a draw brought decides where the next one is."""
 
     law: type[Proposal]
@@ -84,7 +89,7 @@ class DySpec(GreedyTree):
 
     budget: int = attrs.field(default=32, validator=at_least(1))
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=drawn_alone)
     source = "DySpec, algorithm 1"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -167,7 +172,7 @@ class _Expected(_Drawn):
         token, chance = super().draw(rng)
         self.left = self.worth
         measured = self.chances[min(rank, len(self.chances) - 1)]
-        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY
+        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY_POWER
         reach, self.slot = self.slot * accepted, self.slot * (1 - accepted)
         self.worth = self.slot if self.left > 0 else 0.0
         return token, reach
@@ -199,7 +204,7 @@ def start_children(
     if law is WithoutReplacement:
         worths = probs.sum(-1, dtype=torch.float64).tolist()
         if acceptance:
-            chances = list(if_judged(acceptance))
+            chances = list(conditional_acceptance(acceptance))
             return {
                 node: _Expected(p, worth, chances)
                 for node, p, worth in zip(nodes, probs, worths, strict=True)

@@ -19,7 +19,7 @@ from draftwood import (
 )
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least, probability
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 
 
 def one_or_more(value: int | Sequence[int]) -> int | tuple[int, ...]:
@@ -36,7 +36,7 @@ def fills_levels(policy: FixedTree, __: object, value: int | tuple[int, ...]) ->
 
 
 @attrs.frozen
-class FixedTree(OneLaw):
+class FixedTree(SingleLawPolicy):
     """Every node of a level gets `branching` children until `depth` levels or `budget` nodes are reached.
 
     `branching` is one number, or one for every level: (3, 1) has three children at the root and one

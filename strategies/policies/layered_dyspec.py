@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
 from draftwood.fields import at_least, probability
-from draftwood.strategies.chances import as_chances
+from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, drawn_alone, drawn_or_top, start_children
 
@@ -40,7 +40,7 @@ class LayeredDySpec(GreedyTree):
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=drawn_alone)
     source = "draftwood (DySpec, appendix B.1); OPT-Tree"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from draftwood import Proposal, Randomness, Request, TokenTree, WithoutReplacement
 from draftwood.errors import InvalidInput
 from draftwood.fields import at_least
-from draftwood.strategies.chances import acceptance_field, as_chances, check_acceptance
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.acceptance_vectors import as_acceptance, check_acceptance, validate_acceptance
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.dyspec import drawn_or_top
 from draftwood.strategies.policies.shapes import Place, Shape
 from draftwood.strategies.policies.static_tree import StaticTree
@@ -80,7 +80,7 @@ ZOO_PAIR = (0.513, 0.118, 0.073, 0.033, 0.023, 0.027, 0.016, 0.013)
 
 
 @attrs.frozen
-class Sequoia(OneLaw):
+class Sequoia(SingleLawPolicy):
     """The best static tree for an acceptance vector.
 
     Attributes:
@@ -99,7 +99,7 @@ class Sequoia(OneLaw):
     budget: int = attrs.field(default=32, validator=at_least(1))
     depth: int = attrs.field(default=10, validator=at_least(1))
     acceptance: tuple[float, ...] = attrs.field(
-        default=ZOO_PAIR, converter=as_chances, validator=acceptance_field
+        default=ZOO_PAIR, converter=as_acceptance, validator=validate_acceptance
     )
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
     source = "Sequoia, section 3.1"

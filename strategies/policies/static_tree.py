@@ -18,12 +18,12 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.shapes import Place, Shape, as_shape
 
 
 @attrs.frozen
-class StaticTree(OneLaw):
+class StaticTree(SingleLawPolicy):
     """One and the same shape in every round, with one draft call a level.
 
     With law `"top-k"` the child of rank r holds the draft's (r + 1)-th most likely token, and a shape that

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
 from draftwood.fields import at_least, probability
-from draftwood.strategies.chances import as_chances
+from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, drawn_alone, drawn_or_top, start_children
 
@@ -41,7 +41,7 @@ class ThresholdDySpec(GreedyTree):
     threshold: float | None = attrs.field(default=None, validator=attrs.validators.optional(probability))
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=drawn_alone)
     source = "DySpec, algorithm 2"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:

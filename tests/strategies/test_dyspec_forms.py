@@ -6,7 +6,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, TorchRandomness
-from draftwood.strategies.chances import if_judged
+from draftwood.strategies.acceptance_vectors import conditional_acceptance
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
@@ -122,7 +122,7 @@ def test_a_node_has_the_children_that_are_worth_it():
 @given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3))
 def test_chances_of_those_that_are_judged_multiply_to_the_vector(acceptance):
     failed, found = 1.0, []
-    for chance in if_judged(acceptance):
+    for chance in conditional_acceptance(acceptance):
         found.append(failed * chance)
         failed *= 1 - chance
     assert found == pytest.approx(acceptance)
