@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from draftwood import Outcome
 from draftwood.strategies.policies.dynatree import DynaTree
-from tests.strategies.tables import ROOT, grow, longer, paths, reach, table
+from tests.strategies.tables import ROOT, grow, longer, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
@@ -17,7 +17,7 @@ def algorithm_1(probs, vocab, policy):
     found, queue = {ROOT}, [ROOT]
     while queue and len(found) <= policy.budget:
         path = queue.pop(0)
-        depth, value = len(path) - 1, reach(probs, path)
+        depth, value = len(path) - 1, path_prob(probs, path)
         if depth >= policy.max_depth or value < policy.stop_below:
             continue
         if depth >= policy.depth and value < policy.deep:
@@ -25,7 +25,7 @@ def algorithm_1(probs, vocab, policy):
         sure = float(probs(path).max())
         count = 1 if sure >= policy.confident else policy.branching if sure < policy.unsure else 2
         for one in longer(probs, path, vocab, count):
-            if len(found) <= policy.budget and reach(probs, one) >= policy.threshold:
+            if len(found) <= policy.budget and path_prob(probs, one) >= policy.threshold:
                 found.add(one)
                 queue.append(one)
     return found
@@ -50,7 +50,7 @@ def test_dynatree_never_drops_a_drawn_child(seed, threshold, law):
     policy = DynaTree(2, 3, 3, 100, stop_below=0.0, threshold=threshold, law=law)
     tree, _ = grow(policy, probs, seed)
     for node, path in enumerate(paths(tree)):
-        value, sure = reach(probs, path), float(probs(path).max())
+        value, sure = path_prob(probs, path), float(probs(path).max())
         expanded = value >= threshold and len(path) <= (3 if value >= 0.5 else 2)
         wanted = 1 if sure >= 0.9 else 3 if sure < 0.4 else 2
         assert len(tree.children(node)) == (wanted if expanded else 0)

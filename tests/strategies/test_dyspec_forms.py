@@ -11,7 +11,7 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.testing import parametrize_with_checks
-from tests.strategies.tables import ROOT, grow, paths, reach, table
+from tests.strategies.tables import ROOT, grow, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
@@ -58,9 +58,9 @@ def test_the_threshold_is_one_over_the_budget_unless_given(seed, budget):
 def test_a_threshold_at_the_heaps_last_value_gives_the_heaps_tree(seed, budget):
     probs = table(5, seed)
     heap = set(paths(grow(DySpec(budget, "top-k"), probs)[0]))
-    last = min(reach(probs, path) for path in heap)
+    last = min(path_prob(probs, path) for path in heap)
     rivals = [(*path, token) for path in heap for token in range(5) if (*path, token) not in heap]
-    assume(max(reach(probs, path) for path in rivals) < 0.999 * last)
+    assume(max(path_prob(probs, path) for path in rivals) < 0.999 * last)
     tree, requests = grow(ThresholdDySpec(768, last, law="top-k"), probs)
     assert set(paths(tree)) == heap
     assert len(requests) <= tree.depth + 1
