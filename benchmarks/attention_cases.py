@@ -17,7 +17,7 @@ from benchmarks.blocks import random_tree
 from benchmarks.cases import Bound, Case, Contender
 from benchmarks.orders import depth_first
 from draftwood import TokenTree
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask
 

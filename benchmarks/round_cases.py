@@ -23,7 +23,7 @@ from draftwood.kernels.kv_commit import dispatch as commits
 from draftwood.kernels.kv_commit import reference as plain_commits
 from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
 from draftwood.strategies.verifiers.on_device import rejection_case
@@ -133,7 +133,7 @@ def judged(
 
     def plainly() -> list[Answer]:
         found = []
-        with switched(False):
+        with kernels_enabled(False):
             for (tree, targets), tape in zip(there, tapes, strict=True):
                 outcome = RecursiveRejection().verify(tree, targets, TapeRandomness(tape))
                 found.append((outcome.path, outcome.extra))

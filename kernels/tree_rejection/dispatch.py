@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.tree_rejection.reference import FIXED, FULL, REMAINING, RejectionCase, Walk
 
@@ -31,10 +31,10 @@ CONFIGURATIONS = tuple(
 
 def serves(targets: Tensor) -> bool:
     """Whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
-    reason = switch.objection(targets)
+    reason = support.objection(targets)
     if reason is None and targets.dtype != torch.float32:
         reason = f"its distributions are {targets.dtype}"
-    return switch.chosen("tree_rejection", reason)
+    return support.use_kernel("tree_rejection", reason)
 
 
 def walk(cases: Sequence[RejectionCase]) -> list[Walk | None]:

@@ -13,9 +13,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels import switch
-from draftwood.kernels.checking import TOPOLOGIES, relative_error
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.testing import TOPOLOGIES, relative_error
 
 KINDS = [torch.float32, torch.float16]
 
@@ -195,9 +195,9 @@ def left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """No kernel serves `held`, and the log says why."""
-    caplog.set_level("INFO", logger=switch.__name__)
+    caplog.set_level("INFO", logger=support.__name__)
     caplog.clear()
-    switch._logged.clear()
+    support._logged.clear()
     with guarded() as launched:
         found = call(**held)
     assert reason in caplog.text

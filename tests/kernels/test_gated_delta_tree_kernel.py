@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.gated_delta_tree import dispatch, reference
+from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
 

@@ -99,8 +99,8 @@ def test_rows_behind_a_narrowed_arena_are_left(device: torch.device, monkeypatch
 def test_the_reference_takes_the_rest(
     arena: torch.Tensor, count: int, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
+    caplog.set_level("INFO", logger="draftwood.kernels.support")
+    dispatch.support._logged.clear()
     moved = arena.to(device)
     moved[..., 1, :] = 1
     dispatch.move(arenas=[moved], rows=[0] * count, sources=range(1, count + 1), targets=range(count))

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.lru_tree import dispatch, reference
 from draftwood.kernels.mamba1_tree.reference import Paths
+from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
 

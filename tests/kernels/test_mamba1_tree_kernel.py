@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, relative_error
 from draftwood.kernels.mamba1_tree import dispatch, reference
+from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
 

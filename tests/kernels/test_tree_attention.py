@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, relative_error, visible
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, relative_error, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask, pack, unpack
 from draftwood.tree import TokenTree
@@ -268,8 +268,8 @@ def test_shapes_that_do_not_belong_together(change: dict[str, Tensor], message: 
 def test_the_reference_takes_the_rest(
     dim: int, change: Any, reason: str, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
+    caplog.set_level("INFO", logger="draftwood.kernels.support")
+    dispatch.support._logged.clear()
     arguments = case(device, torch.float32, [[-1, 0, 0]], lengths=[3], dim=dim)
     tensors = {name: change(arguments[name]) for name in ("queries", "keys", "values")}
     tensors["sinks"] = arguments["sinks"].to(tensors["queries"].dtype)
@@ -277,6 +277,6 @@ def test_the_reference_takes_the_rest(
     assert reason in caplog.text
     assert found.dtype == tensors["queries"].dtype
     assert relative_error(found, reference.attend(**arguments)) <= 1e-6
-    with switched(False):
+    with kernels_enabled(False):
         dispatch.attend(**arguments)
     assert "kernels are switched off" in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, relative_error
+from draftwood.kernels.testing import TOLERANCE, relative_error
 from draftwood.kernels.tree_conv import dispatch, reference
 from tests.kernels import scans
 

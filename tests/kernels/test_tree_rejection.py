@@ -32,7 +32,7 @@ from draftwood import (
     WithReplacement,
     draw_children,
 )
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -92,7 +92,7 @@ def judged(
 ) -> tuple[Outcome, int]:
     """The outcome, and how many uniforms it took."""
     rng = TapeRandomness(uniforms)
-    with switched(kernel), pytest.MonkeyPatch.context() as patch:
+    with kernels_enabled(kernel), pytest.MonkeyPatch.context() as patch:
         if kernel:  # from here on the plain verifier is a mistake
             patch.setattr(RecursiveRejection, "judge", None)
             tree, targets = placed(tree, device), targets.to(device)
@@ -266,7 +266,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
         return [TorchRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
 
     wanted_streams, streams_after = streams(), streams()
-    with switched(False):
+    with kernels_enabled(False):
         wanted = verifier.verify_rows(trees, targets, wanted_streams)
     found = verifier.verify_rows(trees, targets, streams_after)
     assert found == wanted == [verifier.verify(*row) for row in zip(trees, targets, streams(), strict=True)]
@@ -292,7 +292,7 @@ def test_a_decoder_has_one_launch_a_round(monkeypatch: pytest.MonkeyPatch) -> No
         seed=[5, 6, 7],
         return_dict_in_generate=True,
     )
-    with switched(False):
+    with kernels_enabled(False):
         wanted = decode()
     launches: list[int] = []
 
@@ -335,7 +335,7 @@ def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device)
     after = []
     for kernel in (True, False):
         rng = TorchRandomness.seeded(5)
-        with switched(kernel):
+        with kernels_enabled(kernel):
             outcome = RecursiveRejection().verify(tree, targets, rng)
         after.append((outcome, rng.uniforms(3).tolist()))
     assert after[0] == after[1]
@@ -368,8 +368,8 @@ def test_the_plain_verifier_takes_the_rest(
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
+    caplog.set_level("INFO", logger="draftwood.kernels.support")
+    dispatch.support._logged.clear()
     double = attrs.evolve(
         tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
     )
