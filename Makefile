@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser prove thorough soak lint types wheel bench site clean moved
+.PHONY: help demo test test-browser prove thorough soak lint types wheel release bench site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel"
 	@echo "make wheel   build the wheel into dist/"
+	@echo "make release build and check the wheel and the sdist of the last commit into dist/"
 	@echo "make bench   race the decoders, as draftwood bench does"
 	@echo "make site    build the documentation into site/, warnings as errors"
 	@echo "make clean   remove the environment and everything that was built"
@@ -69,6 +70,9 @@ wheel: .venv/.ready-test
 	@rm -rf build dist
 	@.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@echo "Built $$(ls dist/*.whl)."
+
+release:
+	@PYTHON=$(PYTHON) .ci/release dist
 
 bench: .venv/.ready-bench
 	@.venv/bin/draftwood bench $(or $(ARGS),--widen 350e6)

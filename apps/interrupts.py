@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer, current_thread, main_thread
@@ -24,7 +25,7 @@ def heard_during_collections() -> Iterator[None]:
 
     def interrupted(signum: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code.co_name == "gc_callback":
-            later = Timer(_AGAIN, os.kill, (os.getpid(), signum))
+            later = Timer(_AGAIN, _send, (signum,))
             later.daemon = True
             later.start()
         else:
@@ -35,3 +36,11 @@ def heard_during_collections() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _send(signum: int) -> None:
+    """Send this process the signal, from a thread beside the main one."""
+    if sys.platform == "win32":
+        signal.raise_signal(signum)  # there os.kill ends the process instead
+    else:
+        os.kill(os.getpid(), signum)  # wakes the main thread where it waits

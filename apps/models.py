@@ -229,14 +229,14 @@ def find_device(name: str | None) -> torch.device:
     """The device `name`; None: the accelerator where there is one, else the CPU.
 
     Raises:
-        InvalidInput: there is no such device here.
+        InvalidInput: there is no such device here, or it has no float64 (MPS).
     """
     if name is None:
         return default_device()
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device, dtype=torch.float64)
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidInput(
             f"The device {name!r} cannot be used here; give 'cpu', or 'cuda' on a machine that has one."
         ) from error

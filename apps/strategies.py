@@ -13,7 +13,7 @@ import attrs
 import typer
 
 from draftwood import Proposal, Recipe, registry
-from draftwood.apps.failures import one_line
+from draftwood.apps.failures import one_line, say
 from draftwood.compatibility import known_laws
 from draftwood.errors import UnknownStrategy, nearest
 
@@ -158,6 +158,8 @@ def strategies(
       draftwood strategies --json
     """
     found = entries()
+    for sentence in registry.strange_entries():
+        say(sentence)
     if name is not None:
         known = sorted({entry.name for entry in found})
         found = [entry for entry in found if entry.name == name]

@@ -19,7 +19,9 @@ from draftwood.apps.text import IncrementalText, decode
 from draftwood.errors import InvalidInput
 from draftwood.generation import Generation
 
-FORMAT, VERSION = "draftwood-trace", 2
+FORMAT, VERSION = "draftwood-trace", 3
+READ = (2, 3)
+"""The versions that `draftwood view` shows; 2 has other names in its statistics."""
 
 
 def document(

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as hf_logging
 
-from draftwood.backends.tree_kernel import TREE, Packed, over
+from draftwood.backends.tree_kernel import TREE, PackedMasks, under
 from draftwood.errors import UnsupportedModel
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention.dispatch import unsupported
@@ -59,16 +59,17 @@ def grouped_sdpa(
     """
     heads, queries, kv_heads = query.shape[1], query.shape[2], key.shape[1]
     # transformers itself copies nothing for a single query.
-    own = heads != kv_heads and queries > 1 and attention_mask is not None and attention_mask.shape[1] == 1
-    if not own or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):
+    grouped = heads != kv_heads and queries > 1
+    served = grouped and attention_mask is not None and attention_mask.shape[1] == 1
+    if not served or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
     if query.device.type == "cpu":
-        found = scaled_dot_product_attention(
+        out = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
         )
-        return found.transpose(1, 2).contiguous(), None
+        return out.transpose(1, 2).contiguous(), None
     return packed_sdpa(query, key, value, attention_mask, scaling), None
 
 
@@ -80,14 +81,14 @@ def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: f
     batch, heads, queries, _ = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
-    found = scaled_dot_product_attention(
+    out = scaled_dot_product_attention(
         query.reshape(batch, kv_heads, group * queries, -1),
         key,
         value,
         attn_mask=mask.repeat(1, 1, group, 1),
         scale=scaling,
     )
-    return found.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous()
+    return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(GROUPED, grouped_sdpa)
@@ -102,14 +103,14 @@ class TreeAttention:
     """
 
     def __init__(self, model: Any) -> None:
-        own = model.config._attn_implementation
+        before = model.config._attn_implementation
         # Not every attribute of that name is a configuration.
-        named = [getattr(module, "config", None) for module in model.modules()]
-        configs = {id(config): config for config in named if isinstance(config, PreTrainedConfig)}
+        values = [getattr(module, "config", None) for module in model.modules()]
+        configs = {id(config): config for config in values if isinstance(config, PreTrainedConfig)}
         self._configs = [(config, config._attn_implementation) for config in configs.values()]
         self._model = model
-        self._name = own if own == "eager" else self._best(model, own)
-        self._switches = self._name != own
+        self._name = before if before == "eager" else self._best(model, before)
+        self._switches = self._name != before
 
     def __enter__(self) -> None:
         if self._switches:
@@ -120,24 +121,24 @@ class TreeAttention:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._switches:
-            for config, own in self._configs:
-                _set(config, own)
+            for config, before in self._configs:
+                _set(config, before)
 
-    def packs(self, device: torch.device) -> bool:
-        """Whether a pass on `device` may be given masks of bits, under `over`."""
+    def takes_bits(self, device: torch.device) -> bool:
+        """Whether a pass on `device` may take masks of bits, inside `under`."""
         return support.objection_on(device) is None and self._takes_bits
 
     @contextmanager
-    def over(self, packed: Packed) -> Iterator[None]:
+    def under(self, packed: PackedMasks) -> Iterator[None]:
         """Inside it the model attends by the tree kernel, under these masks."""
         for config, _ in self._configs:
             _set(config, TREE)
         try:
-            with over(packed):
+            with under(packed):
                 yield
         finally:
-            for config, own in self._configs:
-                _set(config, own)
+            for config, before in self._configs:
+                _set(config, before)
 
     @cached_property
     def _takes_bits(self) -> bool:
@@ -151,23 +152,25 @@ class TreeAttention:
             for config, before in self._configs:
                 _set(config, before)
 
-    def _best(self, model: Any, own: str) -> str:
+    def _best(self, model: Any, before: str) -> str:
         try:
-            usable = [name for name in ("sdpa", GROUPED, "eager") if name == own or _accepts(model, name)]
+            usable = [name for name in ("sdpa", GROUPED, "eager") if name == before or _accepts(model, name)]
         finally:
-            for config, before in self._configs:
-                _set(config, before)
+            for config, name in self._configs:
+                _set(config, name)
         if "sdpa" in usable:
             name = GROUPED if GROUPED in usable else "sdpa"
         elif "eager" in usable:
             name = "eager"
         else:
             raise UnsupportedModel(
-                f"{type(model).__name__} uses {own} attention, which takes no tree mask, and has neither "
+                f"{type(model).__name__} uses {before} attention, which takes no tree mask, and has neither "
                 "SDPA nor eager attention to switch to."
             )
-        if own != "sdpa":
-            log.info("%s takes no tree mask; trees of %s use %s attention.", own, type(model).__name__, name)
+        if before != "sdpa":
+            log.info(
+                "%s takes no tree mask; trees of %s use %s attention.", before, type(model).__name__, name
+            )
         return name
 
 

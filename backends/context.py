@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-SWITCH = "original_max_position_embeddings"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
-READ_AGAIN = {SWITCH, "next_sequence_length"}
+RECOMPUTE_NAMES = {ORIGINAL_LENGTH, "next_sequence_length"}
 """Names in the code of a family that forgets its cache there and then takes the whole text for new."""
 
 OFFSET = 8
@@ -26,8 +26,10 @@ def end_of_context(model: Any) -> int | None:
 
     The end is that of its positions, or where its rotation switches, or where `generate()` loses the text.
     """
-    lost = vars(model.config.get_text_config(decoder=True)).get(SWITCH) if _loses_text(model) else None
-    ends = [end_of_positions(model), switch_of_rotation(model.config), lost]
+    lost = (
+        vars(model.config.get_text_config(decoder=True)).get(ORIGINAL_LENGTH) if _loses_text(model) else None
+    )
+    ends = [end_of_positions(model), longrope_switch(model.config), lost]
     return min((int(end) for end in ends if end), default=None)
 
 
@@ -42,39 +44,49 @@ def end_of_positions(model: Any) -> int | None:
     config = model.config.get_text_config(decoder=True)
     positions = getattr(config, "max_position_embeddings", None)
     # Where this is the only name, a table of distances is made of it in every pass (MPT).
-    named = positions or getattr(config, "max_seq_len", None)
-    if not named or named < 0:  # some name -1 for none
+    length = positions or getattr(config, "max_seq_len", None)
+    if not length or length < 0:  # some name -1 for none
         return None
     inner = getattr(model, "_orig_mod", model)  # of what torch.compile() returns
-    own = type(inner).__module__.startswith(("transformers.", "draftwood."))
-    computed = own and positions and not _scaled(config) and not _has_table(inner, named)
-    return None if computed else int(named)
+    trusted = type(inner).__module__.startswith(("transformers.", "draftwood."))
+    computed = (
+        trusted and positions and not _has_dynamic_rope(config) and not _has_position_table(inner, length)
+    )
+    return None if computed else int(length)
 
 
-def switch_of_rotation(config: Any) -> int | None:
+def longrope_switch(config: Any) -> int | None:
     """Tokens beyond which all keys of a text are rotated otherwise (longrope), cached ones too; or None."""
     config = config.get_text_config(decoder=True)
-    long = next((r for r in _rotations(config) if r.get("rope_type") == "longrope"), None)
+    long = next((r for r in _rope_parameters(config) if r.get("rope_type") == "longrope"), None)
     if long is None:
         return None
-    named = (long.get(SWITCH), vars(config).get(SWITCH), getattr(config, "max_position_embeddings", None))
-    return next((int(length) for length in named if length), None)
+    lengths = (
+        long.get(ORIGINAL_LENGTH),
+        vars(config).get(ORIGINAL_LENGTH),
+        getattr(config, "max_position_embeddings", None),
+    )
+    return next((int(length) for length in lengths if length), None)
 
 
-def rotates_by_length(model: Any) -> bool:
-    """Whether the length of a text decides how all of its keys are rotated."""
+def rope_depends_on_length(model: Any) -> bool:
+    """Whether the length of a text decides how all of its keys are rotated (longrope, dynamic)."""
     config = model.config.get_text_config(decoder=True)
-    return switch_of_rotation(config) is not None or _scaled(config)
+    return longrope_switch(config) is not None or _has_dynamic_rope(config)
 
 
-def reads_again_at_switch(model: Any) -> bool:
+def recomputes_at_switch(model: Any) -> bool:
     """Whether `generate()` of `model` reads the whole text again where the rotation switches.
 
     Other families keep the keys that were rotated before, each as it was at its time.
     """
     config = model.config.get_text_config(decoder=True)
-    switch = switch_of_rotation(config)
-    return switch is not None and vars(config).get(SWITCH) == switch and _names(model) >= READ_AGAIN
+    switch = longrope_switch(config)
+    return (
+        switch is not None
+        and vars(config).get(ORIGINAL_LENGTH) == switch
+        and _names_in_prepare_inputs(model) >= RECOMPUTE_NAMES
+    )
 
 
 def _loses_text(model: Any) -> bool:
@@ -82,32 +94,35 @@ def _loses_text(model: Any) -> bool:
 
     Phi-4-multimodal of transformers 5.23 does, whatever its rotation.
     """
-    return SWITCH in _names(model) and not _names(model) >= READ_AGAIN
+    return (
+        ORIGINAL_LENGTH in _names_in_prepare_inputs(model)
+        and not _names_in_prepare_inputs(model) >= RECOMPUTE_NAMES
+    )
 
 
-def _names(model: Any) -> set[str]:
+def _names_in_prepare_inputs(model: Any) -> set[str]:
     """What the code that prepares a step of `generate()` names."""
     inner = getattr(model, "_orig_mod", model)
     code = getattr(getattr(type(inner), "prepare_inputs_for_generation", None), "__code__", None)
     return set() if code is None else {*code.co_names, *map(str, code.co_consts)}
 
 
-def _rotations(config: Any) -> list[dict[str, Any]]:
-    """How a model rotates, or each kind of its layers does."""
-    own = getattr(config, "rope_parameters", None) or {}
-    return [rotation for rotation in (own, *own.values()) if isinstance(rotation, dict)]
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """The RoPE parameters of a model, or of each kind of its layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [parameters for parameters in (rope, *rope.values()) if isinstance(parameters, dict)]
 
 
-def _scaled(config: Any) -> bool:
+def _has_dynamic_rope(config: Any) -> bool:
     """Whether the rotation is scaled by the length of the text."""
-    return any("dynamic" in str(rotation.get("rope_type")) for rotation in _rotations(config))
+    return any("dynamic" in str(rope.get("rope_type")) for rope in _rope_parameters(config))
 
 
-def _has_table(model: Any, length: int) -> bool:
+def _has_position_table(model: Any, length: int) -> bool:
     """Whether a module holds an embedding, a buffer or another tensor beside its weights of this length."""
     words = model.get_input_embeddings()
     sizes: list[int] = []
-    for module in _writing(model, model.config):
+    for module in _text_modules(model, model.config):
         if hasattr(module, "make_weights"):  # it makes a longer table when one is needed
             continue
         sizes += [
@@ -115,16 +130,16 @@ def _has_table(model: Any, length: int) -> bool:
             for name, child in module.named_children()
             if isinstance(child, torch.nn.Embedding) and child is not words and "token" not in name
         ]
-        held = [*module.buffers(recurse=False), *vars(module).values()]
-        sizes += [size for tensor in held if isinstance(tensor, torch.Tensor) for size in tensor.shape]
+        values = [*module.buffers(recurse=False), *vars(module).values()]
+        sizes += [size for tensor in values if isinstance(tensor, torch.Tensor) for size in tensor.shape]
     return any(length <= size <= length + OFFSET for size in sizes)
 
 
-def _writing(module: torch.nn.Module, config: Any) -> Iterator[torch.nn.Module]:
+def _text_modules(module: torch.nn.Module, config: Any) -> Iterator[torch.nn.Module]:
     """`module` and what is in it, but for the parts of a composite model that see and hear."""
     yield module
     kinds = {type(config), type(config.get_text_config(decoder=True))}
     for child in module.children():
-        own = getattr(child, "config", None) if isinstance(child, PreTrainedModel) else None
-        if own is None or type(own) in kinds or own.sub_configs:
-            yield from _writing(child, config)
+        part = getattr(child, "config", None) if isinstance(child, PreTrainedModel) else None
+        if part is None or type(part) in kinds or part.sub_configs:
+            yield from _text_modules(child, config)

@@ -1,6 +1,6 @@
 """Preallocated KV rows: a transformers cache that writes every pass into slots of its own buffers.
 
-A slot is a place along the sequence axis. All rows write a pass into the same slots, so that a write is
+A slot is an index along the sequence axis. All rows write a pass into the same slots, so that a write is
 one slice copy whatever the rows' lengths; a shorter row has a gap that its attention mask hides.
 """
 
@@ -22,7 +22,7 @@ SPARE = 128
 
 
 @attrs.define
-class Plan:
+class WritePlan:
     """Where the current pass writes: rows `[first, last)`, slots `[start, stop)`; and the buffers' size."""
 
     first: int = 0
@@ -38,7 +38,7 @@ class RowLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WritePlan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
 
@@ -90,7 +90,7 @@ class RowCache(Cache):
     """
 
     def __init__(self) -> None:
-        self.plan = Plan()
+        self.plan = WritePlan()
         self._arenas: list[Tensor] = []
         self._settled = 0
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
@@ -130,8 +130,8 @@ class RowCache(Cache):
             arena = torch.zeros(len(members), rows, heads, slots, dim, dtype=dtype, device=device)
             for new, (layer, name) in zip(arena, members, strict=True):
                 old = getattr(layer, name)
-                kept = min(rows, len(old))
-                new[:kept, :, : old.shape[2]] = old[:kept]
+                count = min(rows, len(old))
+                new[:count, :, : old.shape[2]] = old[:count]
                 views.append((layer, name, new))
             arenas.append(arena)
         for layer, name, new in views:
@@ -149,7 +149,7 @@ class RowCache(Cache):
             kv_commit.move(arenas=arenas, rows=rows, sources=sources, targets=targets)
 
     def keep(self, rows: Sequence[int], *, slots: int) -> None:
-        """Keep these rows, given in ascending order, in the first places; `slots` of each are in use."""
+        """Keep these rows, in ascending order, as the first ones; `slots` of each are in use."""
         for arena in self._arenas:
             for new, old in enumerate(rows):
                 if new != old:

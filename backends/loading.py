@@ -15,15 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
-from draftwood.backends.context import rotates_by_length
-from draftwood.backends.fit import misfit
-from draftwood.backends.foreign import placed
+from draftwood.backends.checkpoints import move_to
+from draftwood.backends.context import rope_depends_on_length
+from draftwood.backends.longrope import with_longrope
 from draftwood.backends.masks import reaches
 from draftwood.backends.model import ModelBackend, served_part
 from draftwood.backends.quantized import quantized
-from draftwood.backends.recurrent.rebuild import clamps, recurrent_layers, reference
+from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
+from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.switching import switching
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 Attention = Literal["auto", "mask", "paths"]
 
-# The self-check's verdict on the ways of running trees, for every model seen: None where one serves it, else
-# the reason against it.
+# The self-check's verdict on the methods of running trees, for every model seen: None where one serves it,
+# else the reason against it.
 _verdicts: WeakKeyDictionary[Any, dict[str, str | UnsupportedModel | None]] = WeakKeyDictionary()
 
 
@@ -79,7 +79,7 @@ def load(
             "dtype and device are for folders and hub names; convert a model object with model.to()."
         )
     elif mamba_ssm.is_model(model):
-        model = mamba_ssm.adopted(model)
+        model = mamba_ssm.converted(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
     model = served_part(model)
@@ -87,7 +87,7 @@ def load(
     if attention == "mask":
         return _by_mask(model)
     if attention == "paths" and not _is_recurrent(model):
-        return switching(model, UnrolledBackend)
+        return with_longrope(model, UnrolledBackend)
     return _checked(model, by_mask=attention == "auto")
 
 
@@ -106,13 +106,12 @@ def load_model(
     check_inside(Path(name))
     for layout in (mamba_in_llama, mamba_ssm):
         if layout.is_in(Path(name)):
-            wanted, place = _dtype(dtype), _device(device)
-            return placed(
-                layout.read(Path(name), dtype=wanted if isinstance(wanted, torch.dtype) else None), place
-            )
+            chosen, target = _dtype(dtype), _device(device)
+            weights_dtype = chosen if isinstance(chosen, torch.dtype) else None
+            return move_to(layout.read(Path(name), dtype=weights_dtype), target)
     config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
     refuse_unserved(config)
-    place = _device(device)
+    target = _device(device)
     model, info = _read(
         AutoModelForCausalLM,
         name,
@@ -122,7 +121,7 @@ def load_model(
         dtype=_dtype(dtype),
         output_loading_info=True,
         # Spreading a model over devices is accelerate's work, which nobody else needs installed.
-        **({"device_map": "auto"} if place == "auto" else {}),
+        **({"device_map": "auto"} if target == "auto" else {}),
     )
     # transformers fills what is missing with random numbers and only warns.
     for kind in ("missing_keys", "mismatched_keys"):
@@ -131,7 +130,7 @@ def load_model(
                 f"The weights in {name} do not fit its config.json ({len(info[kind])} "
                 f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
             )
-    return model.eval() if place == "auto" else model.to(place).eval()
+    return model.eval() if target == "auto" else model.to(target).eval()
 
 
 def refuse_unserved(config: Any) -> None:
@@ -152,10 +151,10 @@ def refuse_unserved(config: Any) -> None:
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
     if dtype is None or dtype == "auto":
         return "auto"
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise InvalidInput(f'dtype is {dtype!r}; it must be a floating-point one such as "bfloat16".')
-    return found
+    return torch_dtype
 
 
 def _device(device: torch.device | str | None) -> torch.device | str:
@@ -166,7 +165,7 @@ def _device(device: torch.device | str | None) -> torch.device | str:
             raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
     else:
         try:
-            torch.empty(0, device=device)
+            torch.empty(0, device=device, dtype=torch.float64)  # which draws need, and MPS lacks
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
     return device
@@ -238,31 +237,35 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     return _by_paths(model)
 
 
-def _verdict(model: Any, way: str, make: Callable[[Any], StateBackend]) -> str | UnsupportedModel | None:
-    """Why trees cannot run this way, found out once a model."""
+def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> str | UnsupportedModel | None:
+    """Why trees cannot run by this method, found out once a model."""
     verdicts = _verdicts.setdefault(model, {})
-    if way not in verdicts:
+    if method not in verdicts:
         try:
-            verdicts[way] = misfit(make, model)
+            verdicts[method] = self_check(make, model)
         except UnsupportedModel as error:
-            verdicts[way] = error.with_traceback(None)
-        if verdicts[way] is None and rotates_by_length(model) and (end := make(model).max_length) is not None:
+            verdicts[method] = error.with_traceback(None)
+        if (
+            verdicts[method] is None
+            and rope_depends_on_length(model)
+            and (end := make(model).max_length) is not None
+        ):
             log.info(
                 "%s is served up to %d tokens: beyond them its keys are rotated by the length of the text.",
                 type(model).__name__,
                 end,
             )
-        if verdicts[way] is None and quantized(model):
+        if verdicts[method] is None and quantized(model):
             log.warning(
                 "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
                 "of generate() where two tokens are nearly as likely.",
                 type(model).__name__,
             )
-    return verdicts[way]
+    return verdicts[method]
 
 
 def _by_mask(model: Any) -> StateBackend:
-    return switching(model, _masked)
+    return with_longrope(model, _masked)
 
 
 def _masked(model: Any) -> ModelBackend:
@@ -272,12 +275,12 @@ def _masked(model: Any) -> ModelBackend:
 
 
 def _by_paths(model: Any) -> StateBackend:
-    if clamps(model):
+    if clamps_steps(model):
         raise UnsupportedModel(
             f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
             'its paths cannot be rows; load it with attention="auto".'
         )
-    return switching(reference(model), UnrolledBackend)
+    return with_longrope(reference(model), UnrolledBackend)
 
 
 def _is_recurrent(model: Any) -> bool:

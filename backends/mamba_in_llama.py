@@ -15,8 +15,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from draftwood.backends.foreign import assembled, read_json, read_weights, reason
-from draftwood.backends.mamba_ssm import MAMBA2, gate, layer_settings, positive, refuse, settings
+from draftwood.backends.checkpoints import build_model, first_line, read_json, read_weights
+from draftwood.backends.mamba_ssm import MAMBA2, gate, layer_settings, positive, require, settings
 from draftwood.errors import InvalidInput, UnsupportedModel
 
 FILE = "mamba_config.json"
@@ -69,15 +69,15 @@ def read(folder: Path, *, dtype: torch.dtype | None) -> Any:
 
     def make() -> Any:
         model = hf.LlamaForCausalLM(config)
-        for place, block in enumerate(model.model.layers):
-            if place not in mamba["attn_layers"]:
-                block.self_attn = Distilled(mamba, layer, place)
+        for index, block in enumerate(model.model.layers):
+            if index not in mamba["attn_layers"]:
+                block.self_attn = Distilled(mamba, layer, index)
         return model
 
-    given = {name.replace(".mamba.", ".self_attn.mamba."): tensor for name, tensor in tensors.items()}
+    weights = {name.replace(".mamba.", ".self_attn.mamba."): tensor for name, tensor in tensors.items()}
     if not layer["repeat_kv_before_conv"]:
-        given = {name: _conv(name, tensor, mamba, layer) for name, tensor in given.items()}
-    model = assembled(make, given, source=str(folder), dtype=dtype)
+        weights = {name: _conv(name, tensor, mamba, layer) for name, tensor in weights.items()}
+    model = build_model(make, weights, source=str(folder), dtype=dtype)
     # Not among the weights: made on the meta device with the rest, it holds nothing.
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     if (folder / "generation_config.json").is_file():
@@ -92,7 +92,7 @@ class Distilled(torch.nn.Module):
     weights, where the layout repeats them behind it.
     """
 
-    def __init__(self, mamba: Mapping[str, Any], layer: Mapping[str, Any], place: int) -> None:
+    def __init__(self, mamba: Mapping[str, Any], layer: Mapping[str, Any], index: int) -> None:
         super().__init__()
         inner = mamba["d_inner"]
         config = hf.Mamba2Config(
@@ -111,7 +111,7 @@ class Distilled(torch.nn.Module):
         # Here, so that nobody else pays for importing it.
         from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-        mixer: Any = Mamba2Mixer(config, layer_idx=place)
+        mixer: Any = Mamba2Mixer(config, layer_idx=index)
         mixer.in_proj, mixer.norm = SharedProjection(mamba, layer), gate(layer, inner)
         self.mamba = mixer
 
@@ -141,23 +141,23 @@ class SharedProjection(torch.nn.Linear):
 
 
 def _llama(folder: Path) -> Any:
-    found = read_json(folder / "config.json")
-    if found.get("model_type") != "llama":
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != "llama":
         raise UnsupportedModel(
-            f"{folder} has Mamba layers in a model of type {found.get('model_type')!r}, which is not served; "
-            "those in a Llama are."
+            f"{folder} has Mamba layers in a model of type {config.get('model_type')!r}, which is not "
+            "served; those in a Llama are."
         )
     try:
-        return hf.LlamaConfig.from_dict(found)
+        return hf.LlamaConfig.from_dict(config)
     except Exception as error:  # transformers' checks raise several kinds of their own
         raise InvalidInput(
-            f"The config.json in {folder} could not be read ({reason(error)}); download the model again."
+            f"The config.json in {folder} could not be read ({first_line(error)}); download the model again."
         ) from error
 
 
-def _described(given: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _described(file: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the model and of its Mamba-2 layers; `llama` learns which layers are which."""
-    mamba = settings(given, MODEL, where)
+    mamba = settings(file, MODEL, where)
     for ours, theirs in SAME.items():
         if mamba[ours] != getattr(llama, theirs):
             raise InvalidInput(
@@ -168,7 +168,7 @@ def _described(given: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dic
     if mamba["d_inner"] is None:
         mamba["d_inner"] = layer["expand"] * mamba["d_model"]
     inner, shared = positive(mamba["d_inner"], "d_inner"), positive(mamba["d_xb"], "d_xb")
-    refuse(f"ssm_cfg of {where}", layer, {"D_has_hdim": False, "d_ssm": inner if layer["d_ssm"] else None})
+    require(f"ssm_cfg of {where}", layer, {"D_has_hdim": False, "d_ssm": inner if layer["d_ssm"] else None})
     if inner != layer["ngroups"] * layer["d_state"] or inner % shared or shared % layer["d_state"]:
         raise InvalidInput(
             f"{where} has d_inner = {inner} and d_xb = {shared}, which are not whole heads of d_state = "
@@ -178,14 +178,14 @@ def _described(given: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dic
         raise UnsupportedModel(
             f"{where} has d_inner = {inner}, which is not served; multiples of its d_model are."
         )
-    places = range(mamba["n_layer"])
-    if not isinstance(mamba["attn_layers"], list) or any(v not in places for v in mamba["attn_layers"]):
+    layers = range(mamba["n_layer"])
+    if not isinstance(mamba["attn_layers"], list) or any(v not in layers for v in mamba["attn_layers"]):
         raise InvalidInput(
-            f"{where} has attn_layers = {mamba['attn_layers']!r}, which are no places among {len(places)} "
-            "layers; download the model again."
+            f"{where} has attn_layers = {mamba['attn_layers']!r}, which are not all below {len(layers)}, the "
+            "number of layers; download the model again."
         )
     llama.layer_types = [
-        "full_attention" if place in mamba["attn_layers"] else "linear_attention" for place in places
+        "full_attention" if index in mamba["attn_layers"] else "linear_attention" for index in layers
     ]
     return mamba, layer
 

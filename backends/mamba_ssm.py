@@ -14,7 +14,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from draftwood.backends.foreign import assembled, read_json, read_weights
+from draftwood.backends.checkpoints import build_model, read_json, read_weights
 from draftwood.backends.recurrent.gated_norm import Gate, GatedNorm
 from draftwood.errors import InvalidInput, UnsupportedModel
 
@@ -60,7 +60,7 @@ MAMBA2: dict[str, Any] = {
 }
 """The same of a Mamba-2 layer."""
 
-IDLE = {
+IGNORED = {
     *["dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "A_init_range", "conv_init"],
     *["use_fast_path", "use_mem_eff_path", "chunk_size", "layer_idx", "process_group", "sequence_parallel"],
 }
@@ -96,37 +96,38 @@ def read(folder: Path, *, dtype: torch.dtype | None) -> Any:
         UnsupportedModel: a setting that our layers do not serve, or a pickle of more than tensors.
     """
     make = _described(read_json(folder / "config.json"), str(folder))
-    return assembled(make, _renamed(read_weights(folder)), source=str(folder), dtype=dtype)
+    return build_model(make, _renamed(read_weights(folder)), source=str(folder), dtype=dtype)
 
 
-def adopted(model: Any) -> Any:
+def converted(model: Any) -> Any:
     """A transformers model over the very tensors of the package's `model`; errors as in `read`."""
     name = type(model).__name__
-    found = assembled(_described(vars(model.config), name), _renamed(model.state_dict()), source=name)
-    return found.train(model.training)
+    copy = build_model(_described(vars(model.config), name), _renamed(model.state_dict()), source=name)
+    return copy.train(model.training)
 
 
-def settings(given: Any, known: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What `given` says where it says something, else what is `known`; an unknown setting is refused."""
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"{where} is {given!r:.80}, no table of settings; download the model again.")
-    unknown = sorted(map(str, given.keys() - known.keys()))
+def settings(config: Any, defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The `defaults` with what `config` sets in their place; an unknown setting is refused."""
+    if not isinstance(config, Mapping):
+        raise InvalidInput(f"{where} is {config!r:.80}, no table of settings; download the model again.")
+    unknown = sorted(map(str, config.keys() - defaults.keys()))
     if unknown:
         raise UnsupportedModel(
-            f"{where} has the setting {unknown[0]!r}, which is not known; those known are {', '.join(known)}."
+            f"{where} has the setting {unknown[0]!r}, which is not known; those known are "
+            f"{', '.join(defaults)}."
         )
-    return {**known, **{name: value for name, value in given.items() if value is not None}}
+    return {**defaults, **{name: value for name, value in config.items() if value is not None}}
 
 
-def layer_settings(given: Any, known: Mapping[str, Any], where: str) -> dict[str, Any]:
+def layer_settings(config: Any, defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
     """`settings` of a layer; what changes nothing in its outputs is left out."""
-    if isinstance(given, Mapping):
-        given = {name: value for name, value in given.items() if name not in IDLE}
-    found = settings(given, known, where)
+    if isinstance(config, Mapping):
+        config = {name: value for name, value in config.items() if name not in IGNORED}
+    layer = settings(config, defaults, where)
     for name in ("d_state", "d_conv", "expand", "headdim", "ngroups"):
-        if name in found:
-            positive(found[name], f"{name} in {where}")
-    return found
+        if name in layer:
+            positive(layer[name], f"{name} in {where}")
+    return layer
 
 
 def positive(value: Any, name: str) -> int:
@@ -136,12 +137,12 @@ def positive(value: Any, name: str) -> int:
     raise InvalidInput(f"{name} is {value!r}; it must be a whole number above 0.")
 
 
-def refuse(where: str, found: Mapping[str, Any], served: Mapping[str, Any]) -> None:
-    """`UnsupportedModel` unless what `found` says of these settings is what is `served`."""
+def require(where: str, config: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+    """`UnsupportedModel` unless `config` has the values of `served`."""
     for name, value in served.items():
-        if found[name] != value:
+        if config[name] != value:
             raise UnsupportedModel(
-                f"{where} has {name} = {found[name]!r}, which is not served; only {value!r} is."
+                f"{where} has {name} = {config[name]!r}, which is not served; only {value!r} is."
             )
 
 
@@ -154,12 +155,12 @@ def gate(layer: Mapping[str, Any], channels: int) -> torch.nn.Module:
     )
 
 
-def _described(given: Mapping[str, Any], where: str) -> Callable[[], Any]:
+def _described(file: Mapping[str, Any], where: str) -> Callable[[], Any]:
     """What builds the transformers model that a configuration describes."""
-    config = settings(given, MODEL, where)
+    config = settings(file, MODEL, where)
     for name in ("d_model", "n_layer", "vocab_size", "pad_vocab_size_multiple"):
         positive(config[name], f"{name} in {where}")
-    refuse(where, config, {"attn_layer_idx": [], "d_intermediate": 0, "rms_norm": True})
+    require(where, config, {"attn_layer_idx": [], "d_intermediate": 0, "rms_norm": True})
     ssm, where = config["ssm_cfg"], f"ssm_cfg of {where}"
     kind = ssm.get("layer", "Mamba1") if isinstance(ssm, Mapping) else "Mamba1"
     if isinstance(ssm, Mapping):
@@ -194,30 +195,30 @@ def _common(config: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, An
 
 def _mamba1(config: Mapping[str, Any], layer: Mapping[str, Any]) -> Callable[[], Any]:
     def make() -> Any:
-        own = hf.MambaConfig(**_common(config, layer), time_step_rank=layer["dt_rank"])
-        return hf.MambaForCausalLM(own)
+        hf_config = hf.MambaConfig(**_common(config, layer), time_step_rank=layer["dt_rank"])
+        return hf.MambaForCausalLM(hf_config)
 
     return make
 
 
 def _mamba2(config: Mapping[str, Any], layer: Mapping[str, Any], where: str) -> Callable[[], Any]:
     inner, dim = layer["expand"] * config["d_model"], layer["headdim"]
-    refuse(where, layer, {"D_has_hdim": False})
-    refuse(where, layer, {"d_ssm": inner if layer["d_ssm"] else None})
+    require(where, layer, {"D_has_hdim": False})
+    require(where, layer, {"d_ssm": inner if layer["d_ssm"] else None})
     if inner % dim or inner // dim % layer["ngroups"]:
         raise InvalidInput(
             f"{where} has {inner} channels, which are not heads of {dim} in {layer['ngroups']} groups."
         )
 
     def make() -> Any:
-        own = hf.Mamba2Config(
+        hf_config = hf.Mamba2Config(
             **_common(config, layer),
             num_heads=inner // dim,
             head_dim=dim,
             n_groups=layer["ngroups"],
             time_step_limit=tuple(layer["dt_limit"]),
         )
-        model: Any = hf.Mamba2ForCausalLM(own)
+        model: Any = hf.Mamba2ForCausalLM(hf_config)
         for block in model.backbone.layers:
             block.mixer.norm = gate(layer, inner)
         return model

@@ -61,9 +61,9 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
     """
     text = config.get_text_config(decoder=True)
     layers = DynamicCache(config=config).layers
-    kinds = getattr(text, "layer_types", None)
-    found: dict[str, Reach] = {}
-    for place, layer in enumerate(layers):
+    layer_types = getattr(text, "layer_types", None)
+    kinds: dict[str, Reach] = {}
+    for index, layer in enumerate(layers):
         name = type(layer).__name__
         mixes = recurrent and isinstance(layer, LinearAttentionCacheLayerMixin)
         # Reads another layer's keys, or has no attention. By name: transformers 5.17 has no such class.
@@ -73,25 +73,29 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
             kind, reach = "full_attention", Reach()
         elif type(layer) is DynamicSlidingWindowLayer:
             chunked = getattr(text, "attention_chunk_size", None) is not None
-            kind = kinds[place] if kinds else ("chunked_attention" if chunked else "sliding_attention")
+            kind = (
+                layer_types[index]
+                if layer_types
+                else ("chunked_attention" if chunked else "sliding_attention")
+            )
             size = layer.sliding_window
             reach = Reach(chunk=size) if kind == "chunked_attention" else Reach(window=size)
         else:
             raise UnsupportedModel(
-                f"Layer {place} of {text.model_type} keeps a {name}, which is no plain KV cache."
+                f"Layer {index} of {text.model_type} keeps a {name}, which is no plain KV cache."
             )
-        if found.setdefault(kind, reach) != reach:
+        if kinds.setdefault(kind, reach) != reach:
             raise UnsupportedModel(
-                f"The {kind} layers of {text.model_type} differ in size ({found[kind]}, {reach}); one mask "
+                f"The {kind} layers of {text.model_type} differ in size ({kinds[kind]}, {reach}); one mask "
                 "cannot serve them."
             )
-    return found if found or recurrent else {"full_attention": Reach()}
+    return kinds if kinds or recurrent else {"full_attention": Reach()}
 
 
 class Masks:
     """Builds what `attention_mask=` takes: additive masks `[rows, 1, queries, keys]` in the model's dtype.
 
-    Additive because eager attention adds whatever it is given, so that a bool mask is silently wrong there,
+    Additive because eager attention adds any mask, so that a bool mask is silently wrong there,
     and because SDPA on a CPU converts a bool mask anew in every layer.
     """
 

@@ -1,8 +1,7 @@
-"""What every backend of a transformers model knows of it."""
+"""`ModelBackend`: what all backends of a transformers model share."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftwood.backends import checks
 from draftwood.backends.context import end_of_context
-from draftwood.backends.features import Features, Through, Wish
-from draftwood.backends.layers import body, count_layers, without
+from draftwood.backends.features import FeatureRequest, Features, Through
+from draftwood.backends.forward import guarded_pass, input_device, takes
+from draftwood.backends.layers import body, count_layers, without_layers
 from draftwood.backends.output_head import OutputHead
+from draftwood.backends.probe import disagreement
+from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -23,7 +24,7 @@ class ModelBackend(StateBackend):
     """Abstract: a backend that runs a decoder-only transformers model.
 
     Attributes:
-        model: the transformers model, in evaluation mode, as it was given.
+        model: the transformers model, in evaluation mode.
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
         max_length: positions the model has, or None where it computes them. A model whose rotation changes
@@ -54,16 +55,16 @@ class ModelBackend(StateBackend):
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
         self.max_length = end_of_context(model)
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.eos_token_ids = tuple(_listed(_generation(model, "eos_token_id")))
-        self.pad_token_id: int | None = next(iter(_listed(_generation(model, "pad_token_id"))), None)
+        self.eos_token_ids = tuple(_as_list(_generation(model, "eos_token_id")))
+        self.pad_token_id: int | None = next(iter(_as_list(_generation(model, "pad_token_id"))), None)
         self.skippable_layers = count_layers(model)
         width = getattr(head, "in_features", None)
         self.hidden_size: int | None = None if width is None else int(width)
         self.device = input_device(model)
-        known = self.hidden_size is not None and body(model) is not None
-        self.feature_layers = self.skippable_layers if known else 0
-        self._kept: Features | None = None
-        self._read: Tensor
+        has_body = self.hidden_size is not None and body(model) is not None
+        self.feature_layers = self.skippable_layers if has_body else 0
+        self._reader: Features | None = None
+        self._pass_features: Tensor
         self._head: OutputHead | None = None
         self._takes_positions = takes(model, "position_ids")
         # Pure state-space models call their cache by another name.
@@ -80,10 +81,7 @@ class ModelBackend(StateBackend):
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
-        from draftwood.backends.probe import disagreement  # which needs this module
-        from draftwood.backends.recurrent.rebuild import reference
-
-        smaller = type(self)(without(self.model, layers), chunk=self.chunk)
+        smaller = type(self)(without_layers(self.model, layers), chunk=self.chunk)
         plain = reference(smaller.model)
         checked = smaller if plain is smaller.model else type(self)(plain)
         if (reason := disagreement(checked, plain)) is not None:
@@ -104,20 +102,20 @@ class ModelBackend(StateBackend):
         """
         if not self.feature_layers:
             super().keep_features(layers, last=last, through=through)
-        kept = Features(self._module, Wish(layers, last, through)) if len(layers) else None
-        wished = [None if one is None else one.wish for one in (self._kept, kept)]
-        if wished[0] != wished[1] and self.lengths:
+        reader = Features(self._module, FeatureRequest(layers, last, through)) if len(layers) else None
+        old, new = (None if features is None else features.request for features in (self._reader, reader))
+        if old != new and self.lengths:
             raise InvalidInput(
                 f"Of {len(self.lengths)} row(s) other features were kept than those of the layers "
                 f"{list(layers)}; call keep_features() before rows join."
             )
-        self._kept = kept
+        self._reader = reader
 
     def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
         """What the model's input embedding gives for `tokens`, without what the body does to it later."""
-        with checks.guarded_pass(1):
-            found: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
-        return found
+        with guarded_pass(1):
+            embeddings: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
+        return embeddings
 
     def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
         """Logits of features of the layer `feature_layers`, scales and soft-caps with them.
@@ -127,51 +125,39 @@ class ModelBackend(StateBackend):
         """
         if not self.feature_layers:
             return super().output_head(states)
-        with checks.guarded_pass(1):
+        with guarded_pass(1):
             if self._head is None:
                 self._head = OutputHead(self.model, device=self.device)
             return self._head(states)
 
-    def _taken(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The features of every row, of its pieces, for `take_features`."""
-        if self._kept is None:
+    def _joined(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """The features of every row, from its pieces, for `take_features`."""
+        if self._reader is None:
             return super().take_features()
         blank = torch.zeros(0, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
-        return [self._kept.joined(pieces, blank=blank) for pieces in rows]
+        return [self._reader.joined(pieces, blank=blank) for pieces in rows]
 
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
         """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds.
 
-        Where features are kept, `_read` is afterwards those of the pass, `[batch, n, width]`.
+        Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
         """
         _refuse_training(self._module)
         options[self._cache_name] = cache
         options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
-        if self._kept is not None:
-            self._read, output = self._kept.read(options)
+        if self._reader is not None:
+            self._pass_features, output = self._reader.read(options)
         else:
             output = self._module(**options)
         logits: Tensor = output.logits
         return logits
 
 
-def input_device(model: Any) -> torch.device:
-    """Where token ids go: the embedding's device, also where its weights are offloaded."""
-    embedding = model.get_input_embeddings()
-    placed = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
-    if placed is not None:
-        return torch.device(placed)
-    weight: Tensor | None = next(embedding.parameters(), None)
-    if weight is None or weight.device.type == "meta":
-        return torch.device(model.device)
-    return weight.device
-
-
 def served_part(model: Any) -> Any:
-    """What of a wrapped model is served: of PEFT's, the model that holds the adapters, which it runs itself.
+    """The part of a wrapped model that is served: of PEFT's, the model with the adapters in its layers.
 
     Raises:
-        UnsupportedModel: the wrapper does something of its own that no backend follows.
+        UnsupportedModel: the wrapper changes the text itself, which no backend follows.
     """
     # A transformers model that holds adapters has the former alone.
     if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
@@ -182,25 +168,6 @@ def served_part(model: Any) -> Any:
             "adapters such as LoRA instead."
         )
     return model.get_base_model()
-
-
-def plain_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
-    ids = torch.tensor([tokens], device=input_device(model))
-    options: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-    if takes(model, "position_ids"):
-        # Some count from elsewhere by themselves, but not where generate() counts for them.
-        options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
-    with torch.no_grad():
-        logits: Tensor = model(**options).logits[0]
-    return logits
-
-
-def takes(model: Any, argument: str) -> bool:
-    """Whether the model's forward has an argument of this name."""
-    # What torch.compile() returns takes anything.
-    inner = getattr(model, "_orig_mod", model)
-    return argument in inspect.signature(inner.forward).parameters
 
 
 def _refuse_training(model: Any) -> None:
@@ -217,7 +184,7 @@ def _generation(model: Any, name: str) -> Any:
     return getattr(model.config.get_text_config(decoder=True), name, None) if value is None else value
 
 
-def _listed(value: int | Sequence[int] | None) -> list[int]:
+def _as_list(value: int | Sequence[int] | None) -> list[int]:
     if value is None:
         return []
     return [int(value)] if isinstance(value, int) else [int(v) for v in value]

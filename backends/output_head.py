@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from draftwood.backends.features import Features, Wish
+from draftwood.backends.features import FeatureRequest, Features
 from draftwood.backends.layers import body, count_layers, shared_copy
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
 
 
 @dataclass
-class Given(BaseModelOutputWithPast):
+class FixedBodyOutput(BaseModelOutputWithPast):
     """The output of a body that does not run."""
 
     def __getattr__(self, name: str) -> None:
@@ -27,14 +27,14 @@ class Given(BaseModelOutputWithPast):
 class OutputHead:
     """Runs a model without its body, so that scales and soft-caps are as the model itself has them.
 
-    A copy of its structure over the same weights, in which the body hands on what it is given.
+    A copy of its structure over the same weights, in which the body puts out the states of the caller.
     """
 
     def __init__(self, model: Any, *, device: torch.device) -> None:
         """That of `model`, compared with the model's own logits of a few tokens.
 
         Args:
-            model: whose body is found.
+            model: one whose body `layers.body` finds.
             device: where its token ids go.
 
         Raises:
@@ -48,23 +48,23 @@ class OutputHead:
             plain = reference(model)
             options = {"input_ids": tokens, "use_cache": False, "return_dict": True}
             with torch.no_grad():
-                states, output = Features(plain, Wish([count_layers(plain)])).read(options)
-                found = self(states)
+                states, output = Features(plain, FeatureRequest([count_layers(plain)])).read(options)
+                logits = self(states)
         except Exception as error:  # models and their wrappers fail in many ways
-            said = " ".join(str(error).split())[:160].rstrip(".")
-            raise self._none(model, f"{type(error).__name__}: {said}") from error
-        if not torch.allclose(found, output.logits, rtol=1e-3, atol=1e-3):
-            raise self._none(model, "its logits do not follow from its body's output alone")
+            text = " ".join(str(error).split())[:160].rstrip(".")
+            raise self._error(model, f"{type(error).__name__}: {text}") from error
+        if not torch.allclose(logits, output.logits, rtol=1e-3, atol=1e-3):
+            raise self._error(model, "its logits do not follow from its body's output alone")
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits `[..., vocab]` of `[..., hidden]`."""
         flat = states.reshape(1, -1, states.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=self._device)
-        self._body.forward = lambda *_, **__: Given(last_hidden_state=flat)
+        self._body.forward = lambda *_, **__: FixedBodyOutput(last_hidden_state=flat)
         logits: Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits
         return logits.view(*states.shape[:-1], -1)
 
-    def _none(self, model: Any, reason: str) -> UnsupportedModel:
+    def _error(self, model: Any, reason: str) -> UnsupportedModel:
         return UnsupportedModel(
             f"{type(model).__name__} has no output head that stands alone ({reason}); use a draft model."
         )

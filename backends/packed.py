@@ -11,19 +11,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from draftwood.backends import checks
+from draftwood.backends import validation
 from draftwood.backends.attention import TreeAttention
 from draftwood.backends.features import Pieces
+from draftwood.backends.forward import guarded_pass
 from draftwood.backends.host_region import HostRegion
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.region import Region, in_heavy_paths
-from draftwood.backends.tree_kernel import Packed
+from draftwood.backends.region import Region
+from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
+from draftwood.backends.tree_kernel import PackedMasks
 from draftwood.errors import InvalidInput
 
-REORDERED = 128
+REORDER_ABOVE = 128
 """Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
 
 
@@ -41,7 +43,7 @@ class PackedBackend(ModelBackend):
         """Serve `model`; see `ModelBackend`.
 
         Args:
-            model: as it was given.
+            model: a transformers model, which is not changed.
             module: what runs: `model`, or a copy of its structure over the same weights.
             kinds: the kinds of its attention layers.
             states: of its recurrent layers.
@@ -55,8 +57,8 @@ class PackedBackend(ModelBackend):
         self._lengths: list[int] = []
         # Of every row, whether it has committed nothing since it joined.
         self._fresh: list[bool] = []
-        # Where features are kept: of every row those not taken yet, `[length, width]` a piece, and one
-        # `[rows, nodes, width]` for every pass over uncommitted nodes.
+        # Where features are kept: those of every row since `take_features`, `[length, width]` a piece, and
+        # one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._features: list[Pieces] = []
         self._uncommitted: list[Tensor] = []
         self._region = self._new_region(0)
@@ -74,7 +76,7 @@ class PackedBackend(ModelBackend):
             InvalidInput: a token outside the vocabulary, a row beyond `max_length`, or uncommitted nodes.
             OutOfMemory: the rows do not fit; those that were there are as they were.
         """
-        texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         if any(self._region.counts):
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
@@ -84,7 +86,7 @@ class PackedBackend(ModelBackend):
         have, more = len(self._lengths), len(texts)
         lengths = [len(text) for text in texts]
         longest = max(lengths)
-        with checks.guarded_pass(have + more):
+        with guarded_pass(have + more):
             padded = pad_sequence(texts, batch_first=True).to(self.device)
             # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
             slots = longest if self._cache.settled else min(longest, self.chunk)
@@ -104,9 +106,9 @@ class PackedBackend(ModelBackend):
         self._refresh()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
-        keep = checks.kept(rows, have=len(self._lengths))
-        with checks.guarded_pass(len(keep)):
+        """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
+        keep = validation.remaining_rows(rows, have=len(self._lengths))
+        with guarded_pass(len(keep)):
             if keep:
                 self._cache.keep(keep, slots=self._base + self._region.columns)
             else:
@@ -132,10 +134,9 @@ class PackedBackend(ModelBackend):
 
         Args:
             tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places among the row's uncommitted nodes; -1 is the
-                committed state.
+            parents: `[rows, nodes]` int64, region indices (see `region`); -1 is the committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
-            keep: False forgets the nodes with the pass, what recurrent layers hold of them layer by layer.
+            keep: False forgets the nodes with the pass, what recurrent layers keep of them layer by layer.
 
         Returns:
             Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
@@ -146,16 +147,16 @@ class PackedBackend(ModelBackend):
             OutOfMemory: the pass does not fit. After any error the state is as it was.
         """
         region = self._region
-        tokens, parents, valid = checks.as_nodes(
+        tokens, parents, valid = validation.as_nodes(
             tokens, parents, counts, have=region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
         start = self._base + region.columns
-        with checks.guarded_pass(rows):
+        with guarded_pass(rows):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = region.stage(parents.to(self.device, non_blocking=True), valid)
-            if n > REORDERED and self._packs and isinstance(region, Region):
+            if n > REORDER_ABOVE and self._uses_tree_kernel and region.reorders:
                 staged = in_heavy_paths(staged)
             self._cache.reserve(rows=rows, slots=start + n)
             positions = staged.depths + self._offsets
@@ -175,13 +176,13 @@ class PackedBackend(ModelBackend):
             )
             self._plan(0, rows, start=start, stop=start + n)
             self._states.extend(staged.visible, fresh=self._fresh, keep=keep)
-            tokens = staged.by_columns(tokens.to(self.device, non_blocking=True))
-            logits = staged.as_given(self._forward(tokens, mask, positions))
+            tokens = staged.in_columns(tokens.to(self.device, non_blocking=True))
+            logits = staged.in_call(self._forward(tokens, mask, positions))
             if keep:
                 self._states.accept()
                 region.accept(staged)
-                if self._kept is not None:
-                    self._uncommitted.append(self._read)
+                if self._reader is not None:
+                    self._uncommitted.append(self._pass_features)
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -191,13 +192,13 @@ class PackedBackend(ModelBackend):
             InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
                 has changed then.
         """
-        checks.check_paths(paths, rows=len(self._lengths))
+        validation.check_paths(paths, rows=len(self._lengths))
         moves = []
         columns_of = self._region.columns_of(paths)
         for row, columns in enumerate(columns_of):
             slots = enumerate((self._base + column for column in columns), start=self._lengths[row])
             moves += [(row, source, target) for target, source in slots if source != target]
-        with checks.guarded_pass(len(self._lengths)):
+        with guarded_pass(len(self._lengths)):
             replayed = self._states.replayed(columns_of, self._region.columns)
             features = self._with_accepted(columns_of)
             if moves:
@@ -211,31 +212,32 @@ class PackedBackend(ModelBackend):
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""
-        taken = self._taken(self._features)
+        features = self._joined(self._features)
         self._features = [()] * len(self._features)
-        return taken
+        return features
 
     def _with_accepted(self, columns_of: Sequence[Sequence[int]]) -> list[Pieces]:
-        """The features not taken yet after a commit of these columns of every row."""
-        if self._kept is None or not any(columns_of):
+        """The features of every row, to be taken, after a commit of these columns."""
+        if self._reader is None or not any(columns_of):
             return self._features
-        read = self._uncommitted[0] if len(self._uncommitted) == 1 else torch.cat(self._uncommitted, 1)
+        passes = self._uncommitted
+        features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
         rows = [row for row, columns in enumerate(columns_of) for _ in columns]
-        accepted = read[rows, [column for columns in columns_of for column in columns]]
+        accepted = features[rows, [column for columns in columns_of for column in columns]]
         new = accepted.split([len(columns) for columns in columns_of])
         return [
-            self._kept.trimmed([*pieces, more]) if len(more) else pieces
+            self._reader.trimmed([*pieces, more]) if len(more) else pieces
             for pieces, more in zip(self._features, new, strict=True)
         ]
 
-    def _new_region(self, rows: int) -> Region | HostRegion:
-        host = self.device.type == "cpu" and not self._packs
-        return HostRegion(rows) if host else Region(rows, self.device)
+    def _new_region(self, rows: int) -> Region:
+        host = self.device.type == "cpu" and not self._uses_tree_kernel
+        return HostRegion(rows) if host else TensorRegion(rows, self.device)
 
     @property
-    def _packs(self) -> bool:
+    def _uses_tree_kernel(self) -> bool:
         """Whether passes go through the tree kernel."""
-        return self._attention is not None and self._attention.packs(self.device)
+        return self._attention is not None and self._attention.takes_bits(self.device)
 
     def _prefill_chunk(
         self, padded: Tensor, start: int, lengths: Sequence[int], features: list[Pieces]
@@ -259,14 +261,14 @@ class PackedBackend(ModelBackend):
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
         self._forward(tokens, mask, queries, **self._prefill_options)
-        if self._kept is not None:
+        if self._reader is not None:
             for row, length in enumerate(lengths):
-                last = self._kept.wish.last or length
+                last = self._reader.request.last or length
                 first = max(length - last - start, 0)
                 if first < min(length - start, n):
                     # Not a view, which would hold other rows and padding too.
-                    new = self._read[row, first : length - start].clone()
-                    features[row] = self._kept.trimmed([*features[row], new])
+                    new = self._pass_features[row, first : length - start].clone()
+                    features[row] = self._reader.trimmed([*features[row], new])
 
     def _mask(
         self,
@@ -290,8 +292,8 @@ class PackedBackend(ModelBackend):
         """
         rows, n, _ = visible.shape
         start = committed.shape[2]
-        if self._packs:
-            return Packed.of(
+        if self._uses_tree_kernel:
+            return PackedMasks.of(
                 self._masks.kinds,
                 visible,
                 queries=queries,
@@ -310,9 +312,9 @@ class PackedBackend(ModelBackend):
         if self._takes_positions:
             options["position_ids"] = positions
         attention: AbstractContextManager[None] = self._attention or nullcontext()
-        if isinstance(mask, Packed):
+        if isinstance(mask, PackedMasks):
             assert self._attention is not None
-            mask, attention = mask.markers, self._attention.over(mask)
+            mask, attention = mask.markers, self._attention.under(mask)
         with attention:
             logits = self._logits(tokens, self._cache, attention_mask=mask, **options)
         self._cache.settle()

@@ -1,8 +1,9 @@
-"""A self-check: does a backend agree with the model's own plain forward on trees made to tell?
+"""Does a backend agree with the model's own plain forward on trees made to tell?
 
 In the probe's tree siblings stand far behind their parents, and the rows differ in length, so that a model
-that reads a node's position or distance from an index gives itself away. One row leads over the few tokens at
-which windows and switches begin in a copy made for that (`lengths`), and one begins beyond them.
+that takes a node's position or distance from its column gives itself away. One row leads over the few
+tokens at which windows and switches begin in a copy made for that (`length_settings`), and one begins beyond
+them.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.backends.context import rotates_by_length
-from draftwood.backends.lengths import NEAR
-from draftwood.backends.model import plain_logits
+from draftwood.backends.context import rope_depends_on_length
+from draftwood.backends.forward import plain_logits
+from draftwood.backends.length_settings import SMALL
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import recurrent_layers
 from draftwood.errors import UnsupportedModel
 from draftwood.protocols import StateBackend
 
 FILLERS = 15
-LENGTHS = (NEAR - 2, NEAR + 5)
-"""Tokens of the rows; a tree's chain in the first leads over `NEAR`."""
+LENGTHS = (SMALL - 2, SMALL + 5)
+"""Tokens of the rows; a tree's chain in the first leads over `SMALL`."""
 # Differences are root mean squares over the logits' standard deviation. A trained model that misreads the
 # tree is off by 0.3 and more. What rounding does is measured on the model itself, where a reduced
 # precision of matrix products or a changed choice of experts shows too, and trusted up to a limit.
@@ -39,7 +40,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     backend is left without rows where it agrees.
 
     Raises:
-        UnsupportedModel: the backend found out by running the model that it does not serve it.
+        UnsupportedModel: running the model showed that the backend does not serve it.
     """
     vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
@@ -48,8 +49,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     nodes = [root, *fillers, *chain]
     parents = [-1] + [0] * (FILLERS + 1) + [FILLERS + 1]
     path, leaf = [0, FILLERS + 1, FILLERS + 2], FILLERS
-    # A longer text may change what is said at each place of it.
-    by_length = rotates_by_length(model)
+    # A longer text may change the logits at each of its tokens.
+    by_length = rope_depends_on_length(model)
     try:
         backend.prefill([torch.tensor(prefix) for prefix in prefixes])
         tree = backend.extend(torch.tensor([nodes] * 2), torch.tensor([parents] * 2))
@@ -57,15 +58,15 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
         after = backend.extend(torch.tensor([[last]] * 2), torch.tensor([[-1]] * 2))
         backend.commit([[]] * 2)
         backend.release()
-        off, rounding = [], 0.0
+        differences, rounding = [], 0.0
         for row, prefix in enumerate(prefixes):
             text, n = [*prefix, root, *chain, last], len(prefix)
             along, aside = plain_logits(model, text), plain_logits(model, [*prefix, root, fillers[-1]])
-            found, steps = torch.cat([tree[row, [*path, leaf]], after[row]]), along[n:]
+            logits, steps = torch.cat([tree[row, [*path, leaf]], after[row]]), along[n:]
             if by_length:
                 ends = range(n + 1, len(text) + 1)
                 steps = torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
-            off.append(difference(found, torch.cat([steps[:-1], aside[-1:], steps[-1:]])))
+            differences.append(difference(logits, torch.cat([steps[:-1], aside[-1:], steps[-1:]])))
             if not row:
                 rounding = difference(plain_logits(model, text + fillers)[: len(text)], along)
     except UnsupportedModel:
@@ -77,16 +78,16 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     most = COARSE if quantized(model) else LIMIT.get(model.dtype, 0.2)
     limit = min(most, max(ROUNDING * rounding, least))
     # The negation catches NaN too.
-    if not all(value <= limit for value in off):
+    if not all(value <= limit for value in differences):
         return (
-            f"its logits differ from sequential decoding by {max(off):.2g} of their spread, more than "
-            f"{limit:.2g}"
+            f"its logits differ from sequential decoding by {max(differences):.2g} of their spread, more "
+            f"than {limit:.2g}"
         )
     return None
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
+def difference(logits: Tensor, expected: Tensor) -> float:
     """The largest root mean square difference of two `[n, vocab]` over the spread of `expected`."""
     expected = expected.float()
-    off = (found.to(expected.device).float() - expected).square().mean(-1).sqrt()
+    off = (logits.to(expected.device).float() - expected).square().mean(-1).sqrt()
     return float((off / expected.std(-1).clamp(min=1e-9)).max())

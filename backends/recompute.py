@@ -1,4 +1,4 @@
-"""Another way with recurrent states, for comparison: keep nothing of a node, and run its path again."""
+"""Recurrent states by another method, for comparison: keep nothing of a node, and run its path again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftwood.backends import checks
+from draftwood.backends import validation
 from draftwood.backends.features import Through
 from draftwood.backends.packed import PackedBackend
 from draftwood.protocols import StateBackend
@@ -52,8 +52,8 @@ class RecomputingBackend(StateBackend):
         self._parents += [[] for _ in rows]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all; later rows move up, uncommitted nodes and all."""
-        keep = checks.kept(rows, have=len(self._tokens))
+        """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
+        keep = validation.remaining_rows(rows, have=len(self._tokens))
         self.backend.release(rows)
         self._tokens = [self._tokens[row] for row in keep]
         self._parents = [self._parents[row] for row in keep]
@@ -66,10 +66,10 @@ class RecomputingBackend(StateBackend):
     ) -> Float[Tensor, "rows nodes vocab"]:
         """As `PackedBackend.extend`, by a pass over all uncommitted nodes."""
         have = [len(row) for row in self._tokens]
-        given, above, valid = checks.as_nodes(
+        tokens, parents, valid = validation.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
         )
-        new = list(zip(given.tolist(), above.tolist(), valid, strict=True))
+        new = list(zip(tokens.tolist(), parents.tolist(), valid, strict=True))
         all_tokens = [old + row[:n] for old, (row, _, n) in zip(self._tokens, new, strict=True)]
         all_parents = [old + row[:n] for old, (_, row, n) in zip(self._parents, new, strict=True)]
         logits = self._run(all_tokens, all_parents, commit=False)
@@ -78,15 +78,15 @@ class RecomputingBackend(StateBackend):
             return logits
         # A row's new nodes stand behind its earlier ones.
         first = torch.tensor(have, device=logits.device).unsqueeze(1)
-        places = first + torch.arange(given.shape[1], device=logits.device)
+        nodes = first + torch.arange(tokens.shape[1], device=logits.device)
         rows = torch.arange(len(have), device=logits.device).unsqueeze(1)
-        return logits[rows, places.clamp(max=max(logits.shape[1] - 1, 0))]
+        return logits[rows, nodes.clamp(max=max(logits.shape[1] - 1, 0))]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """As `PackedBackend.commit`, by a pass over the paths."""
-        checks.check_paths(paths, rows=len(self._tokens))
+        validation.check_paths(paths, rows=len(self._tokens))
         for row, (path, parents) in enumerate(zip(paths, self._parents, strict=True)):
-            checks.check_path(path, parents, row=row)
+            validation.check_path(path, parents, row=row)
         if any(paths):
             tokens = [[row[node] for node in path] for row, path in zip(self._tokens, paths, strict=True)]
             self._run(tokens, [list(range(-1, len(path) - 1)) for path in paths], commit=True)
@@ -119,11 +119,12 @@ class RecomputingBackend(StateBackend):
     def _run(self, tokens: list[list[int]], parents: list[list[int]], *, commit: bool) -> Tensor:
         """Logits of these nodes; afterwards they are committed, as one path a row, or gone."""
         counts, width = [len(row) for row in tokens], max(map(len, tokens), default=0)
-        fed, above = torch.zeros(len(tokens), width, dtype=torch.int64), torch.full((len(tokens), width), -1)
-        for row, (given, places) in enumerate(zip(tokens, parents, strict=True)):
-            fed[row, : len(given)] = torch.tensor(given)
-            above[row, : len(given)] = torch.tensor(places)
-        logits = self.backend.extend(fed, above, counts, keep=commit)
+        padded_tokens = torch.zeros(len(tokens), width, dtype=torch.int64)
+        padded_parents = torch.full((len(tokens), width), -1)
+        for row, count in enumerate(counts):
+            padded_tokens[row, :count] = torch.tensor(tokens[row])
+            padded_parents[row, :count] = torch.tensor(parents[row])
+        logits = self.backend.extend(padded_tokens, padded_parents, counts, keep=commit)
         if commit:
             try:
                 self.backend.commit([range(count) for count in counts])

@@ -1,33 +1,34 @@
 """The uncommitted region: which nodes every row holds beyond its committed state, and what they see.
 
-A node has a *place*, its number among the row's own nodes, by which callers name it, and a *column*,
-which all rows share: a call of n nodes takes n columns of every row, padding included. The two differ
-only after a call whose rows had differing counts, or whose columns were reordered.
+A node has two numbers. Its *region index* counts the row's own nodes since the last commit; callers name it
+by that, and -1 stands for the committed state. Its *column* is shared by all rows: a call of n nodes takes n
+columns of every row, padding included. The two differ only after a call whose rows had differing counts, or
+whose columns were reordered. Keys and values of a column lie in one slot of their buffers (`kv`), as many
+slots further on as there are committed ones before column 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
 import torch
 from torch import Tensor
 
-from draftwood.backends.checks import check_path
-
 
 @attrs.frozen(eq=False)
 class Staged:
-    """Nodes about to join the region.
+    """The nodes of one call, about to join the region.
 
     Attributes:
-        parents: as given, in places; `[rows, nodes]` int64.
+        parents: region indices `[rows, nodes]` int64, in the order of the call; -1 is the committed state.
         counts: valid nodes of every row.
         visible: bool `[rows, nodes, columns]` over all columns up to and including the new ones; a node
-            sees itself and its ancestors.
-        depths: `[rows, nodes]` int64; 0 where the parent is the committed state.
-        columns: of every node among those of the call, `[rows, nodes]` int64; None where they stand as
-            given. `visible` and `depths` go by columns, `parents` does not.
+            sees itself and its ancestors. In column order.
+        depths: `[rows, nodes]` int64, in column order; 0 where the parent is the committed state.
+        columns: of the nodes in the order of the call, `[rows, nodes]` int64; None where the two orders
+            are the same.
     """
 
     parents: Tensor
@@ -36,158 +37,73 @@ class Staged:
     depths: Tensor
     columns: Tensor | None = None
 
-    def by_columns(self, nodes: Tensor) -> Tensor:
-        """What belongs to the nodes as given, `[rows, nodes]`, by columns."""
-        return nodes if self.columns is None else torch.empty_like(nodes).scatter_(1, self.columns, nodes)
+    @property
+    def start(self) -> int:
+        """The first column of the call."""
+        return self.visible.shape[2] - self.visible.shape[1]
 
-    def as_given(self, columns: Tensor) -> Tensor:
-        """What belongs to the columns of the call, `[rows, nodes, ...]`, by nodes as given."""
+    def in_columns(self, values: Tensor) -> Tensor:
+        """`values` `[rows, nodes]` of the nodes in the order of the call, in column order."""
         if self.columns is None:
-            return columns
-        rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
-        return columns[rows, self.columns.to(columns.device)]
+            return values
+        return torch.empty_like(values).scatter_(1, self.columns - self.start, values)
+
+    def in_call(self, values: Tensor) -> Tensor:
+        """`values` `[rows, nodes, ...]` of the nodes in column order, in the order of the call."""
+        if self.columns is None:
+            return values
+        rows = torch.arange(len(values), device=values.device).unsqueeze(1)
+        return values[rows, (self.columns - self.start).to(values.device)]
 
 
-def in_heavy_paths(staged: Staged) -> Staged:
-    """The same nodes with their columns in preorder, the child of the largest subtree first.
+class Region(Protocol):
+    """The uncommitted nodes of all rows.
 
-    Paths then lie together, and fewer blocks of the mask hold anything (DySpec, appendix C). No step of it
-    looks at the data.
+    Law: after any calls a region says what walking up the parents of the accepted nodes says. `stage` lets
+    each new node see itself and its ancestors, by their columns, and nothing else; its depth is how many
+    ancestors it has. What is staged and not accepted leaves no trace.
+
+    Attributes:
+        reorders: whether `accept` takes nodes whose columns are not in the order of their call.
+        columns: how many are taken, padding included.
+        counts: nodes of every row.
     """
-    n = staged.depths.shape[1]
-    own = staged.visible[:, :, -n:]
-    below = own.sum(1)  # how many nodes see each
-    # Nodes below the committed state, or below nodes of earlier calls, are siblings here.
-    parents = torch.where(own.sum(2) == 1, -1, staged.parents)
-    rank = below * n + torch.arange(n, device=own.device)  # of equal subtrees the later comes first
-    elder = (parents.unsqueeze(1) == parents.unsqueeze(2)) & (rank.unsqueeze(1) > rank.unsqueeze(2))
-    steps = 1 + torch.where(elder, below.unsqueeze(1), 0).sum(2)  # from the parent's column
-    columns = torch.where(own, steps.unsqueeze(1), 0).sum(2) - 1
-    order = columns.argsort(1)
-    by_row = order.unsqueeze(2).expand_as(staged.visible)
-    old, own = staged.visible.gather(1, by_row).tensor_split([-n], 2)
-    own = own.gather(2, order.unsqueeze(1).expand_as(own))
-    visible, depths = torch.cat([old, own], 2), staged.depths.gather(1, order)
-    return Staged(staged.parents, staged.counts, visible, depths, columns)
 
-
-class Region:
-    """The uncommitted nodes of all rows, in tensors that are never read back before a commit."""
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows, self.device = rows, device
-        self.columns = 0
-        self.counts = [0] * rows
-        # Row 0 stands for "above the root" and sees nothing; row c + 1 holds what column c sees. Rows of
-        # columns that are not taken yet are all False, which `stage` relies on.
-        self._seen = torch.zeros(rows, 65, 64, dtype=torch.bool, device=device)
-        self._depths = torch.zeros(rows, 64, dtype=torch.int64, device=device)
-        self._parents: list[Tensor] = []
-        self._calls: list[Sequence[int]] = []
-        # Column of every place; None while they are the same.
-        self._column_of: Tensor | None = None
+    reorders: bool
+    columns: int
+    counts: list[int]
 
     @property
     def depths(self) -> Tensor:
-        """Depth of every column `[rows, columns]` int64."""
-        return self._depths[:, : self.columns]
+        """Depth of every column `[rows, columns]` int64; of padding, any."""
+        ...
 
     def stage(self, parents: Tensor, counts: Sequence[int]) -> Staged:
-        """What `parents` `[rows, nodes]` (places; -1 is the committed state) would add to the region."""
-        start, n = self.columns, parents.shape[1]
-        self._reserve(start + n)
-        above = self._to_columns(parents, n) + 1
-        index = above.unsqueeze(-1).expand(-1, -1, start + n)
-        visible = self._seen[:, :, : start + n].gather(1, index)
-        visible[:, :, start:].diagonal(dim1=1, dim2=2).fill_(True)
-        if n > 1:
-            visible = self._close(visible, (above - start).clamp_(min=0))
-        return Staged(parents, counts, visible, visible.sum(-1) - 1)
+        """What a call would add to the region.
+
+        Args:
+            parents: region indices `[rows, nodes]` int64, each below its node's own; -1 is the committed
+                state.
+            counts: valid nodes of every row; the others are padding.
+        """
+        ...
 
     def accept(self, staged: Staged) -> None:
-        """Take the staged nodes in; their pass succeeded."""
-        start, n = self.columns, staged.parents.shape[1]
-        self._seen[:, start + 1 : start + n + 1, : start + n] = staged.visible
-        self._depths[:, start : start + n] = staged.depths
-        self._parents.append(staged.parents)
-        self._calls.append(staged.counts)
-        moved = staged.columns is not None or any(count != n for count in staged.counts)
-        if self._column_of is None and moved:
-            self._column_of = torch.arange(self._depths.shape[1], device=self.device).repeat(self.rows, 1)
-        if self._column_of is not None and staged.columns is not None:
-            self._column_of.scatter_(1, self._places(n), start + staged.columns)
-        self.counts = [have + more for have, more in zip(self.counts, staged.counts, strict=True)]
-        self.columns += n
+        """Take in the nodes that were staged last; their pass succeeded."""
+        ...
 
     def clear(self) -> None:
         """Drop all nodes."""
-        self._seen[:, : self.columns + 1, : self.columns] = False
-        self.columns, self.counts = 0, [0] * self.rows
-        self._parents, self._calls, self._column_of = [], [], None
+        ...
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self.rows = len(rows)
-        self.counts = [self.counts[row] for row in rows]
-        self._seen, self._depths = self._seen[index], self._depths[index]
-        self._parents = [parents[index.to(parents.device)] for parents in self._parents]
-        self._calls = [[counts[row] for row in rows] for counts in self._calls]
-        if self._column_of is not None:
-            self._column_of = self._column_of[index]
+        ...
 
     def columns_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Columns of the nodes of every row's path, or `InvalidTree` where one is no path from a root."""
-        if not any(paths):
-            return [[] for _ in paths]
-        column_of = self._depths[:, :0] if self._column_of is None else self._column_of
-        read = torch.cat([*self._parents, column_of], 1).tolist()
-        columns = []
-        for row, (path, given) in enumerate(zip(paths, read, strict=True)):
-            parents: list[int] = []
-            start = 0
-            for call, counts in zip(self._parents, self._calls, strict=True):
-                parents += given[start : start + counts[row]]
-                start += call.shape[1]
-            check_path(path, parents, row=row)
-            columns.append(list(path) if self._column_of is None else [given[start + node] for node in path])
-        return columns
+        """Columns of the nodes of every row's path, which names them by region index.
 
-    def _to_columns(self, parents: Tensor, n: int) -> Tensor:
-        if self._column_of is None:
-            return parents
-        new = torch.arange(n, device=self.device)
-        self._column_of.scatter_(1, self._places(n), (self.columns + new).expand(self.rows, n))
-        return torch.where(parents < 0, -1, self._column_of.gather(1, parents.clamp(min=0)))
-
-    def _places(self, n: int) -> Tensor:
-        """Those of the next `n` nodes of every row.
-
-        Padding takes places past the valid ones, which are the next call's.
+        Raises:
+            InvalidTree: a path that does not start under the committed state or skips a parent.
         """
-        start = torch.tensor(self.counts, device=self.device).unsqueeze(1)
-        return start + torch.arange(n, device=self.device)
-
-    def _close(self, visible: Tensor, above: Tensor) -> Tensor:
-        """Let every new node see what its new ancestors see; `above` is the parent's new index + 1, or 0.
-
-        The parent relation is squared until it spans n - 1 generations.
-        """
-        n = above.shape[1]
-        self_or_parent = above.unsqueeze(-1) == torch.arange(1, n + 1, device=self.device)
-        self_or_parent.diagonal(dim1=1, dim2=2).fill_(True)
-        reach = self_or_parent.float()
-        for _ in range((n - 2).bit_length()):
-            reach = (reach @ reach).clamp_(max=1.0)
-        return (reach @ visible.float()) > 0
-
-    def _reserve(self, columns: int) -> None:
-        have = self._depths.shape[1]
-        if columns <= have:
-            return
-        more = max(columns, 2 * have) - have
-        pad = torch.nn.functional.pad
-        self._seen = pad(self._seen, (0, more, 0, more))
-        self._depths = pad(self._depths, (0, more))
-        if self._column_of is not None:
-            self._column_of = pad(self._column_of, (0, more))
+        ...

@@ -6,12 +6,12 @@ from typing import Any
 
 from draftwood.backends.masks import reaches
 from draftwood.backends.packed import PackedBackend
-from draftwood.backends.recurrent.rebuild import rebuilt
+from draftwood.backends.recurrent.rebuild import with_mixers
 from draftwood.errors import UnsupportedModel
 
 
 class RecurrentBackend(PackedBackend):
-    """Abstract: runs a tree through a model with recurrent layers: one committed state, none for a node.
+    """Abstract: runs a tree through a model with recurrent layers: one committed state, and none for a node.
 
     The model is not touched: a copy of its structure, with mixers of our own over the same weights, runs.
     """
@@ -30,7 +30,7 @@ class RecurrentBackend(PackedBackend):
         """
         kinds = reaches(model.config, recurrent=True)
         self._check_attention(model, list(kinds))
-        module, states = rebuilt(model, snapshots=snapshots)
+        module, states = with_mixers(model, snapshots=snapshots)
         super().__init__(model, module, kinds=kinds, states=states, chunk=chunk)
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the ways with recurrent states take, in memory and time, and which one to use."""
+"""What the methods for recurrent states take, in memory and time, and which one to use."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.errors import InvalidInput, OutOfMemory
 from draftwood.protocols import StateBackend
 
-WAYS = ("replay", "snapshots", "recompute")
-"""Replay of what the accepted nodes hold, a state for every node, or a second pass over the path."""
+METHODS = ("replay", "snapshots", "recompute")
+"""Replay of what the accepted nodes keep, a state for every node, or a second pass over the path."""
 
 
 @attrs.frozen
@@ -27,75 +27,77 @@ class StateCost:
     """What a round takes on one backend.
 
     Attributes:
-        way: one of `WAYS`.
-        memory: the most bytes that a round holds beside the committed state, logits and all.
+        method: one of `METHODS`.
+        memory: the most bytes that a round allocates beside the committed state, logits and all.
         seconds: of a round, the median.
     """
 
-    way: str
+    method: str
     memory: int
     seconds: float
 
 
-def serving(model: Any, way: str) -> PackedBackend | RecomputingBackend:
-    """A backend that commits recurrent states in this way.
+def backend_for(model: Any, method: str) -> PackedBackend | RecomputingBackend:
+    """A backend that commits recurrent states by this method.
 
     Args:
         model: a transformers model with recurrent layers.
-        way: one of `WAYS`.
+        method: one of `METHODS`.
 
     Raises:
-        InvalidInput: another way.
+        InvalidInput: another method.
         UnsupportedModel: a model that neither `SSMBackend` nor `HybridBackend` serves.
     """
-    if way not in WAYS:
-        raise InvalidInput(f"There is no way {way!r} with recurrent states; give one of {', '.join(WAYS)}.")
+    if method not in METHODS:
+        raise InvalidInput(
+            f"There is no method {method!r} for recurrent states; give one of {', '.join(METHODS)}."
+        )
     kind = HybridBackend if reaches(model.config, recurrent=True) else SSMBackend
-    backend = kind(model, snapshots=way == "snapshots")
-    return RecomputingBackend(backend) if way == "recompute" else backend
+    backend = kind(model, snapshots=method == "snapshots")
+    return RecomputingBackend(backend) if method == "recompute" else backend
 
 
 def measured(
     model: Any, *, nodes: int = 32, depth: int = 4, context: int = 128, repetitions: int = 7
 ) -> list[StateCost]:
-    """The cost of every way for rounds of a target: one tree a pass, and a path of `depth` accepted.
+    """The cost of every method for rounds of a target: one tree a pass, and a path of `depth` accepted.
 
-    The ways take turns, so that a slow moment of the machine falls on all of them.
+    The methods take turns, so that a slow moment of the machine falls on all of them.
 
     Args:
         model: a transformers model with recurrent layers.
         nodes: in the tree: a chain, and the others below it in turns.
         depth: length of the chain, which is accepted.
         context: tokens before the tree.
-        repetitions: timed rounds of every way.
+        repetitions: timed rounds of every method.
     """
     if not 1 <= depth <= nodes:
         raise InvalidInput(f"A path of {depth} nodes is not in a tree of {nodes}; give 1 to {nodes}.")
-    vocab, backends = 0, {way: serving(model, way) for way in WAYS}
+    vocab, backends = 0, {method: backend_for(model, method) for method in METHODS}
     for backend in backends.values():
         vocab = backend.vocab_size
         backend.prefill([torch.arange(context) % vocab])
     tokens = torch.arange(nodes).unsqueeze(0) % vocab
-    parents = torch.tensor([[place - 1 if place < depth else place % depth for place in range(nodes)]])
+    parents = torch.tensor([[node - 1 if node < depth else node % depth for node in range(nodes)]])
 
     def one_round(backend: StateBackend) -> None:
         backend.extend(tokens, parents)
         backend.commit([range(depth)])
 
-    peaks = {way: allocations(lambda b=backend: one_round(b))[1] for way, backend in backends.items()}  # type: ignore[misc]
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    peaks = {method: allocations(lambda b=backend: one_round(b))[1] for method, backend in backends.items()}  # type: ignore[misc]
+    times: dict[str, list[float]] = {method: [] for method in METHODS}
     for _ in range(repetitions):
-        for way, backend in backends.items():
+        for method, backend in backends.items():
             started = perf_counter()
             one_round(backend)
             if backend.device.type == "cuda":
                 torch.cuda.synchronize()
-            times[way].append(perf_counter() - started)
-    return [StateCost(way, peaks[way], median(times[way])) for way in WAYS]
+            times[method].append(perf_counter() - started)
+    return [StateCost(method, peaks[method], median(times[method])) for method in METHODS]
 
 
 def cheapest(costs: Sequence[StateCost], *, memory: int | None = None) -> StateCost:
-    """The fastest way whose round fits into `memory` bytes (None: any); `serving` makes a backend of it.
+    """The fastest method whose round fits into `memory` bytes (None: any), for `backend_for`.
 
     Raises:
         OutOfMemory: none does.
@@ -104,14 +106,14 @@ def cheapest(costs: Sequence[StateCost], *, memory: int | None = None) -> StateC
     if not fitting:
         least = min(costs, key=lambda cost: cost.memory)
         raise OutOfMemory(
-            f"No way with recurrent states takes {memory} bytes or less; {least.way} takes {least.memory}: "
-            "give that much, or grow a smaller tree."
+            f"No method for recurrent states takes {memory} bytes or less; {least.method} takes "
+            f"{least.memory}: give that much, or grow a smaller tree."
         )
     return min(fitting, key=lambda cost: cost.seconds)
 
 
 def allocations(call: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes that `call` leaves behind, and the most that it held at a time, on the CPU or an accelerator."""
+    """Bytes that `call` leaves behind, and the most that it had at a time, on the CPU or an accelerator."""
     accelerator = torch.cuda.is_available() and torch.cuda.is_initialized()
     if accelerator:
         torch.cuda.synchronize()
@@ -120,12 +122,12 @@ def allocations(call: Callable[[], Any]) -> tuple[int, int]:
         call()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
-    held = most = 0
-    results: Any = seen.profiler
+    bytes_now = most = 0
+    results: Any = profiled.profiler
     for event in results.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return held, most
+            bytes_now += event.nbytes()
+            most = max(most, bytes_now)
+    return bytes_now, most

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.backends.forward import takes
 from draftwood.backends.masks import reaches
-from draftwood.backends.model import takes
 from draftwood.backends.packed import PackedBackend
 from draftwood.backends.recurrent.states import States
 from draftwood.errors import UnsupportedModel

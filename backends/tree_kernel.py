@@ -1,7 +1,7 @@
 """Tree attention by the kernel: masks of bits in the place of masks of numbers, for any transformers model.
 
 A model hands `attention_mask` on to its attention, and where its layers differ, the one of their kind. What
-it is given here is a marker, `[rows, 1, 1, kind + 1]`: its size tells the kind, whatever device it is sent
+it gets here is a marker, `[rows, 1, 1, kind + 1]`: its size tells the kind, whatever device it is sent
 to, and the bits themselves wait in a context variable.
 """
 
@@ -27,7 +27,7 @@ TREE = "draftwood_tree"
 
 
 @attrs.frozen(eq=False)
-class Packed:
+class PackedMasks:
     """What the nodes of one pass see, for every kind of layer.
 
     Attributes:
@@ -49,7 +49,7 @@ class Packed:
         lengths: Tensor,
         start: int,
         longest: int,
-    ) -> Packed:
+    ) -> PackedMasks:
         """Pack ancestry and windows.
 
         Args:
@@ -70,8 +70,8 @@ class Packed:
             masks.append(TreeMask.of(visible, lengths=lengths, start=start, first=first, within=within))
         rows = len(visible)
         markers = {
-            kind: visible.new_empty(rows, 1, 1, place + 1, dtype=torch.float32)
-            for place, kind in enumerate(kinds)
+            kind: visible.new_empty(rows, 1, 1, index + 1, dtype=torch.float32)
+            for index, kind in enumerate(kinds)
         }
         return cls(tuple(masks), markers if len(markers) > 1 else next(iter(markers.values())))
 
@@ -80,7 +80,7 @@ _now: ContextVar[tuple[TreeMask, ...]] = ContextVar("masks of the pass")
 
 
 @contextmanager
-def over(packed: Packed) -> Iterator[None]:
+def under(packed: PackedMasks) -> Iterator[None]:
     """Inside it `tree_attention` attends under these masks."""
     token = _now.set(packed.masks)
     try:
@@ -101,14 +101,14 @@ def tree_attention(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention under the masks of `over`.
+    """Attention under the masks of `under`.
 
     Args:
         module: the layer, for what is left to transformers' own function.
         query: `[batch, heads, queries, head_dim]`.
         key: `[batch, kv_heads, keys, head_dim]`.
         value: `[batch, kv_heads, keys, value_dim]`.
-        attention_mask: a marker of `Packed`.
+        attention_mask: a marker of `PackedMasks`.
         dropout: 0, as the model is in evaluation mode.
         scaling: of the scores; default: 1 over the root of head_dim.
         softcap: of the scores.
@@ -120,11 +120,11 @@ def tree_attention(
     """
     mask = _now.get()[attention_mask.shape[-1] - 1].to(query.device)
     if any(options.get(name) is not None for name in ("position_bias", "cache")):
-        seen = mask.visible().unsqueeze(1)
+        visible = mask.visible().unsqueeze(1)
         return sdpa_attention_forward(
-            module, query, key, value, seen, dropout=dropout, scaling=scaling, **options
+            module, query, key, value, visible, dropout=dropout, scaling=scaling, **options
         )
-    found = dispatch.attend(
+    out = dispatch.attend(
         queries=query,
         keys=key,
         values=value,
@@ -133,7 +133,7 @@ def tree_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return found, None
+    return out, None
 
 
 AttentionInterface.register(TREE, tree_attention)

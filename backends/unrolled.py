@@ -13,20 +13,21 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from draftwood.backends import checks
+from draftwood.backends import validation
 from draftwood.backends.features import Pieces
+from draftwood.backends.forward import guarded_pass
 from draftwood.backends.model import ModelBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
 
 
 @attrs.frozen(eq=False)
-class Trial:
+class LastPass:
     """The cache that the last pass of a row left, so that a commit need not run its path again.
 
     Attributes:
-        cache: one batch row for each path.
-        paths: the nodes of every path.
-        width: tokens that the pass fed to every batch row, padding included.
+        cache: one row for each path.
+        paths: the nodes of every path, by region index.
+        width: tokens that the pass fed to every path, padding included.
     """
 
     cache: Cache
@@ -35,16 +36,17 @@ class Trial:
 
 
 @attrs.frozen(eq=False)
-class Row:
-    """One sequence. Frozen, so that a pass that raises leaves it as it was.
+class UnrolledRow:
+    """One batch row. Frozen, so that a pass that raises leaves it as it was.
 
     Attributes:
-        cache: state after the committed tokens, one batch row; None before the first.
+        cache: state after the committed tokens; None before the first.
         length: committed tokens.
         tokens: tokens of the uncommitted nodes.
-        parents: their parents; -1 is the committed state.
-        trial: what the last pass left.
-        features: of its committed tokens, not taken yet, `[length, width]` a piece, where they are kept.
+        parents: their parents, by region index; -1 is the committed state.
+        last_pass: what the last pass left.
+        features: of the tokens committed since `take_features`, `[length, width]` a piece, where they are
+            kept.
         uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
     """
 
@@ -52,7 +54,7 @@ class Row:
     length: int = 0
     tokens: list[int] = attrs.field(factory=list)
     parents: list[int] = attrs.field(factory=list)
-    trial: Trial | None = None
+    last_pass: LastPass | None = None
     features: Pieces = ()
     uncommitted: list[Tensor] = attrs.field(factory=list)
 
@@ -80,7 +82,7 @@ class UnrolledBackend(ModelBackend):
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
         super().__init__(model, chunk=chunk)
-        self._rows: list[Row] = []
+        self._rows: list[UnrolledRow] = []
 
     @property
     def lengths(self) -> list[int]:
@@ -94,13 +96,13 @@ class UnrolledBackend(ModelBackend):
             InvalidInput: a token outside the vocabulary, or a row beyond `max_length`.
             OutOfMemory: the rows do not fit; those that were there are as they were.
         """
-        texts = checks.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
-        with checks.guarded_pass(len(self._rows) + len(texts)):
-            self._rows += [self._advance(Row(), text) for text in texts]
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        with guarded_pass(len(self._rows) + len(texts)):
+            self._rows += [self._advance(UnrolledRow(), text) for text in texts]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all; later rows move up."""
-        self._rows = [self._rows[row] for row in checks.kept(rows, have=len(self._rows))]
+        """Forget these rows, or all; later rows move up."""
+        self._rows = [self._rows[row] for row in validation.remaining_rows(rows, have=len(self._rows))]
 
     def extend(
         self,
@@ -110,95 +112,100 @@ class UnrolledBackend(ModelBackend):
     ) -> Float[Tensor, "rows nodes vocab"]:
         """As `PackedBackend.extend`, errors too, by a pass over every path."""
         have = [len(row.tokens) for row in self._rows]
-        tokens, parents, valid = checks.as_nodes(
+        tokens, parents, valid = validation.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
         )
         n = tokens.shape[1]
-        with checks.guarded_pass(len(self._rows)):
+        with guarded_pass(len(self._rows)):
             logits = torch.zeros(len(valid), n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             rows = []
-            for place, (row, count) in enumerate(zip(self._rows, valid, strict=True)):
+            for index, (row, count) in enumerate(zip(self._rows, valid, strict=True)):
                 if count:
-                    new_tokens, new_parents = tokens[place, :count].tolist(), parents[place, :count].tolist()
-                    row, found = self._try(place, row, new_tokens, new_parents)
-                    logits[place, :count] = found
+                    new_tokens, new_parents = tokens[index, :count].tolist(), parents[index, :count].tolist()
+                    row, logits[index, :count] = self._extended(index, row, new_tokens, new_parents)
                 rows.append(row)
         self._rows = rows
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """As `PackedBackend.commit`, errors too."""
-        checks.check_paths(paths, rows=len(self._rows))
-        for place, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
-            checks.check_path(path, row.parents, row=place)
-        with checks.guarded_pass(len(self._rows)):
-            self._rows = [self._settle(row, list(path)) for row, path in zip(self._rows, paths, strict=True)]
+        validation.check_paths(paths, rows=len(self._rows))
+        for index, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
+            validation.check_path(path, row.parents, row=index)
+        with guarded_pass(len(self._rows)):
+            self._rows = [
+                self._committed(row, list(path)) for row, path in zip(self._rows, paths, strict=True)
+            ]
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""
-        taken = self._taken([row.features for row in self._rows])
+        features = self._joined([row.features for row in self._rows])
         self._rows = [attrs.evolve(row, features=()) for row in self._rows]
-        return taken
+        return features
 
-    def _try(self, place: int, row: Row, tokens: list[int], parents: list[int]) -> tuple[Row, Tensor]:
-        """`row` with these nodes added, and their logits `[nodes, vocab]`."""
+    def _extended(
+        self, index: int, row: UnrolledRow, tokens: list[int], parents: list[int]
+    ) -> tuple[UnrolledRow, Tensor]:
+        """Row `index` with these nodes added, and their logits `[nodes, vocab]`."""
         start = len(row.tokens)
-        row = attrs.evolve(row, tokens=row.tokens + tokens, parents=row.parents + parents, trial=None)
+        row = attrs.evolve(row, tokens=row.tokens + tokens, parents=row.parents + parents, last_pass=None)
         inner = set(parents)
         paths = [row.path(node) for node in range(start, start + len(tokens)) if node not in inner]
         width = max(map(len, paths))
         if self.max_length is not None and row.length + width > self.max_length:
             raise InvalidInput(
-                f"A node of row {place} stands at position {row.length + width - 1}, but the model's context "
+                f"A node of row {index} stands at position {row.length + width - 1}, but the model's context "
                 f"holds {self.max_length} tokens; stop the row or grow a shallower tree."
             )
-        fed = torch.zeros(len(paths), width, dtype=torch.int64)
-        where: dict[int, tuple[int, int]] = {}
-        for line, path in enumerate(paths):
-            fed[line, : len(path)] = torch.tensor([row.tokens[node] for node in path])
-            where.update({node: (line, depth) for depth, node in enumerate(path)})
+        padded = torch.zeros(len(paths), width, dtype=torch.int64)
+        path_and_depth: dict[int, tuple[int, int]] = {}
+        for i, path in enumerate(paths):
+            padded[i, : len(path)] = torch.tensor([row.tokens[node] for node in path])
+            path_and_depth.update({node: (i, depth) for depth, node in enumerate(path)})
         cache = self._copied(row.cache, copies=len(paths))
         cache.activate_past_recording()
-        logits = self._run(cache, fed, start=row.length)
-        lines, depths = zip(*(where[node] for node in range(start, start + len(tokens))), strict=True)
-        nodes = list(lines), list(depths)
-        read = [*row.uncommitted, self._read[nodes]] if self._kept is not None else []
-        return attrs.evolve(row, trial=Trial(cache, paths, width), uncommitted=read), logits[nodes]
+        logits = self._run(cache, padded, start=row.length)
+        new = range(start, start + len(tokens))
+        index_of_path, depths = zip(*(path_and_depth[node] for node in new), strict=True)
+        nodes = list(index_of_path), list(depths)
+        features = [*row.uncommitted, self._pass_features[nodes]] if self._reader is not None else []
+        last_pass = LastPass(cache, paths, width)
+        return attrs.evolve(row, last_pass=last_pass, uncommitted=features), logits[nodes]
 
-    def _settle(self, row: Row, path: list[int]) -> Row:
+    def _committed(self, row: UnrolledRow, path: list[int]) -> UnrolledRow:
         """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
         if not path:
-            return Row(row.cache, row.length, features=row.features)
-        trial = row.trial
-        if trial is not None and _can_be_cut(trial.cache):
-            line = next((i for i, tried in enumerate(trial.paths) if tried[: len(path)] == path), None)
-            if line is not None:
-                cache = self._copied(trial.cache, copies=1, line=line)
-                cache.crop(len(path) - trial.width)
+            return UnrolledRow(row.cache, row.length, features=row.features)
+        last_pass = row.last_pass
+        if last_pass is not None and _can_be_cut(last_pass.cache):
+            matches = (i for i, run in enumerate(last_pass.paths) if run[: len(path)] == path)
+            if (index := next(matches, None)) is not None:
+                cache = self._copied(last_pass.cache, copies=1, index=index)
+                cache.crop(len(path) - last_pass.width)
                 features = row.features
-                if self._kept is not None:
-                    features = self._kept.trimmed([*features, torch.cat(row.uncommitted)[path]])
-                return Row(cache, row.length + len(path), features=features)
+                if self._reader is not None:
+                    features = self._reader.trimmed([*features, torch.cat(row.uncommitted)[path]])
+                return UnrolledRow(cache, row.length + len(path), features=features)
         return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
 
-    def _advance(self, row: Row, tokens: Tensor) -> Row:
+    def _advance(self, row: UnrolledRow, tokens: Tensor) -> UnrolledRow:
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
-            return Row(row.cache, row.length, features=row.features)
+            return UnrolledRow(row.cache, row.length, features=row.features)
         fresh = row.cache is None and not row.length
         cache = self._new_cache(prompt=len(tokens) + 1) if fresh else self._copied(row.cache, copies=1)
         length, features = row.length, row.features
         for chunk in tokens.split(self.chunk):
             self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
-            if self._kept is not None:
-                features = self._kept.trimmed([*features, self._read[0]])
+            if self._reader is not None:
+                features = self._reader.trimmed([*features, self._pass_features[0]])
         if not any(getattr(layer, "is_initialized", True) for layer in cache.layers):
             raise UnsupportedModel(
                 f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
                 "token; use a model with one."
             )
-        return Row(cache, length, features=features)
+        return UnrolledRow(cache, length, features=features)
 
     def _new_cache(self, *, prompt: int) -> Cache:
         """An empty cache for a text whose prompt has so many tokens, the first root among them."""
@@ -209,8 +216,8 @@ class UnrolledBackend(ModelBackend):
                 layer.set_prefill_length(prompt)
         return cache
 
-    def _copied(self, cache: Cache | None, *, copies: int, line: int = 0) -> Cache:
-        """Batch row `line` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
+    def _copied(self, cache: Cache | None, *, copies: int, index: int = 0) -> Cache:
+        """Row `index` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
         if cache is None:
             return self._new_cache(prompt=1)
         copied = copy.copy(cache)
@@ -218,13 +225,13 @@ class UnrolledBackend(ModelBackend):
         for layer in copied.layers:
             # Recurrent layers keep their states in dicts, which reordering would change under the original.
             vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
-        copied.reorder_cache(torch.full((copies,), line, device=self.device))  # type: ignore[arg-type]
+        copied.reorder_cache(torch.full((copies,), index, device=self.device))  # type: ignore[arg-type]
         for layer in copied.layers:
-            # What holds nothing yet may be left out there, but not its number of rows.
+            # Reordering may leave out what is still empty, but its number of rows counts.
             for name in ("keys", "values"):
-                held = getattr(layer, name, None)
-                if held is not None and held.dim() > 1 and not held.numel() and len(held) != copies:
-                    setattr(layer, name, held.new_empty(copies, *held.shape[1:]))
+                states = getattr(layer, name, None)
+                if states is not None and states.dim() > 1 and not states.numel() and len(states) != copies:
+                    setattr(layer, name, states.new_empty(copies, *states.shape[1:]))
         return copied
 
     def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
@@ -241,10 +248,10 @@ def _can_be_cut(cache: Cache) -> bool:
     A layer that keeps more than the class it comes from, and does not say how that is cut, only claims so.
     """
 
-    def maker(layer: Any, name: str) -> int:
+    def defined_at(layer: Any, name: str) -> int:
         kinds = type(layer).__mro__
-        return next(place for place, kind in enumerate(kinds) if name in vars(kind))
+        return next(level for level, kind in enumerate(kinds) if name in vars(kind))
 
     return cache.is_croppable and all(
-        maker(layer, "crop") <= maker(layer, "__init__") for layer in cache.layers
+        defined_at(layer, "crop") <= defined_at(layer, "__init__") for layer in cache.layers
     )

@@ -1,4 +1,4 @@
-"""The files that hold a folder's weights: all of them its own."""
+"""The files of a folder's weights: all of them inside it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def check_inside(folder: Path) -> None:
         InvalidInput: an index that cannot be read.
         UnsupportedModel: a file elsewhere.
     """
-    own = folder.resolve()
-    homes = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
+    root = folder.resolve()
+    homes = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
     for index in sorted(folder.glob("*.safetensors.index.json")):
         for name in _named(index):
             try:
-                where = (own / name).resolve()
+                file = (root / name).resolve()
             except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name that is none
                 raise InvalidInput(
                     f"{index} names a file {name!r:.60} that cannot be; download it again."
                 ) from error
-            if not any(where.is_relative_to(home) for home in homes):
+            if not any(file.is_relative_to(home) for home in homes):
                 raise UnsupportedModel(
                     f"{index} names the file {name!r:.200}, which lies outside its folder; copy it there."
                 )
@@ -35,10 +35,10 @@ def check_inside(folder: Path) -> None:
 
 def _named(index: Path) -> list[str]:
     try:
-        found = parse_json(index.read_bytes())
+        content = parse_json(index.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{index} could not be read ({error}); download the model again.") from error
-    names = found.get("weight_map") if isinstance(found, dict) else None
+    names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise InvalidInput(f"{index} says of no weight in which file it is; download the model again.")
     return sorted(set(names.values()))

@@ -1,1 +1,1 @@
-"""Measurements. `python -m benchmarks` runs the decoding race."""
+"""Measurements: `python -m benchmarks` lists them. `draftwood bench` races the decoders."""

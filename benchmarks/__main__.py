@@ -2,36 +2,39 @@
 
 import typer
 
-from benchmarks.agreement import agreement
-from benchmarks.blocks import blocks
-from benchmarks.certainty import certainty
-from benchmarks.constraints import constraints
-from benchmarks.families import families
-from benchmarks.growth import growth
-from benchmarks.half_precision import half_precision
-from benchmarks.kernels import kernels
-from benchmarks.optimum import optimum
-from benchmarks.packed import packed
-from benchmarks.prefix_cost import prefix_cost
-from benchmarks.recipes import recipes
-from benchmarks.speed import speed
-from benchmarks.verifiers import verifiers
+from benchmarks.kernels.command import kernels
+from benchmarks.kernels.packed import packed
+from benchmarks.kernels.prefix_cost import prefix_cost
+from benchmarks.kernels.speed import speed
+from benchmarks.research.agreement import agreement
+from benchmarks.research.blocks import blocks
+from benchmarks.research.certainty import certainty
+from benchmarks.research.constraints import constraints
+from benchmarks.research.families import families
+from benchmarks.research.growth import growth
+from benchmarks.research.half_precision import half_precision
+from benchmarks.research.optimum import optimum
+from benchmarks.research.recipes import recipes
+from benchmarks.research.verifiers import verifiers
 from draftwood.apps.failures import plainly
 
+KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
+
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
-app.command("agreement")(plainly(agreement))
-app.command("certainty")(plainly(certainty))
-app.command("blocks")(plainly(blocks))
-app.command("constraints")(plainly(constraints))
-app.command("families")(plainly(families))
-app.command("growth")(plainly(growth))
-app.command("half-precision")(plainly(half_precision))
-app.command("kernels")(plainly(kernels))
-app.command("optimum")(plainly(optimum))
-app.command("packed")(plainly(packed))
-app.command("prefix-cost")(plainly(prefix_cost))
-app.command("recipes")(plainly(recipes))
-app.command("speed")(plainly(speed))
-app.command("verifiers")(plainly(verifiers))
+for measurement in (kernels, packed, prefix_cost, speed):
+    app.command(rich_help_panel=KERNELS)(plainly(measurement))
+for measurement in (
+    agreement,
+    blocks,
+    certainty,
+    constraints,
+    families,
+    growth,
+    half_precision,
+    optimum,
+    recipes,
+    verifiers,
+):
+    app.command(rich_help_panel=RESEARCH)(plainly(measurement))
 if __name__ == "__main__":  # worker processes import this module too
     app()

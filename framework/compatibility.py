@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftwood import registry
+from draftwood.declared import check_declared
 from draftwood.errors import IncompatibleStrategy
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy, Verifier
@@ -36,7 +37,12 @@ def serves(verifier: Verifier, law: type[Proposal]) -> bool:
 
 
 def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
-    """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are."""
+    """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are.
+
+    Raises:
+        InvalidInput: the drafter lacks what every drafter declares.
+    """
+    check_declared(drafter, Drafter)
     if needs_several_drafters(policy) != (drafter.drafters > 1):
         raise IncompatibleStrategy(
             f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
@@ -48,7 +54,12 @@ def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
     """Raise `IncompatibleStrategy` unless `verifier` judges the trees of `policy`.
 
     The message names the registered lossless verifiers that do, built with their default options.
+
+    Raises:
+        InvalidInput: one of them lacks what every policy or verifier declares.
     """
+    check_declared(policy, TreePolicy)
+    check_declared(verifier, Verifier)
     problem = _misfit(policy, verifier)
     if problem is None:
         return
@@ -56,6 +67,7 @@ def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
     for name in registry.names("verifiers"):
         try:
             other = registry.create("verifiers", name)
+            check_declared(other, Verifier)
         except Exception:  # a third party's module may fail in any way, or need options
             continue
         if other.lossless and _misfit(policy, other) is None:

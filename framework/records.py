@@ -5,7 +5,6 @@ Records are information for people; nothing in them is read by a later round.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -120,7 +119,7 @@ class Statistics:
     Attributes:
         draft_cost: bytes a draft pass reads over bytes a target pass reads.
         prefill_seconds: time of the prompts' passes.
-        peak_memory: bytes; of the accelerator where there is one, else of the process.
+        peak_memory: bytes; of the accelerator where there is one, else of the process (0 on Windows).
     """
 
     draft_cost: float = 0.0
@@ -217,8 +216,15 @@ _FIGURES = (
 
 
 def peak_memory() -> int:
-    """Peak bytes: allocated on the accelerator if one is in use, else resident in this process."""
+    """Peak bytes: allocated on the accelerator if one is in use, else resident in this process.
+
+    0 where Python is not told what a process holds, which is so on Windows.
+    """
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
+    try:
+        import resource  # systems after POSIX have it
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -23,6 +23,7 @@ from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
+_GROUPS = {f"draftwood.{kind}" for kind in (*KINDS, "constraints", "laws", "loaders", "mixers")}
 # The classes that may be imported by name; None: all of them.
 _importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
 _OWN: Mapping[str, type] = {
@@ -47,6 +48,20 @@ def _entries(kind: str) -> dict[str, EntryPoint]:
 def names(kind: str) -> list[str]:
     """Registered names of a kind: `"drafters"`, `"policies"`, `"verifiers"`, `"recipes"` or `"laws"`."""
     return sorted(_entries(kind))
+
+
+def strange_entries() -> list[str]:
+    """A sentence for every entry point that stands in a group of ours which is not read."""
+    found = []
+    for group in sorted(entry_points().groups):
+        if group.startswith("draftwood.") and group not in _GROUPS:
+            for entry in entry_points(group=group):
+                owner = entry.dist.name if entry.dist else "a package"
+                found.append(
+                    f"{owner} registers {entry.name!r} in the group {group}, which this draftwood does not "
+                    f"read; known are: {', '.join(sorted(_GROUPS))}."
+                )
+    return found
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from draftwood import registry
 from draftwood.decoder import SpeculativeDecoder, as_backend
-from draftwood.errors import DraftwoodError, IncompatibleModels, InvalidInput
+from draftwood.errors import DraftwoodError, IncompatibleModels, InvalidInput, UnknownStrategy
 from draftwood.json_text import parse_json
 from draftwood.protocols import Drafter, StateBackend
 from draftwood.recipe import Recipe
@@ -210,6 +210,8 @@ def tuned(path: str | PathLike[str]) -> Tuned:
         )
     try:
         return _from(file, content)
+    except UnknownStrategy as error:
+        raise InvalidInput(f"{file!r} names what is not here, so {_AGAIN}: {error}") from error
     except DraftwoodError as error:
         raise InvalidInput(f"{file!r}: {error}") from error
 

@@ -1,10 +1,14 @@
 """What holds for every test: one thread a process, nothing from the network, bounded searches, no kernels.
 
+A test whose marker names what this system lacks is skipped with the reason.
+
 The tests of kernels switch them on. Where no GPU is, Triton's interpreter runs them, which it must be told
 before it is imported.
 """
 
 import os
+import sys
+from importlib.util import find_spec
 
 # Before torch is imported; processes that tests start inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -12,6 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DRAFTWOOD_KERNELS"] = "off"
 
+import pytest
 import torch
 from draftwood_pytest import register_profiles
 from hypothesis import settings
@@ -23,3 +28,16 @@ if not torch.cuda.is_available():
 # CI repeats the same cases at every run; `--draftwood-profile thorough` tries ten times as many.
 register_profiles()
 settings.load_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
+
+LACKING = {
+    "linux": None if sys.platform == "linux" else "needs Linux: /proc, /dev/full, processes that fork",
+    "posix": None if os.name == "posix" else "needs POSIX: its signals, links and locks",
+    "triton": None if find_spec("triton") else "needs Triton, which is made for Linux",
+}
+"""By marker: why tests that carry it cannot run here; None where they can."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, reason in LACKING.items():
+        if reason is not None and item.get_closest_marker(marker) is not None:
+            pytest.skip(reason)

@@ -4,7 +4,8 @@ The imports are read from the source, so nothing here is run, and nothing needs 
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -123,6 +124,67 @@ def modules() -> Iterator[tuple[Path, str, bool]]:
             is_package = parts[-1] == "__init__"
             name = ".".join((package, *(parts[:-1] if is_package else parts)))
             yield path, name, is_package
+
+
+def imported(source: str, name: str, is_package: bool, known: Set[str]) -> set[str]:
+    """The modules of `known` that the module `name` imports, at whatever time and for whatever purpose.
+
+    `from draftwood import SpeculativeDecoder` imports the root package, `... import tree` a module.
+    """
+    chosen = set()
+    for module, _, _ in imports(source, name, is_package):
+        prefixes = {key for key in known if f"{module}.".startswith(f"{key}.")}
+        if prefixes:
+            chosen.add(max(prefixes, key=len))
+    return chosen
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next and the last is the first; empty where there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def import_graph(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
+    """What each module imports, of modules as (source, name, whether it is a package)."""
+    sources = list(sources)
+    known = {name for _, name, _ in sources}
+    return {name: imported(source, name, is_package, known) for source, name, is_package in sources}
+
+
+def test_no_import_circle() -> None:
+    graph = import_graph((path.read_text(encoding="utf-8"), *rest) for path, *rest in modules())
+    assert len(graph) > 100
+    assert " -> ".join(circle(graph)) == ""
+    # The root package is the public names, for the layers above; it may come to import any of these modules.
+    users = sorted(
+        name for name, used in graph.items() if "draftwood" in used and layer_of(name) == "framework"
+    )
+    assert users == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from draftwood.loop import Loop",
+        "from .loop import Loop",
+        "import draftwood.loop",
+        "def f():\n    from draftwood import loop",
+        "if TYPE_CHECKING:\n    from draftwood.loop import Loop",
+        "def f():\n    importlib.import_module('draftwood.loop')",
+        "from draftwood import SpeculativeDecoder",
+    ],
+)
+def test_a_circle_is_seen(back: str) -> None:
+    root = ("from draftwood.loop import SpeculativeDecoder", "draftwood", True)
+    loop = ("from draftwood.tree import TokenTree", "draftwood.loop", False)
+    assert circle(import_graph([root, loop, ("import torch", "draftwood.tree", False)])) == []
+    seen = circle(import_graph([root, loop, (back, "draftwood.tree", False)]))
+    assert seen[0] == seen[-1]
+    assert {"draftwood.loop", "draftwood.tree"} <= set(seen)
 
 
 def test_layers_keep_to_themselves() -> None:

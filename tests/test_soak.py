@@ -13,6 +13,8 @@ from tests.soak.hostile import hostile
 from tests.soak.kills import kills
 from tests.soak.long_text import long_text
 
+pytestmark = pytest.mark.linux
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -220,4 +220,4 @@ def agreement(target: Any, draft: Any, prompts: list[Tensor], *, new_tokens: int
 def save(model: Any, folder: Path, *, record: dict[str, Any]) -> None:
     """Write `model` as bf16 safetensors and `record` as training.json into `folder`."""
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

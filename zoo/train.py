@@ -135,7 +135,7 @@ def medusa(
     recipe = HeadsRecipe(heads=heads, steps=steps, learning_rate=learning_rate, seed=seed)
     trained, record = train_heads(model, folder, recipe=recipe)
     save_heads(trained.to(torch.bfloat16), out, target=target)
-    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _say(record)
 
 

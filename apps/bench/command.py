@@ -14,7 +14,7 @@ from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import Plan, data_sets, from_document, from_file
 from draftwood.apps.failures import say
 from draftwood.apps.progress import watched
-from draftwood.errors import InvalidInput
+from draftwood.errors import DraftwoodError, InvalidInput
 
 JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
@@ -116,15 +116,25 @@ def bench(
             raise InvalidInput(f"--report shows what is in the folder, so it does not go with {named}.")
         plan, names = from_document(stored(to)["configuration"])
     else:
-        given = {**(from_file(file) if file else {}), **given}
-        setting = papers.paper(str(given["paper"])).fields() if given.get("paper") else {}
-        plan = Plan(**{**setting, **given}).resolved()
+        plan = _plan(file, given)
         if answers:
             spec_bench.check(data_sets(plan))
         names = _measure(plan, to)
     _write(to, plan, names, plots)
     if answers:
         say(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
+
+
+def _plan(file: Path | None, flags: dict[str, Any]) -> Plan:
+    """What flags and the file ask for, flags before the file, and both before a paper's setting."""
+    fields = {**(from_file(file) if file else {}), **flags}
+    try:
+        setting = papers.paper(str(fields["paper"])).fields() if fields.get("paper") else {}
+        return Plan(**{**setting, **fields}).resolved()
+    except DraftwoodError as error:
+        if file is None or flags:
+            raise
+        raise InvalidInput(f"{str(file)!r}: {error}") from error
 
 
 def _measure(plan: Plan, to: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 
@@ -80,7 +79,7 @@ def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
-    """The folder for `run`, new or to be continued; nobody else can open it meanwhile.
+    """The folder for `run`, new or to be continued; nobody else can open it meanwhile (but on Windows).
 
     Raises:
         InvalidInput: it holds another run (the message says what differs), something else, or is in use.
@@ -102,14 +101,23 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
     else:
         stored(path)  # one that failed before its first cell gives way; anyone else's file does not
     with (path / CELLS).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(f"Another process writes to {str(path)!r}; wait for it.") from None
+        _lock(file, path)
         if not begun:
             trace.write_json(path / RUN, run)
         _drop_unfinished(path / CELLS)
         yield Folder(path, stored(path), finished(path))
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Keep other processes out of the folder `path` until `file` is closed, where the system can do so."""
+    try:
+        import fcntl
+    except ImportError:  # Windows locks bytes against reading too, which would shut out our own reports
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidInput(f"Another process writes to {str(path)!r}; wait for it.") from None
 
 
 def _is_empty_start(file: Path) -> bool:
@@ -126,8 +134,13 @@ def stored(path: Path) -> dict[str, Any]:
     file = path / RUN
     try:
         found = parse_json(file.read_bytes())
-        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-            raise InvalidInput(f"{str(file)!r} is not of this version of bench; choose another folder.")
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; name another folder with --to.")
+        if (version := found.get("version")) != VERSION:
+            raise InvalidInput(
+                f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads version {VERSION}; "
+                "measure again with `draftwood bench --to` another folder."
+            )
         check_run(found)
     except OSError as error:
         raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error

@@ -18,4 +18,4 @@ def forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
     # 5 sets the peak back to what is held now. Elsewhere the peak of the whole process stands.
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -17,7 +17,13 @@ _HALVES = re.compile("[\ud800-\udfff]")
 _PLACE = get_type_hints(Race) | {"prompt": int, "turn": int}
 _FIT = get_type_hints(PassTime)
 _WRITTEN = _PLACE | {"contender": str, "repetition": int, "prompt_tokens": int}
-_LATER = {"accept_lengths": list[int] | None, "lossless": bool}  # not in the first runs' cells
+# Not in the first runs' cells.
+_LATER = {
+    "accept_lengths": list[int] | None,
+    "depth": int | None,
+    "lossless": bool,
+    "round_seconds": float | None,
+}
 _TEXT = {name: kind for name, kind in get_type_hints(Text).items() if name not in _LATER}
 _TEXT = _WRITTEN | _TEXT | {"right": bool | None}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import attrs
 
-from draftwood.apps.trace import FORMAT, VERSION
+from draftwood.apps.trace import FORMAT, READ
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
 
@@ -30,10 +30,10 @@ def read(file: Path) -> dict[str, Any]:
         raise InvalidInput(
             f"{trace.file!r} is no trace; give a file that `draftwood generate --trace` wrote."
         )
-    if (version := trace.value.get("version")) != VERSION:
+    if (version := trace.value.get("version")) not in READ:
         raise InvalidInput(
-            f"{trace.file!r} is a trace of version {version!r:.40}, and this draftwood reads version "
-            f"{VERSION}; {_AGAIN}."
+            f"{trace.file!r} is a trace of version {version!r:.40}, and this draftwood reads "
+            f"versions {' and '.join(map(str, READ))}; {_AGAIN}."
         )
     outputs, statistics = trace.each("outputs"), trace.field("statistics", dict)
     rows: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from draftwood.kernels.tree_conv import dispatch as tree_conv
 class ConvState(LayerState):
     """A causal convolution of each channel: `run` takes inputs `[rows, nodes, channels]`.
 
-    Nodes hold their inputs; the state is the last ones, `[rows, width - 1, channels]`.
+    Nodes keep their inputs; the state is the last ones, `[rows, width - 1, channels]`.
     """
 
     def __init__(self, conv: torch.nn.Conv1d) -> None:
@@ -40,4 +40,4 @@ class ConvState(LayerState):
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
         """The last inputs of the path."""
-        return tree_conv.replay_all(inputs=[held for (held,) in nodes], state=states, kept=kept)
+        return tree_conv.replay_all(inputs=[inputs for (inputs,) in nodes], state=states, kept=kept)

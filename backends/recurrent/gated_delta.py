@@ -21,7 +21,7 @@ class GatedDeltaState(LayerState):
     """`x_t = exp(a_t) x_(t-1) + d_t k_t'`, `d_t = b_t (v_t - exp(a_t) x_(t-1) k_t)`, put out as `x_t q_t`.
 
     `run` takes q and k `[rows, nodes, groups, n]`, v `[rows, nodes, heads, p]`, and the log decay a and b,
-    both `[rows, nodes, heads]`. Nodes hold k, d and a; the state is `[rows, heads, p, n]`.
+    both `[rows, nodes, heads]`. Nodes keep k, d and a; the state is `[rows, heads, p, n]`.
     """
 
     def blank(self, new: Vectors) -> Tensor:
@@ -60,10 +60,10 @@ class GatedDeltaState(LayerState):
 class GatedDeltaMixer(Mixer, ABC):
     """Abstract: Qwen3-Next's mixer and those made after it, which differ in what leads to the convolution."""
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._act = ACT2FN[given.activation]
-        self._conv = self.keeps(ConvState(given.conv1d))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._act = ACT2FN[original.activation]
+        self._conv = self.keeps(ConvState(original.conv1d))
         self._scan = self.keeps(GatedDeltaState())
 
     @abstractmethod
@@ -72,26 +72,26 @@ class GatedDeltaMixer(Mixer, ABC):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        given, (rows, nodes, _) = self.given, hidden_states.shape
+        original, (rows, nodes, _) = self.original, hidden_states.shape
         mixed, z, b, a = self._projected(hidden_states)
         mixed = precise(self._act(self.run(self._conv, mixed)))
-        query, key, value = mixed.split([given.key_dim, given.key_dim, given.value_dim], dim=-1)
-        query, key = (_normed(part.view(rows, nodes, -1, given.head_k_dim)) for part in (query, key))
+        query, key, value = mixed.split([original.key_dim, original.key_dim, original.value_dim], dim=-1)
+        query, key = (_normed(part.view(rows, nodes, -1, original.head_k_dim)) for part in (query, key))
         beta = precise(b).sigmoid()
-        if getattr(given, "allow_neg_eigval", False):
+        if getattr(original, "allow_neg_eigval", False):
             beta = 2 * beta
         out = self.run(
             self._scan,
-            query * given.head_k_dim**-0.5,
+            query * original.head_k_dim**-0.5,
             key,
-            value.view(rows, nodes, -1, given.head_v_dim),
-            softplus(precise(a) + given.dt_bias) * -precise(given.A_log).exp(),
+            value.view(rows, nodes, -1, original.head_v_dim),
+            softplus(precise(a) + original.dt_bias) * -precise(original.A_log).exp(),
             beta,
         )
-        norm = given.norm if hasattr(given, "norm") else given.o_norm
-        last = given.out_proj if hasattr(given, "out_proj") else given.o_proj
-        out = out.reshape(-1, given.head_v_dim).to(hidden_states.dtype)
-        out = norm(out, z.reshape(-1, given.head_v_dim))
+        norm = original.norm if hasattr(original, "norm") else original.o_norm
+        last = original.out_proj if hasattr(original, "out_proj") else original.o_proj
+        out = out.reshape(-1, original.head_v_dim).to(hidden_states.dtype)
+        out = norm(out, z.reshape(-1, original.head_v_dim))
         return last(out.view(rows, nodes, -1))  # type: ignore[no-any-return]
 
 
@@ -99,9 +99,9 @@ class Qwen3NextMixer(GatedDeltaMixer):
     """Qwen3NextGatedDeltaNet."""
 
     def _projected(self, hidden: Tensor) -> Vectors:
-        given = self.given
-        query, key, value, z, b, a = given.fix_query_key_value_ordering(
-            given.in_proj_qkvz(hidden), given.in_proj_ba(hidden)
+        original = self.original
+        query, key, value, z, b, a = original.fix_query_key_value_ordering(
+            original.in_proj_qkvz(hidden), original.in_proj_ba(hidden)
         )
         return torch.cat([part.flatten(2) for part in (query, key, value)], -1), z, b, a
 
@@ -110,12 +110,12 @@ class Qwen35Mixer(GatedDeltaMixer):
     """Qwen3_5GatedDeltaNet and that of its mixture of experts, with a projection for each."""
 
     def _projected(self, hidden: Tensor) -> Vectors:
-        given = self.given
+        original = self.original
         return (
-            given.in_proj_qkv(hidden),
-            given.in_proj_z(hidden),
-            given.in_proj_b(hidden),
-            given.in_proj_a(hidden),
+            original.in_proj_qkv(hidden),
+            original.in_proj_z(hidden),
+            original.in_proj_b(hidden),
+            original.in_proj_a(hidden),
         )
 
 
@@ -123,9 +123,9 @@ class OlmoHybridMixer(GatedDeltaMixer):
     """OlmoHybridGatedDeltaNet, with a projection for each part."""
 
     def _projected(self, hidden: Tensor) -> Vectors:
-        given = self.given
-        mixed = torch.cat([given.q_proj(hidden), given.k_proj(hidden), given.v_proj(hidden)], -1)
-        return mixed, given.g_proj(hidden), given.b_proj(hidden), given.a_proj(hidden)
+        original = self.original
+        mixed = torch.cat([original.q_proj(hidden), original.k_proj(hidden), original.v_proj(hidden)], -1)
+        return mixed, original.g_proj(hidden), original.b_proj(hidden), original.a_proj(hidden)
 
 
 def _normed(vectors: Tensor) -> Tensor:

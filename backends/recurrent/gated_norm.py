@@ -38,10 +38,10 @@ class GatedNorm(torch.nn.Module):
 
     def forward(self, out: Tensor, gate: Tensor) -> Tensor:
         """`[..., channels]` in the dtype of `out`."""
-        found, gates = precise(out), silu(precise(gate))
+        values, gates = precise(out), silu(precise(gate))
         if not self._before_gate:
-            found = found * gates
-        grouped = found.unflatten(-1, (self._groups, -1))
+            values = values * gates
+        grouped = values.unflatten(-1, (self._groups, -1))
         size = grouped.square().mean(-1, keepdim=True) + self._epsilon
         normed: Tensor = (grouped * size.rsqrt()).flatten(-2) * self.weight
         if self._before_gate:

@@ -18,7 +18,7 @@ from draftwood.kernels.lru_tree import dispatch as lru_tree
 class LRUState(LayerState):
     """`x_t = exp(a_t) x_(t-1) + v_t` in each channel: `run` takes v and a, both `[rows, nodes, channels]`.
 
-    Nodes hold their outputs, which are states themselves; the state is `[rows, channels]`.
+    Nodes keep their outputs, which are states themselves; the state is `[rows, channels]`.
     """
 
     def blank(self, new: Vectors) -> Tensor:
@@ -37,33 +37,33 @@ class LRUState(LayerState):
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
         """The path's last output."""
-        return lru_tree.replay_all(outputs=[held for (held,) in nodes], state=states, kept=kept)
+        return lru_tree.replay_all(outputs=[states for (states,) in nodes], state=states, kept=kept)
 
 
 class LRUMixer(Mixer):
     """RecurrentGemmaRecurrentBlock."""
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._conv = self.keeps(ConvState(given.conv_1d))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._conv = self.keeps(ConvState(original.conv_1d))
         self._scan = self.keeps(LRUState())
 
     def forward(
         self, hidden_states: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """The block's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        given, unit = self.given, self.given.rg_lru
-        branch = given.act_fn(given.linear_y(hidden_states))
-        inputs = self.run(self._conv, given.linear_x(hidden_states))
+        original, unit = self.original, self.original.rg_lru
+        branch = original.act_fn(original.linear_y(hidden_states))
+        inputs = self.run(self._conv, original.linear_x(hidden_states))
         gate = _gate(inputs, unit.input_gate_weight, unit.input_gate_bias)
         decay = precise(_gate(inputs, unit.recurrent_gate_weight, unit.recurrent_gate_bias))
         decay = -8.0 * decay * softplus(precise(unit.recurrent_param))
-        # The first token of a text forgets what was before it, and is taken whole.
+        # The first token of a text forgets what was before it, and is taken unscaled.
         first = (position_ids == 0).unsqueeze(-1)
         scale = torch.where(first, 1.0, (1 - (2 * decay).exp()).clamp(min=0).sqrt())
         values = precise(inputs * gate) * scale
         out = self.run(self._scan, values, decay.masked_fill(first, -torch.inf))
-        return given.linear_out(out.to(hidden_states.dtype) * branch), None
+        return original.linear_out(out.to(hidden_states.dtype) * branch), None
 
 
 def _gate(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 
 
 class Mamba1State(LayerState):
-    """`x_t = exp(step_t A) x_(t-1) + v_t B_t'`, put out as `x_t C_t`, with A for each channel and place.
+    """`x_t = exp(step_t A) x_(t-1) + v_t B_t'`, put out as `x_t C_t`, with A for each channel and state.
 
     `run` takes C and B `[rows, nodes, groups, n]`, and v (inputs times their step) and the steps, both
-    `[rows, nodes, channels]`. Nodes hold B, v and the step; the state is `[rows, channels, n]`.
+    `[rows, nodes, channels]`. Nodes keep B, v and the step; the state is `[rows, channels, n]`.
     """
 
     def __init__(self, log_rates: Tensor) -> None:
@@ -38,8 +38,8 @@ class Mamba1State(LayerState):
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Level by level; `new` is C, B, the inputs times their step, and the step."""
-        queries, *held = new
-        keys, values, steps = grown(old, tuple(held))
+        queries, *kept = new
+        keys, values, steps = grown(old, tuple(kept))
         out = mamba1_tree.attend(
             queries=queries,
             keys=keys,
@@ -49,7 +49,7 @@ class Mamba1State(LayerState):
             state=state,
             paths=now.paths,
         )
-        return out, tuple(held)
+        return out, tuple(kept)
 
     @classmethod
     def replay_all(
@@ -70,49 +70,49 @@ class Mamba1State(LayerState):
 class Mamba1Mixer(Mixer):
     """MambaMixer and those that norm the step, B and C besides: FalconMamba, Jamba."""
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._conv = self.keeps(ConvState(given.conv1d))
-        self._scan = self.keeps(Mamba1State(given.A_log))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._conv = self.keeps(ConvState(original.conv1d))
+        self._scan = self.keeps(Mamba1State(original.A_log))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        given = self.given
-        inputs, gate = given.in_proj(hidden_states).chunk(2, dim=-1)
-        inputs = given.act(self.run(self._conv, inputs))
-        size = given.ssm_state_size
-        step, keys, queries = given.x_proj(inputs).split([given.time_step_rank, size, size], dim=-1)
-        if hasattr(given, "dt_layernorm"):
-            step, keys = given.dt_layernorm(step), given.b_layernorm(keys)
-            queries = given.c_layernorm(queries)
-        step = softplus(precise(linear(step, given.dt_proj.weight)) + given.dt_proj.bias)
+        original = self.original
+        inputs, gate = original.in_proj(hidden_states).chunk(2, dim=-1)
+        inputs = original.act(self.run(self._conv, inputs))
+        size = original.ssm_state_size
+        step, keys, queries = original.x_proj(inputs).split([original.time_step_rank, size, size], dim=-1)
+        if hasattr(original, "dt_layernorm"):
+            step, keys = original.dt_layernorm(step), original.b_layernorm(keys)
+            queries = original.c_layernorm(queries)
+        step = softplus(precise(linear(step, original.dt_proj.weight)) + original.dt_proj.bias)
         inputs = precise(inputs)
         out = self.run(
             self._scan, precise(queries).unsqueeze(2), precise(keys).unsqueeze(2), inputs * step, step
         )
-        out = (out + inputs * given.D) * silu(precise(gate))
-        return given.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]
+        out = (out + inputs * original.D) * silu(precise(gate))
+        return original.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]
 
 
 class ZambaMixer(Mixer):
     """ZambaMambaMixer: Mamba-1 in heads, each with a step, B and C of its own."""
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._conv = self.keeps(ConvState(given.conv1d))
-        self._scan = self.keeps(Mamba1State(given.A_log))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._conv = self.keeps(ConvState(original.conv1d))
+        self._scan = self.keeps(Mamba1State(original.A_log))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        given, (heads, size) = self.given, (self.given.n_mamba_heads, self.given.ssm_state_size)
+        original, (heads, size) = self.original, (self.original.n_mamba_heads, self.original.ssm_state_size)
         # Inputs and gates lie channel by channel.
-        inputs, gate = given.in_proj(hidden_states).unflatten(-1, (-1, 2)).unbind(-1)
-        inputs = given.act(self.run(self._conv, inputs)).unflatten(-1, (heads, -1))
-        mixed = torch.einsum("rnhc,hoc->rnho", inputs, given.x_proj_weight)
-        step, keys, queries = mixed.split([given.time_step_rank, size, size], dim=-1)
-        step = precise(torch.einsum("rnht,hct->rnhc", step, given.dt_proj_weight))
-        step = softplus(step + given.dt_proj_bias).flatten(2)
+        inputs, gate = original.in_proj(hidden_states).unflatten(-1, (-1, 2)).unbind(-1)
+        inputs = original.act(self.run(self._conv, inputs)).unflatten(-1, (heads, -1))
+        mixed = torch.einsum("rnhc,hoc->rnho", inputs, original.x_proj_weight)
+        step, keys, queries = mixed.split([original.time_step_rank, size, size], dim=-1)
+        step = precise(torch.einsum("rnht,hct->rnhc", step, original.dt_proj_weight))
+        step = softplus(step + original.dt_proj_bias).flatten(2)
         inputs = precise(inputs).flatten(2)
         out = self.run(self._scan, precise(queries), precise(keys), inputs * step, step)
-        out = (out + inputs * given.D.flatten()) * silu(precise(gate))
-        return given.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]
+        out = (out + inputs * original.D.flatten()) * silu(precise(gate))
+        return original.out_proj(out.to(hidden_states.dtype))  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ class Mamba2State(LayerState):
     """`x_t = exp(a_t) x_(t-1) + v_t B_t'`, put out as `x_t C_t`, with one decay a head.
 
     `run` takes C and B `[rows, nodes, groups, n]`, v (inputs times their step) `[rows, nodes, heads, p]` and
-    the log decay a `[rows, nodes, heads]`. Nodes hold B, v and a; the state is `[rows, heads, p, n]`.
+    the log decay a `[rows, nodes, heads]`. Nodes keep B, v and a; the state is `[rows, heads, p, n]`.
     """
 
     def blank(self, new: Vectors) -> Tensor:
@@ -33,12 +33,12 @@ class Mamba2State(LayerState):
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Attention with decay; `new` is C, B, the inputs times their step, and the log decay."""
-        queries, *held = new
-        keys, values, decay = grown(old, tuple(held))
+        queries, *kept = new
+        keys, values, decay = grown(old, tuple(kept))
         out = mamba2_tree.attend(
             queries=queries, keys=keys, values=values, decay=decay, state=state, visible=now.visible
         )
-        return out, tuple(held)
+        return out, tuple(kept)
 
     @classmethod
     def replay_all(
@@ -55,33 +55,33 @@ class Mamba2Mixer(Mixer):
     The step is clamped in prompts alone, as where transformers reads one and then decodes token by token.
     """
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._conv = self.keeps(ConvState(given.conv1d))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._conv = self.keeps(ConvState(original.conv1d))
         self._scan = self.keeps(Mamba2State())
-        limits = getattr(given, "time_step_limit", None)
+        limits = getattr(original, "time_step_limit", None)
         self._limits = None if limits is None or tuple(limits) == OPEN else limits
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        given, (rows, nodes, _) = self.given, hidden_states.shape
+        original, (rows, nodes, _) = self.original, hidden_states.shape
         gate, mixed, dt = self._project(hidden_states).split(
-            [given.intermediate_size, given.conv_dim, given.num_heads], dim=-1
+            [original.intermediate_size, original.conv_dim, original.num_heads], dim=-1
         )
-        mixed = precise(given.act(self.run(self._conv, mixed)))
-        size = given.n_groups * given.ssm_state_size
-        inputs, keys, queries = mixed.split([given.intermediate_size, size, size], dim=-1)
-        inputs = inputs.view(rows, nodes, given.num_heads, given.head_dim)
-        step = self._clamped(softplus(precise(dt) + given.dt_bias))
+        mixed = precise(original.act(self.run(self._conv, mixed)))
+        size = original.n_groups * original.ssm_state_size
+        inputs, keys, queries = mixed.split([original.intermediate_size, size, size], dim=-1)
+        inputs = inputs.view(rows, nodes, original.num_heads, original.head_dim)
+        step = self._clamped(softplus(precise(dt) + original.dt_bias))
         out = self.run(
             self._scan,
-            queries.reshape(rows, nodes, given.n_groups, -1),
-            keys.reshape(rows, nodes, given.n_groups, -1),
+            queries.reshape(rows, nodes, original.n_groups, -1),
+            keys.reshape(rows, nodes, original.n_groups, -1),
             inputs * step.unsqueeze(-1),
-            step * -precise(given.A_log).exp(),
+            step * -precise(original.A_log).exp(),
         )
-        out = (out + inputs * given.D.unsqueeze(-1)).reshape(rows, nodes, -1)
-        return given.out_proj(self._gated(out, gate).to(hidden_states.dtype))  # type: ignore[no-any-return]
+        out = (out + inputs * original.D.unsqueeze(-1)).reshape(rows, nodes, -1)
+        return original.out_proj(self._gated(out, gate).to(hidden_states.dtype))  # type: ignore[no-any-return]
 
     def _clamped(self, step: Tensor) -> Tensor:
         if self._limits is None:
@@ -90,14 +90,16 @@ class Mamba2Mixer(Mixer):
         return clamped if prompts is None else torch.where(prompts.unsqueeze(2), clamped, step)
 
     def _project(self, hidden_states: Tensor) -> Any:
-        given = self.given
-        if not hasattr(given, "ssm_in_multiplier"):
-            return given.in_proj(hidden_states)
+        original = self.original
+        if not hasattr(original, "ssm_in_multiplier"):
+            return original.in_proj(hidden_states)
         # FalconH1 alone.
-        return given.in_proj(hidden_states * given.ssm_in_multiplier) * given.mup_vector
+        return original.in_proj(hidden_states * original.ssm_in_multiplier) * original.mup_vector
 
     def _gated(self, out: Tensor, gate: Tensor) -> Any:
         # FalconH1 may go without a norm.
         return (
-            out * silu(gate) if isinstance(self.given.norm, torch.nn.Identity) else self.given.norm(out, gate)
+            out * silu(gate)
+            if isinstance(self.original.norm, torch.nn.Identity)
+            else self.original.norm(out, gate)
         )

@@ -11,19 +11,19 @@ from draftwood.backends.recurrent.states import LayerState, States
 
 
 class Mixer(torch.nn.Module):
-    """Abstract: stands in a model for the layer `given`, with its parameters and with states of our own.
+    """Abstract: stands in a model for one of its layers, with that layer's parameters and states of our own.
 
     A subclass says in its constructor what the layer `keeps`, and its `forward` takes and returns what the
     layer's does, for the nodes of a tree in place of a text. It treats every node alone, but for the calls of
     `run`, in which nodes see their ancestors. `draftwood.mixers` is its group of entry points.
 
     Attributes:
-        given: the model's own layer, which is not called as a whole.
+        original: the model's own layer, which is not called as a whole.
     """
 
-    def __init__(self, given: Any, states: States) -> None:
+    def __init__(self, original: Any, states: States) -> None:
         super().__init__()
-        self.given = given
+        self.original = original
         self._states = states
 
     def keeps(self, layer: LayerState) -> LayerState:

@@ -13,7 +13,7 @@ from draftwood.backends.recurrent.states import LayerState, Pass, Vectors
 
 
 class Recurrence(LayerState):
-    """Abstract: a state of which one `step` is known, and how it begins (`blank`).
+    """Abstract: a state that a subclass gives by one `step` and its beginning (`blank`).
 
     A pass goes down the new nodes level by level, all rows and nodes of a level in one step, and every node
     keeps the state behind it; a commit takes the one behind the accepted path. So any recurrence is served,
@@ -31,7 +31,7 @@ class Recurrence(LayerState):
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Outputs, and the states behind the new nodes."""
-        out, behind = walked(self.step, state, old[0] if old else None, new, now)
+        out, behind = run_levels(self.step, state, old[0] if old else None, new, now)
         return out, (behind,)
 
     @classmethod
@@ -39,10 +39,10 @@ class Recurrence(LayerState):
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
         """The states behind the last column of `kept`."""
-        return [behind_last(kept, state, held[0]) for state, held in zip(states, nodes, strict=True)]
+        return [behind_last(kept, state, behind) for state, (behind,) in zip(states, nodes, strict=True)]
 
 
-def walked(
+def run_levels(
     step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, old: Tensor | None, new: Vectors, now: Pass
 ) -> tuple[Tensor, Tensor]:
     """The outputs of the new nodes and the states behind them, both `[rows, nodes, ...]`.
@@ -51,28 +51,28 @@ def walked(
         step: as `Recurrence.step`.
         state: committed, `[rows, ...]`.
         old: the states behind older columns `[rows, columns, ...]`; None where there are none.
-        new: what is known of the new nodes, each `[rows, nodes, ...]`.
+        new: what `step` reads of the new nodes, each `[rows, nodes, ...]`.
         now: who sees whom.
     """
     rows, nodes = new[0].shape[:2]
     row = torch.arange(rows, device=state.device).unsqueeze(1)
     above = state.unsqueeze(1) if old is None else torch.cat([state.unsqueeze(1), old], 1)
-    behind = state.new_zeros(rows, nodes + 1, *state.shape[1:])  # the last for places that are not filled
-    out, held = behind, state
-    for level, (taken, parents) in enumerate(now.levels):
-        column = taken.clamp(max=nodes - 1)
-        held = held[row, parents] if level else above[row, now.above[row, column]]
-        after, found = step(held.flatten(0, 1), *(vector[row, column].flatten(0, 1) for vector in new))
-        if not level:
-            out = found.new_zeros(rows, nodes + 1, *found.shape[1:])
-        held = after.unflatten(0, taken.shape)
-        behind[row, taken], out[row, taken] = held.to(behind), found.unflatten(0, taken.shape)
+    behind = state.new_zeros(rows, nodes + 1, *state.shape[1:])  # the last for nodes that are padding
+    out, states = behind, state
+    for depth, (level, parents) in enumerate(now.levels):
+        column = level.clamp(max=nodes - 1)
+        states = states[row, parents] if depth else above[row, now.above[row, column]]
+        after, outputs = step(states.flatten(0, 1), *(vector[row, column].flatten(0, 1) for vector in new))
+        if not depth:
+            out = outputs.new_zeros(rows, nodes + 1, *outputs.shape[1:])
+        states = after.unflatten(0, level.shape)
+        behind[row, level], out[row, level] = states.to(behind), outputs.unflatten(0, level.shape)
     return out[:, :nodes], behind[:, :nodes]
 
 
 def behind_last(kept: Tensor, state: Tensor, behind: Tensor) -> Tensor:
     """The state behind the last column of `kept`, bool `[rows, columns]`, or the committed one."""
-    places = torch.arange(1, kept.shape[1] + 1, device=kept.device)
-    last = torch.cat([places.new_zeros(len(kept), 1), torch.where(kept, places, 0)], 1).amax(1)
+    columns = torch.arange(1, kept.shape[1] + 1, device=kept.device)
+    last = torch.cat([columns.new_zeros(len(kept), 1), torch.where(kept, columns, 0)], 1).amax(1)
     row = torch.arange(len(kept), device=kept.device)
     return torch.cat([state.unsqueeze(1), behind], 1)[row, last]

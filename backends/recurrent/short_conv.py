@@ -14,11 +14,11 @@ from draftwood.backends.recurrent.states import States
 class ShortConvMixer(Mixer):
     """Lfm2ShortConv and that of its mixture of experts."""
 
-    def __init__(self, given: Any, states: States) -> None:
-        super().__init__(given, states)
-        self._conv = self.keeps(ConvState(given.conv))
+    def __init__(self, original: Any, states: States) -> None:
+        super().__init__(original, states)
+        self._conv = self.keeps(ConvState(original.conv))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        before, after, inputs = self.given.in_proj(hidden_states).chunk(3, dim=-1)
-        return self.given.out_proj(after * self.run(self._conv, before * inputs))  # type: ignore[no-any-return]
+        before, after, inputs = self.original.in_proj(hidden_states).chunk(3, dim=-1)
+        return self.original.out_proj(after * self.run(self._conv, before * inputs))  # type: ignore[no-any-return]

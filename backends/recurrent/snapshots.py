@@ -1,4 +1,4 @@
-"""The usual way with recurrent states, for comparison: a snapshot for every node, and no replay."""
+"""The usual method for recurrent states, for comparison: a snapshot for every node, and no replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.recurrence import behind_last, walked
+from draftwood.backends.recurrent.recurrence import behind_last, run_levels
 from draftwood.backends.recurrent.states import LayerState, Pass, Vectors
 
 
@@ -29,13 +29,13 @@ class Snapshots(LayerState):
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """The layer's own outputs; what nodes keep ends with their states, made level by level."""
         out, kept = self._layer.attend(state, old[:-1], new, now)
-        _, behind = walked(self._after, state, old[-1] if old else None, kept, now)
+        _, behind = run_levels(self._after, state, old[-1] if old else None, kept, now)
         return out, (*kept, behind)
 
-    def _after(self, state: Tensor, *held: Tensor) -> tuple[Tensor, Tensor]:
-        """The states behind nodes that hold these vectors."""
-        one = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
-        after = self._layer.replay(state, tuple(vector.unsqueeze(1) for vector in held), one)
+    def _after(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """The states behind nodes that keep these vectors."""
+        kept = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
+        after = self._layer.replay(state, tuple(vector.unsqueeze(1) for vector in new), kept)
         return after, after
 
     @classmethod
@@ -43,4 +43,4 @@ class Snapshots(LayerState):
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
         """The states behind the last column of `kept`."""
-        return [behind_last(kept, state, held[-1]) for state, held in zip(states, nodes, strict=True)]
+        return [behind_last(kept, state, vectors[-1]) for state, vectors in zip(states, nodes, strict=True)]

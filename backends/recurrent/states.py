@@ -21,7 +21,7 @@ PIECE = 64
 """Tokens of a prompt that a layer takes at once, as a tree that is one chain."""
 
 Vectors = tuple[Tensor, ...]
-"""What nodes hold, each `[rows, nodes, ...]`."""
+"""What nodes keep, each `[rows, nodes, ...]`."""
 
 
 class Pass:
@@ -40,21 +40,21 @@ class Pass:
     @property
     def levels(self) -> list[tuple[Tensor, Tensor]]:
         """The new nodes, those below older columns or none first, then their children; see `mamba1_tree`."""
-        return self._own.levels
+        return self._new_paths.levels
 
     @cached_property
     def above(self) -> Tensor:
         """1 + the nearest older column that a new node sees, int64 `[rows, nodes]`; 0 where it sees none."""
         old = self.visible[..., : -self.visible.shape[1]]
-        places = torch.arange(old.shape[-1] + 1, device=old.device)
-        return torch.where(torch.nn.functional.pad(old, (1, 0)), places, 0).amax(-1)
+        columns = torch.arange(old.shape[-1] + 1, device=old.device)
+        return torch.where(torch.nn.functional.pad(old, (1, 0)), columns, 0).amax(-1)
 
     @cached_property
-    def _own(self) -> mamba1_tree.Paths:
+    def _new_paths(self) -> mamba1_tree.Paths:
         return mamba1_tree.Paths(self.visible[..., -self.visible.shape[1] :])
 
     def window(self, width: int) -> Tensor:
-        """Places `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
+        """Indices `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
         if width not in self._windows:
             self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
         return self._windows[width]
@@ -67,7 +67,7 @@ class LayerState(ABC):
 
     Attributes:
         name: of the mixer in the model.
-        committed: the state `[rows, ...]`; None until it is known what it looks like.
+        committed: the state `[rows, ...]`; None before the first pass, which shows its shape.
         nodes: what uncommitted nodes keep.
     """
 
@@ -117,8 +117,8 @@ class LayerState(ABC):
         outputs, start = [], 0
         for now, kept in pieces:
             stop = start + kept.shape[1]
-            out, held = self.attend(state, (), tuple(vector[:, start:stop] for vector in new), now)
-            state = self.replay(state, held, kept)
+            out, nodes = self.attend(state, (), tuple(vector[:, start:stop] for vector in new), now)
+            state = self.replay(state, nodes, kept)
             outputs.append(out)
             start = stop
         self._joining = state
@@ -144,10 +144,10 @@ class LayerState(ABC):
     def joined(self, have: int, more: int) -> Tensor | None:
         """The committed state once `more` rows stand behind the `have` that are there."""
         old, new = self.committed, self._joining
-        known = old if old is not None else new
-        if known is None:
+        like = old if old is not None else new
+        if like is None:
             return None
-        blank = [known.new_zeros(rows, *known.shape[1:]) for rows in (have, more)]
+        blank = [like.new_zeros(rows, *like.shape[1:]) for rows in (have, more)]
         return torch.cat([blank[0] if old is None else old, blank[1] if new is None else new])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -217,8 +217,8 @@ class States:
         for first in range(0, width, PIECE):
             n = min(PIECE, width - first)
             if chain is None or chain.visible.shape[1] != n:
-                seen = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-                chain = Pass(seen.expand(rows, n, n))
+                visible = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+                chain = Pass(visible.expand(rows, n, n))
             self._pieces.append((chain, torch.arange(first, first + n, device=device) < left))
 
     def joined(self, have: int, more: int) -> list[Tensor | None]:
@@ -255,21 +255,21 @@ class States:
         if not self.layers or not any(columns_of):
             return [layer.committed for layer in self.layers]
         chosen = torch.zeros(len(columns_of), columns, dtype=torch.bool)
-        for row, taken in enumerate(columns_of):
-            chosen[row, list(taken)] = True
+        for row, path in enumerate(columns_of):
+            chosen[row, list(path)] = True
         # Layers of a kind on one device are replayed together, in as many launches as one of them.
         alike: dict[tuple[type[LayerState], torch.device], list[int]] = {}
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             assert layer.committed is not None
-            alike.setdefault((type(layer), layer.committed.device), []).append(place)
+            alike.setdefault((type(layer), layer.committed.device), []).append(index)
         kept = {device: chosen.to(device, non_blocking=True) for device in {device for _, device in alike}}
-        found: dict[int, Tensor | None] = {}
-        for (kind, device), places in alike.items():
-            layers = [self.layers[place] for place in places]
+        replayed: dict[int, Tensor | None] = {}
+        for (kind, device), indices in alike.items():
+            layers = [self.layers[index] for index in indices]
             states = [layer.committed for layer in layers if layer.committed is not None]
             new = kind.replay_all(layers, states, [layer.nodes for layer in layers], kept[device])
-            found |= dict(zip(places, new, strict=True))
-        return self._finite([found[place] for place in range(len(self.layers))])
+            replayed |= dict(zip(indices, new, strict=True))
+        return self._finite([replayed[index] for index in range(len(self.layers))])
 
     def settle(self, committed: Sequence[Tensor | None]) -> None:
         """Take over what `joined` or `replayed` gave, and drop all nodes."""
@@ -283,16 +283,18 @@ class States:
         for layer in self.layers:
             layer.keep(rows)
 
-    def _finite(self, found: list[Tensor | None]) -> list[Tensor | None]:
-        known = [(layer, state) for layer, state in zip(self.layers, found, strict=True) if state is not None]
-        if not self.may_overflow or not known:
-            return found
-        device = known[0][1].device
-        finite = torch.stack([state.isfinite().all().to(device) for _, state in known]).tolist()
-        for (layer, _), fine in zip(known, finite, strict=True):
-            if not fine:
+    def _finite(self, states: list[Tensor | None]) -> list[Tensor | None]:
+        pairs = [
+            (layer, state) for layer, state in zip(self.layers, states, strict=True) if state is not None
+        ]
+        if not self.may_overflow or not pairs:
+            return states
+        device = pairs[0][1].device
+        finite = torch.stack([state.isfinite().all().to(device) for _, state in pairs]).tolist()
+        for (layer, _), is_finite in zip(pairs, finite, strict=True):
+            if not is_finite:
                 raise InvalidDistribution(
                     f"The state of {layer.name} is no longer finite in float16; load the model in bfloat16 "
                     "or float32."
                 )
-        return found
+        return states

@@ -20,7 +20,10 @@ SOURCES = ROOT / "build" / "site-sources"
 
 OUTSIDE = {
     "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "kernels/README.md": "kernels/index.md",
     "kernels/COMPILED.md": "kernels/compiled.md",

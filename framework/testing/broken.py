@@ -31,10 +31,10 @@ def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
     except Exception as error:  # a backend may fail in any way
         raise LawBroken(
             f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",
-            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+            likely="it is not checked; draftwood.backends.validation refuses what is malformed.",
         ) from error
     else:
         raise LawBroken(
             f"{what} goes through; it should raise InvalidTree or InvalidInput.",
-            likely="it is not checked; draftwood.backends.checks refuses what is malformed.",
+            likely="it is not checked; draftwood.backends.validation refuses what is malformed.",
         )

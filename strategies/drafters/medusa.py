@@ -20,6 +20,7 @@ from draftwood.errors import UnsupportedModel
 from draftwood.strategies.drafters.target import as_target
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
+FORMAT, VERSION = "draftwood-heads", 1
 
 
 class Heads(torch.nn.Module):
@@ -61,6 +62,8 @@ def save_heads(heads: Heads, folder: str | PathLike[str], *, target: str) -> Non
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {
+        "format": FORMAT,
+        "version": VERSION,
         "heads": heads.count,
         "hidden_size": heads.hidden_size,
         "vocab_size": heads.vocab_size,
@@ -84,8 +87,11 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
             raise InvalidInput(f"There is no {name} in {str(folder)!r}; name a folder with trained heads.")
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        _check_version(folder, description)
         sizes = [int(description[name]) for name in ("heads", "hidden_size", "vocab_size")]
         stored = load_file(folder / WEIGHTS)
+    except InvalidInput:
+        raise
     except (ValueError, KeyError, TypeError, OSError, RecursionError, SafetensorError) as error:
         raise InvalidInput(
             f"The heads in {str(folder)!r} cannot be read ({type(error).__name__}: {_one_line(error)}); "
@@ -106,6 +112,17 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
         )
     heads.load_state_dict(stored, assign=True)
     return heads
+
+
+def _check_version(folder: Path, description: Any) -> None:
+    """Raise `InvalidInput` for heads of another format; the first ones were written without a word of it."""
+    stated = {"format": FORMAT, "version": 1, **description}
+    if (stated["format"], stated["version"]) != (FORMAT, VERSION):
+        raise InvalidInput(
+            f"{DESCRIPTION} in {str(folder)!r} says {stated['format']!r:.40} of version "
+            f"{stated['version']!r:.40}, and this draftwood reads {FORMAT!r} of version {VERSION}; train the "
+            "heads again with `python -m draftwood.zoo.train medusa`."
+        )
 
 
 def _as_heads(heads: Any) -> Heads:

@@ -244,7 +244,7 @@ def _header(folder: Path) -> Mapping[str, Any]:
     if header.get("version") != _VERSION:
         raise InvalidInput(
             f"The index in {str(folder)!r} is of version {header.get('version')!r:.40}, and what can be read "
-            f"is version {_VERSION}; build it again."
+            f"is version {_VERSION}; build it again with `draftwood index`."
         )
     sums = header.get("checksums")
     sizes = [header.get("tokens"), header.get("vocab_size")]
@@ -275,4 +275,6 @@ def _temporary(file: Path) -> Path:
 
 
 def _corrupt(folder: Path, problem: str) -> InvalidInput:
-    return InvalidInput(f"The index in {str(folder)!r} is corrupt ({problem}); build it again.")
+    return InvalidInput(
+        f"The index in {str(folder)!r} is corrupt ({problem}); build it again with `draftwood index`."
+    )

@@ -53,17 +53,22 @@ def refused(draftwood: Callable[..., Result]) -> Callable[..., str]:
 @pytest.fixture
 def start() -> Callable[..., subprocess.Popen[str]]:
     """The command line as a process of its own."""
+    # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
+    listens = (
+        {}
+        if sys.platform == "win32"
+        else {"preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL)}
+    )
 
     def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             text=True,
-            # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             **{
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,
                 "stdin": subprocess.DEVNULL,
+                **listens,
                 **options,
             },
         )

@@ -56,7 +56,20 @@ def test_packed_trees_compute_less_and_hold_one_state(measure, monkeypatch):
         *[(63, 1), (63, 64), (63, 1), (192, 32)],
     ]
     assert all(float(line[3].rstrip("x")) > 2 for line in lines if line[0] != "depth")
-    monkeypatch.setattr("benchmarks.packed.CLOSE", 0.0)
+    monkeypatch.setattr("benchmarks.kernels.packed.CLOSE", 0.0)
     result = measure(*few, "--deepest", "4")
     assert result.exit_code == 1
     assert "Packed and unrolled logits of mamba2-draft differ by" in result.stderr
+
+
+def test_the_help_parts_times_from_research_and_names_every_measurement(measure, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    help_text = measure("--help").stdout
+    times, research = help_text.split("Times of kernels and passes")[1].split("Research questions")
+    assert {line.split()[1] for line in times.splitlines() if line.startswith("│")} == {
+        *("kernels", "packed", "prefix-cost", "speed"),
+    }
+    assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
+        *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
+        *("optimum", "recipes", "verifiers"),
+    }

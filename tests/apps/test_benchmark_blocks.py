@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.orders import breadth_first, depth_first, heavy_path
+from benchmarks.research.orders import breadth_first, depth_first, heavy_path
 from draftwood import TokenTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import blocks
+    from benchmarks.research import blocks
 
     yield blocks
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:

@@ -34,7 +34,7 @@ def test_texts_are_valid_and_those_of_generate(measure):
 
 
 def test_what_is_not_valid_is_counted(measure, monkeypatch):
-    from benchmarks import constraints
+    from benchmarks.research import constraints
 
     schemas = constraints.SCHEMAS
     monkeypatch.setattr(constraints, "constrained", lambda *a, own=constraints.constrained: own(*a)[::-1])

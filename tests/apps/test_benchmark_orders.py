@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.orders import blocks_of, breadth_first, depth_first, heavy_path
+from benchmarks.research.orders import blocks_of, breadth_first, depth_first, heavy_path
 from tests.framework.test_tree import ancestors, parent_lists, tree_of
 
 

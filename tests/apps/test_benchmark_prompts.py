@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import held_out
+from benchmarks.research import held_out
 from draftwood import InvalidInput, zoo
 
 

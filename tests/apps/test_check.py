@@ -207,6 +207,7 @@ def test_two_causes_are_both_told(draftwood, mine):
     assert "\nchain: " in told
 
 
+@pytest.mark.posix
 def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
     (mine / "wrong.py").write_text(WRONG)
     process = start("check", "wrong:Slow", cwd=mine)
@@ -217,6 +218,7 @@ def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
     assert (process.wait(timeout=60), rest, errors) == (130, "", "Stopped.\n")
 
 
+@pytest.mark.posix
 def test_ctrl_c_in_a_garbage_collection_is_heard(capfd):
     def gc_callback(phase, info):
         if not sent:

@@ -164,6 +164,7 @@ def test_trace_tells_every_round(draftwood, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["trace.json"]
 
 
+@pytest.mark.posix
 def test_ctrl_c_keeps_what_was_written(start, expected, tmp_path):
     file = tmp_path / "trace.json"
     process = start(
@@ -207,6 +208,7 @@ def test_a_lossy_text_is_marked(draftwood, tmp_path):
     assert json.loads(lossless.stdout)["lossless"] is True
 
 
+@pytest.mark.posix
 def test_a_locale_of_another_encoding(start, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -228,6 +230,7 @@ def test_ctrl_c_before_the_first_token_is_no_traceback(draftwood, monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
 
 
+@pytest.mark.linux
 def test_a_full_disk_behind_stdout_is_one_sentence(start):
     with open("/dev/full", "w") as full:
         process = start("generate", "--prompt", PROMPT, "--max-new-tokens", 4, stdout=full)
@@ -240,6 +243,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(start):
     )
 
 
+@pytest.mark.posix
 def test_a_reader_that_closes_the_pipe_is_no_traceback(start):
     process: subprocess.Popen[str] = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
     process.stdout.close()

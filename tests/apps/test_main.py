@@ -55,6 +55,7 @@ def test_unknown_command(draftwood):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize(
     "words", [["--help"], ["generate", "--help"], ["strategies"], ["strategies", "--json"]]
 )

@@ -24,6 +24,7 @@ def third_party(monkeypatch, tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[draftwood.policies]\nbushy = acme:Bushy\nbroken = acme_broken:Broken\n"
+        "[draftwood.kernels]\nfast = acme:fast\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry._entries.cache_clear()
@@ -77,7 +78,7 @@ def test_json_holds_laws_losslessness_options_and_source(draftwood):
         for kind in ("verifiers", "policies", "recipes")
     )
     assert verifiers["greedy"]["lossless"] is True
-    assert len(verifiers["recursive-rejection"]["laws"]) == 5
+    assert verifiers["recursive-rejection"]["laws"] == ["Proposal"]
     assert policies["dyspec"]["options"]["budget"] == "32"
     assert policies["dyspec"]["source"].startswith("DySpec")
     assert policies["dyspec"]["lossless"] is None
@@ -120,3 +121,12 @@ def test_third_parties_have_rows_too_and_a_broken_one_says_why(draftwood, third_
     assert result.exit_code == 0
     assert "cannot be loaded" in result.stdout
     assert "dyspec" in result.stdout
+
+
+def test_a_group_that_is_not_read_is_named_with_its_package(third_party, draftwood):
+    result = draftwood("strategies", "--json")
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith(
+        "acme registers 'fast' in the group draftwood.kernels, which this draftwood does not read; "
+    )
+    json.loads(result.stdout)

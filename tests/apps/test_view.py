@@ -218,7 +218,7 @@ ROW = ("rounds", 0, "rows", 0)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (change(1, "version"), f"is a trace of version 1, and this draftwood reads version {VERSION}"),
+        (change(1, "version"), f"is a trace of version 1, and this draftwood reads versions 2 and {VERSION}"),
         (change("other", "format"), "is no trace"),
         (change(7, *ROW, "row"), "rounds[0].rows[0].row of .* is 7, and there are 2 rows"),
         (change([], *ROW, "outcome", "path"), "outcome of .* has an empty path"),

@@ -1,4 +1,4 @@
-"""Tiny attention models with random weights, and what they say of a whole text."""
+"""Tiny attention models with random weights, and their logits of a whole text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plain(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def against(model: Any, backend: StateBackend) -> Mirror:
-    """`backend` held to what a copy of `model` says."""
+    """`backend` compared with a copy of `model`."""
     return Mirror(backend, partial(plain, copy.deepcopy(model)))
 
 

@@ -33,9 +33,9 @@ def backend_for(name: str, model: Any, **options: Any) -> Any:
 
 
 def passing_through(model: Any, layers: list[int]) -> Any:
-    """A copy of `model` in which these layers compute what they do, and hand on what they were given."""
+    """A copy of `model` in which these layers compute what they do, and hand on what they got."""
     copied = copy.deepcopy(model)
-    (found,) = [
+    (decoder,) = [
         module
         for name, module in copied.named_modules()
         if name
@@ -49,12 +49,12 @@ def passing_through(model: Any, layers: list[int]) -> Any:
         )
     ]
 
-    def through(_: Any, given: Any, named: Any, output: Any) -> Any:
-        states = given[0] if given else named["hidden_states"]
+    def through(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        states = args[0] if args else kwargs["hidden_states"]
         return (states, *output[1:]) if isinstance(output, tuple) else states
 
     for layer in layers:
-        found[layer].register_forward_hook(through, with_kwargs=True)
+        decoder[layer].register_forward_hook(through, with_kwargs=True)
     return copied
 
 
@@ -73,15 +73,15 @@ def rounds(mirror: Mirror, seed: int, check: Any = lambda: None) -> None:
             check()
         for _ in range(rng.randint(1, 2)):
             new = []
-            for held in mirror.nodes:
-                places = range(len(held), len(held) + rng.randint(0, 3))
-                new.append([(rng.randrange(VOCAB), rng.randint(-1, place - 1)) for place in places])
+            for nodes in mirror.nodes:
+                added = range(len(nodes), len(nodes) + rng.randint(0, 3))
+                new.append([(rng.randrange(VOCAB), rng.randint(-1, node - 1)) for node in added])
             mirror.extend(new)
             check()
         if rng.random() < 0.4 and len(mirror.texts) > 1:
             mirror.release([rng.randrange(len(mirror.texts))])
             check()
-        ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+        ends = [rng.randint(-1, len(nodes) - 1) for nodes in mirror.nodes]
         mirror.commit([mirror.path(row, end) for row, end in enumerate(ends)])
     check()
 
@@ -89,7 +89,7 @@ def rounds(mirror: Mirror, seed: int, check: Any = lambda: None) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_left_is_the_model_whose_skipped_layers_do_nothing(name: str) -> None:
     model = build(name)
-    whole = copy.deepcopy(model)
+    stock = copy.deepcopy(model)
     backend = backend_for(name, model)
     assert backend.skippable_layers == model.config.get_text_config().num_hidden_layers
     for layer in range(backend.skippable_layers):
@@ -97,7 +97,7 @@ def test_what_is_left_is_the_model_whose_skipped_layers_do_nothing(name: str) ->
         smaller = backend.without_layers([layer])
         assert type(smaller) is type(backend)
         rounds(Mirror(smaller, lambda tokens, o=oracle: plain(o, tokens)), seed=layer)  # type: ignore[misc]
-    rounds(Mirror(backend, lambda tokens: plain(whole, tokens)), seed=9)
+    rounds(Mirror(backend, lambda tokens: plain(stock, tokens)), seed=9)
 
 
 class TestWithoutLayers(StateBackendTests):
@@ -125,8 +125,8 @@ def test_both_models_are_used_in_turn_on_one_set_of_weights() -> None:
     attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
     backend = load(model)
     smaller: Any = backend.without_layers([0])
-    small, whole = passing_through(model, [0]), copy.deepcopy(model)
-    a = Mirror(backend, lambda tokens: plain(whole, tokens))
+    small, stock = passing_through(model, [0]), copy.deepcopy(model)
+    a = Mirror(backend, lambda tokens: plain(stock, tokens))
     b = Mirror(smaller, lambda tokens: plain(small, tokens))
     for mirror in (a, b):
         mirror.prefill([[1, 2, 3]])
@@ -138,7 +138,7 @@ def test_both_models_are_used_in_turn_on_one_set_of_weights() -> None:
     assert {name: id(module) for name, module in model.named_modules()} == structure
     for name, module in model.named_modules():
         assert vars(module).keys() == attributes[name].keys()
-    assert torch.equal(plain(model, [1, 2, 3]), plain(whole, [1, 2, 3]))
+    assert torch.equal(plain(model, [1, 2, 3]), plain(stock, [1, 2, 3]))
     ours = {id(weight) for weight in model.parameters()}
     assert {id(weight) for weight in smaller.model.parameters()} < ours
     layer = sum(p.numel() * p.element_size() for p in model.model.layers[0].parameters())
@@ -146,7 +146,7 @@ def test_both_models_are_used_in_turn_on_one_set_of_weights() -> None:
     # Nothing left out: a second state for the same model.
     again = backend.without_layers([])
     assert again.weight_bytes == backend.weight_bytes
-    rounds(Mirror(again, lambda tokens: plain(whole, tokens)), seed=3)
+    rounds(Mirror(again, lambda tokens: plain(stock, tokens)), seed=3)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +221,13 @@ def check_features(backend: Any, stock: Any, *, seed: int, last: int | None = No
     mirror = Taking(backend, stock)
 
     def check() -> None:
-        found = backend.take_features()
-        for text, taken, states in zip(mirror.texts, mirror.taken, found, strict=True):
+        features = backend.take_features()
+        for text, taken, states in zip(mirror.texts, mirror.taken, features, strict=True):
             new = len(text) - taken if last is None else min(len(text) - taken, last)
             assert states.shape == (new, len(layers) * backend.hidden_size)
             if new:
-                wanted = features_after(stock, text)[-new:, layers].flatten(1)
-                assert (states - wanted).abs().max() < 1e-4 * wanted.abs().max().clamp(min=1)
+                expected = features_after(stock, text)[-new:, layers].flatten(1)
+                assert (states - expected).abs().max() < 1e-4 * expected.abs().max().clamp(min=1)
         mirror.taken = [len(text) for text in mirror.texts]
 
     rounds(mirror, seed, check)
@@ -266,9 +266,9 @@ def test_features_in_double_precision(name: str, attention: Any) -> None:
             backend.extend(torch.tensor([[5, 6, 7, 8]] * 2), torch.tensor([[-1, 0, 0, 2]] * 2))
             backend.commit([path, path])
         for length, states in zip((11, 3), backend.take_features(), strict=True):
-            wanted = features_after(model, [*range(length), 5, 7, 8, 5, 6, 5])[:, [1, -1]].flatten(1)
+            expected = features_after(model, [*range(length), 5, 7, 8, 5, 6, 5])[:, [1, -1]].flatten(1)
             assert states.dtype == torch.float64
-            assert (states - wanted).abs().max() < 1e-9
+            assert (states - expected).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("kind", [TransformerBackend, UnrolledBackend])
@@ -284,11 +284,11 @@ def test_an_error_leaves_the_features(kind: Any, monkeypatch: pytest.MonkeyPatch
     calls: list[int] = []
     right = model.lm_head.forward
 
-    def fails_at_the_second(given: torch.Tensor) -> Any:
+    def fails_at_the_second(states: torch.Tensor) -> Any:
         calls.append(1)
         if len(calls) > 1:
             raise RuntimeError("a bug")
-        return right(given)
+        return right(states)
 
     with monkeypatch.context() as failing:
         failing.setattr(model.lm_head, "forward", fails_at_the_second)
@@ -319,9 +319,9 @@ def test_a_prompts_features_go_through_a_function_chunk_by_chunk() -> None:
         backend.prefill([torch.arange(10)])
         assert shapes == [(1, 4, 64), (1, 4, 64), (1, 2, 64)]
         backend.prefill([torch.arange(0)])
-        found, empty = backend.take_features()
+        features, empty = backend.take_features()
         assert torch.allclose(
-            found, features_after(model, [*range(10)])[:, [0, 2]].flatten(1)[:, ::2] + 1, atol=1e-4
+            features, features_after(model, [*range(10)])[:, [0, 2]].flatten(1)[:, ::2] + 1, atol=1e-4
         )
         assert empty.shape == (0, 32)
 
@@ -333,9 +333,9 @@ def test_only_the_last_tokens_features_are_held() -> None:
     for _ in range(3):
         backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 1]] * 2))
         backend.commit([[0, 1, 2], [0]])
-        held = [piece for pieces in backend._features for piece in pieces]
-        assert [len(piece) for piece in held] == [1, 1]
-        assert all(piece.untyped_storage().nbytes() <= 4 * 32 * 4 for piece in held)
+        kept = [piece for pieces in backend._features for piece in pieces]
+        assert [len(piece) for piece in kept] == [1, 1]
+        assert all(piece.untyped_storage().nbytes() <= 4 * 32 * 4 for piece in kept)
 
 
 def test_nobody_asks_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_prefill_computes_logits_only_of_the_last_place() -> None:
     backend = TransformerBackend(model, chunk=8)
     backend.keep_features([2])
     widths = []
-    model.lm_head.register_forward_hook(lambda _, given, output: widths.append(output.shape[1]))
+    model.lm_head.register_forward_hook(lambda _, args, output: widths.append(output.shape[1]))
     backend.prefill([torch.arange(20), torch.arange(18), torch.arange(3), torch.arange(20)])
     assert widths == [1, 1, 1]
 
@@ -383,13 +383,13 @@ def test_the_output_head_gives_the_models_logits(name: str) -> None:
     backend, tokens = backend_for(name, model), torch.arange(6)
     with torch.no_grad():
         states = body_of(model)(tokens[None], use_cache=False).last_hidden_state
-        wanted = model(tokens[None], use_cache=False).logits
-    assert torch.allclose(backend.output_head(states), wanted, atol=1e-5)
-    assert torch.allclose(backend.output_head(states[0, 3]), wanted[0, 3], atol=1e-5)
+        expected = model(tokens[None], use_cache=False).logits
+    assert torch.allclose(backend.output_head(states), expected, atol=1e-5)
+    assert torch.allclose(backend.output_head(states[0, 3]), expected[0, 3], atol=1e-5)
     assert torch.equal(backend.input_embeddings(tokens), model.get_input_embeddings()(tokens))
     # The model itself is as it was.
     with torch.no_grad():
-        assert torch.equal(model(tokens[None], use_cache=False).logits, wanted)
+        assert torch.equal(model(tokens[None], use_cache=False).logits, expected)
 
 
 def test_a_head_that_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:

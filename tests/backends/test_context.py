@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers as hf
 
-from benchmarks import families_models
+from benchmarks.research import families_models
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel, custom_generate
-from draftwood.backends.context import end_of_context, end_of_positions, reads_again_at_switch
+from draftwood.backends.context import end_of_context, end_of_positions, recomputes_at_switch
 from draftwood.backends.loading import load
-from draftwood.backends.switching import SwitchingBackend
+from draftwood.backends.longrope import LongRopeBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import OutOfMemory
@@ -91,16 +91,16 @@ def test_texts_go_on_where_positions_are_computed(name: str) -> None:
     model = built((attention.MASKED | attention.UNROLLED)[name]())
     assert load(model).max_length is None
     prompts = [prompt_of(length, name) for length in (NAMED - 5, 3, NAMED + 9)]
-    wanted = [written(model, prompt, 24) for prompt in prompts]
+    expected = [written(model, prompt, 24) for prompt in prompts]
     # The model drafts for itself, so that whole paths lead over the end.
     for drafter in (ModelDrafter(load(model)), PromptLookup(load(model).vocab_size)):
         out = ours(model, drafter, prompts, 24)
-        assert out.tokens == wanted
+        assert out.tokens == expected
         assert out.finish_reasons == ["length"] * 3
     ids = torch.tensor(prompts[:1])
     loop = custom_generate(drafter=ModelDrafter(load(model)), policy=DySpec(6), verifier=Greedy())
-    found = model.generate(ids, do_sample=False, max_new_tokens=24, custom_generate=loop)
-    assert found[0, ids.shape[1] :].tolist() == wanted[0]
+    tokens = model.generate(ids, do_sample=False, max_new_tokens=24, custom_generate=loop)
+    assert tokens[0, ids.shape[1] :].tolist() == expected[0]
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -109,11 +109,11 @@ def test_texts_end_where_generate_breaks(name: str) -> None:
     assert load(model).max_length == NAMED
     prompt = prompt_of(5, name)
     most = NAMED + 1 - len(prompt)
-    wanted = written(model, prompt, most)
+    expected = written(model, prompt, most)
     with pytest.raises((IndexError, RuntimeError)):
         written(model, prompt, most + 1)
     out = ours(model, ModelDrafter(load(model)), [prompt], 40)
-    assert out.tokens == [wanted]
+    assert out.tokens == [expected]
     assert out.finish_reasons == ["context"]
 
 
@@ -196,14 +196,14 @@ class SwitchTests(StateBackendTests):
 
 class TestSwitchingMask(SwitchTests):
     def make_backend(self) -> StateBackend:
-        return SwitchingBackend(self.model, TransformerBackend)
+        return LongRopeBackend(self.model, TransformerBackend)
 
 
 class TestSwitchingPaths(SwitchTests):
     examples = 3
 
     def make_backend(self) -> StateBackend:
-        return SwitchingBackend(self.model, UnrolledBackend)
+        return LongRopeBackend(self.model, UnrolledBackend)
 
 
 class TestSwitchingEarly(SwitchTests):
@@ -218,7 +218,7 @@ class TestSwitchingEarly(SwitchTests):
                 config.rope_parameters["original_max_position_embeddings"] = 6
 
     def make_backend(self) -> StateBackend:
-        return SwitchingBackend(self.model, TransformerBackend)
+        return LongRopeBackend(self.model, TransformerBackend)
 
 
 @pytest.mark.parametrize("kind", [phi3, phimoe])
@@ -226,34 +226,34 @@ class TestSwitchingEarly(SwitchTests):
 def test_texts_go_on_over_a_switch_as_generate_does(kind: Any, way: Any) -> None:
     model = kind()
     backend = load(model, attention=way)
-    assert type(backend) is SwitchingBackend
+    assert type(backend) is LongRopeBackend
     assert backend.max_length is None
     prompts = [words(length) for length in (SWITCH - 6, 3, SWITCH, SWITCH + 1, SWITCH + 9)]
     model.generation_config = hf.GenerationConfig(pad_token_id=0)
-    wanted = [written(model, prompt, 30) for prompt in prompts]
+    expected = [written(model, prompt, 30) for prompt in prompts]
     for drafter in (ModelDrafter(load(model)), ModelDrafter(tiny(num_hidden_layers=1))):
         out = ours(backend, drafter, prompts, 30)
-        assert out.tokens == wanted
-        for prompt, text in zip(prompts, wanted, strict=True):
+        assert out.tokens == expected
+        for prompt, text in zip(prompts, expected, strict=True):
             assert ours(backend, drafter, [prompt], 30).tokens == [text]
     loop = custom_generate(drafter=ModelDrafter(load(model)), policy=DySpec(6), verifier=Greedy())
-    for prompt, text in zip(prompts, wanted, strict=True):
+    for prompt, text in zip(prompts, expected, strict=True):
         ids = torch.tensor([prompt])
         options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 30}
-        found = model.generate(ids, **options, custom_generate=loop)
-        assert found[0, len(prompt) :].tolist() == text
+        tokens = model.generate(ids, **options, custom_generate=loop)
+        assert tokens[0, len(prompt) :].tolist() == text
 
 
 def test_load_checks_what_happens_at_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the long text is not read again, the self-check must see it."""
-    monkeypatch.setattr(SwitchingBackend, "_join", lambda self, rows: None)
+    monkeypatch.setattr(LongRopeBackend, "_join", lambda self, rows: None)
     with pytest.raises(Exception, match=f"beyond {SWITCH} tokens, its logits differ"):
         load(phi3())
 
 
 def test_a_pass_that_fails_at_a_switch_leaves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = phi3()
-    backend = SwitchingBackend(model, TransformerBackend)
+    backend = LongRopeBackend(model, TransformerBackend)
     mirror = against(model, backend)
     mirror.prefill([words(SWITCH - 2), words(SWITCH + 5), words(4)])
     mirror.extend([[(1, -1), (2, 0)], [(1, -1), (3, -1)], [(2, -1)]])
@@ -289,9 +289,9 @@ def test_a_pass_that_fails_at_a_switch_leaves_the_rows(monkeypatch: pytest.Monke
 
 def test_what_a_switching_backend_offers_is_that_of_its_kind() -> None:
     model = phi3()
-    backend = SwitchingBackend(model, TransformerBackend)
+    backend = LongRopeBackend(model, TransformerBackend)
     smaller = backend.without_layers([1])
-    assert type(smaller) is SwitchingBackend
+    assert type(smaller) is LongRopeBackend
     assert smaller.weight_bytes < backend.weight_bytes
     mirror = against(smaller.model, smaller)
     mirror.prefill([words(SWITCH - 1)])
@@ -304,10 +304,10 @@ def test_what_a_switching_backend_offers_is_that_of_its_kind() -> None:
 
 def test_families_that_lose_or_mix_their_texts_end_at_the_switch() -> None:
     mixing = tiny(rope_parameters=copy.deepcopy(LONGROPE["rope_parameters"]))
-    assert not reads_again_at_switch(mixing)
+    assert not recomputes_at_switch(mixing)
     assert load(mixing).max_length == SWITCH
     losing = families_models.build("phi4_multimodal", reach=8)
-    assert not reads_again_at_switch(losing)
+    assert not recomputes_at_switch(losing)
     assert end_of_context(losing) == losing.config.original_max_position_embeddings
     # It says nothing of the text before.
     switch = losing.config.original_max_position_embeddings

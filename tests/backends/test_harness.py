@@ -58,10 +58,10 @@ class Lists(StateBackend):
         if not tokens.shape == parents.shape == (len(self.rows), n) or len(counts) != len(self.rows):
             raise InvalidTree("Bad shapes.")
         for row, count in enumerate(counts):
-            held = len(self.nodes[row])
+            have = len(self.nodes[row])
             pairs = zip(tokens[row, :count].tolist(), parents[row, :count].tolist(), strict=True)
-            for place, (token, parent) in enumerate(pairs, start=held):
-                if count > n or not 0 <= token < VOCAB or not -1 <= parent < place:
+            for node, (token, parent) in enumerate(pairs, start=have):
+                if count > n or not 0 <= token < VOCAB or not -1 <= parent < node:
                     raise InvalidTree("Bad node.")
             if count > n:
                 raise InvalidTree("Bad count.")

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import draftwood
 from draftwood.backends import loading
-from draftwood.backends.fit import misfit
 from draftwood.backends.loading import load
 from draftwood.backends.probe import disagreement
+from draftwood.backends.self_check import self_check
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
@@ -43,8 +43,8 @@ def test_loading_needs_no_accelerate_unless_the_model_is_spread(
 def test_a_folder_an_object_and_the_public_name(folder: Path) -> None:
     tokens, parents = torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]])
     logits = []
-    for given in (folder, str(folder), tiny()):
-        backend = draftwood.load(given)
+    for source in (folder, str(folder), tiny()):
+        backend = draftwood.load(source)
         assert isinstance(backend, TransformerBackend)
         assert backend.lengths == []
         backend.prefill([torch.tensor([4, 5])])
@@ -77,7 +77,9 @@ def test_attention_as_asked() -> None:
 
 def test_the_self_check_runs_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(loading, "misfit", lambda make, model: (seen.append(model), misfit(make, model))[1])
+    monkeypatch.setattr(
+        loading, "self_check", lambda make, model: (seen.append(model), self_check(make, model))[1]
+    )
     one, other = tiny(), tiny()
     for model in (one, one, other, one):
         assert isinstance(load(model), TransformerBackend)
@@ -107,7 +109,7 @@ def by_index(model: Any) -> None:
 
 
 def causal_only(model: Any) -> None:
-    """Let the model ignore the mask it is given."""
+    """Let the model ignore its mask."""
     forward = model.model.forward
     model.model.forward = lambda *args, **options: forward(*args, **options | {"attention_mask": None})
 
@@ -150,10 +152,10 @@ def test_families_that_no_backend_serves() -> None:
         load(hf.RwkvForCausalLM(rwkv).eval())
 
 
-@pytest.mark.parametrize("given", [7, None, torch.nn.Linear(2, 2)])
-def test_what_is_no_model(given: Any) -> None:
+@pytest.mark.parametrize("source", [7, None, torch.nn.Linear(2, 2)])
+def test_what_is_no_model(source: Any) -> None:
     with pytest.raises(InvalidInput, match="is no model"):
-        load(given)
+        load(source)
 
 
 def test_training_mode() -> None:

@@ -31,7 +31,7 @@ PACKAGES = {
 }
 
 
-def on_a_gpu_alone(*given: Any, **options: Any) -> Any:
+def on_a_gpu_alone(*args: Any, **options: Any) -> Any:
     raise RuntimeError("Expected x.is_cuda() to be true, but got false.")
 
 
@@ -61,11 +61,13 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
                 and taken.get("func_name", taken["package"])
                 and taken["package"] in of.values()
             ):
-                found = next(n for n in of if n in inspect.getsource(inspect.unwrap(function)))
+                function_name = next(n for n in of if n in inspect.getsource(inspect.unwrap(function)))
                 monkeypatch.setattr(
                     modeling,
                     name,
-                    use_kernel_func_from_hub_with_fallback(found, of[found])(inspect.unwrap(function)),
+                    use_kernel_func_from_hub_with_fallback(function_name, of[function_name])(
+                        inspect.unwrap(function)
+                    ),
                 )
 
 
@@ -77,12 +79,12 @@ def decoded(backend: StateBackend) -> torch.Tensor:
 
 
 def test_the_zoo_decodes_as_without_them(request: pytest.FixtureRequest) -> None:
-    wanted = decoded(load(zoo.load("mamba2-5m")))
+    expected = decoded(load(zoo.load("mamba2-5m")))
     request.getfixturevalue("packages")
     model = zoo.load("mamba2-5m")
     with pytest.raises(RuntimeError, match="is_cuda"):
         model(torch.tensor([[1, 2, 3]]))
-    assert torch.equal(decoded(load(model)), wanted)
+    assert torch.equal(decoded(load(model)), expected)
 
 
 @pytest.mark.parametrize("name", ["mamba", "bamba"])
@@ -90,9 +92,9 @@ def test_other_layers(name: str, packages: None) -> None:
     model = build(name)
     with pytest.raises(RuntimeError, match="is_cuda"):
         model(torch.tensor([[1, 2, 3]]))
-    found = decoded(load(model))
-    assert found.isfinite().all()
+    tokens = decoded(load(model))
+    assert tokens.isfinite().all()
     if name == "bamba":
         paths = load(model, attention="paths")
         assert isinstance(paths, UnrolledBackend)
-        torch.testing.assert_close(decoded(paths), found, atol=1e-4, rtol=0)
+        torch.testing.assert_close(decoded(paths), tokens, atol=1e-4, rtol=0)

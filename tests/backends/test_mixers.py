@@ -12,8 +12,8 @@ import torch
 
 from draftwood import registry
 from draftwood.backends.loading import load
-from draftwood.backends.recurrent.adapters import adapter_of
 from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
+from draftwood.backends.recurrent.mixer_registry import mixer_for
 from draftwood.backends.recurrent.snapshots import Snapshots
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
@@ -34,11 +34,11 @@ class MovingAverage(torch.nn.Module):
         self.rate = torch.nn.Parameter(torch.linspace(-1, 2, width))
 
     def forward(self, hidden_states, **_):
-        keep, found, state = self.rate.sigmoid(), [], torch.zeros_like(hidden_states[:, 0])
+        keep, states, state = self.rate.sigmoid(), [], torch.zeros_like(hidden_states[:, 0])
         for inputs in self.inputs(hidden_states).unbind(1):
             state = keep * state + (1 - keep) * inputs
-            found.append(state)
-        return self.outputs(torch.stack(found, 1)), None
+            states.append(state)
+        return self.outputs(torch.stack(states, 1)), None
 
 
 class Closed(MovingAverage):
@@ -58,8 +58,8 @@ class Inherits(MovingAverage):
 
 class Louder(MovingAverage):
     def forward(self, hidden_states, **_):
-        found, nothing = super().forward(hidden_states)
-        return 2 * found, nothing
+        out, nothing = super().forward(hidden_states)
+        return 2 * out, nothing
 
 
 class OfTwo(Louder):
@@ -71,38 +71,38 @@ class NoMixer(torch.nn.Module):
 
 
 class Average(Recurrence):
-    def __init__(self, given):
+    def __init__(self, original):
         super().__init__()
-        self.given = given
+        self.original = original
 
     def blank(self, new):
         return torch.zeros_like(new[0][:, 0])
 
     def step(self, state, inputs):
-        keep = self.given.rate.sigmoid()
+        keep = self.original.rate.sigmoid()
         state = keep * state + (1 - keep) * inputs
         return state, state
 
 
 class AverageMixer(Mixer):
-    def __init__(self, given, states):
-        super().__init__(given, states)
-        self.average = self.keeps(Average(given))
+    def __init__(self, original, states):
+        super().__init__(original, states)
+        self.average = self.keeps(Average(original))
 
     def forward(self, hidden_states, **_):
-        found = self.run(self.average, precise(self.given.inputs(hidden_states)))
-        return self.given.outputs(found.to(hidden_states.dtype)), None
+        out = self.run(self.average, precise(self.original.inputs(hidden_states)))
+        return self.original.outputs(out.to(hidden_states.dtype)), None
 
 
 class ClosedMixer(Mixer):
-    def __init__(self, given, states):
-        super().__init__(given, states)
+    def __init__(self, original, states):
+        super().__init__(original, states)
         self.average = self.keeps(LRUState())
 
     def forward(self, hidden_states, **_):
-        inputs, keep = precise(self.given.inputs(hidden_states)), precise(self.given.rate).sigmoid()
-        found = self.run(self.average, (1 - keep) * inputs, keep.log().expand_as(inputs))
-        return self.given.outputs(found.to(hidden_states.dtype)), None
+        inputs, keep = precise(self.original.inputs(hidden_states)), precise(self.original.rate).sigmoid()
+        out = self.run(self.average, (1 - keep) * inputs, keep.log().expand_as(inputs))
+        return self.original.outputs(out.to(hidden_states.dtype)), None
 
 
 def model(kind, layers=2):
@@ -110,14 +110,14 @@ def model(kind, layers=2):
     types = ['linear_attention' if layer % 2 == 0 else 'full_attention' for layer in range(layers)]
     sizes = {'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': layers}
     config = LlamaConfig(vocab_size=61, num_attention_heads=4, layer_types=types, **sizes)
-    found = LlamaForCausalLM(config)
-    for layer in found.model.layers[::2]:
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers[::2]:
         layer.self_attn = kind(32)
     with torch.no_grad():
-        for weight in found.parameters():
+        for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 0.25)
-    return found.eval()
+    return model.eval()
 """
 ENTRIES = """[draftwood.mixers]
 MovingAverage = elsewhere:AverageMixer
@@ -158,14 +158,14 @@ def test_a_closed_form_is_registered_by_the_qualified_name(elsewhere: Any) -> No
 
 def test_both_give_the_same_in_half_precision_too(elsewhere: Any) -> None:
     plain, closed = elsewhere.model(elsewhere.MovingAverage), elsewhere.model(elsewhere.Closed)
-    found = []
+    logits = []
     for model in (plain, closed):
         backend = load(model.to(torch.bfloat16))
         backend.prefill([torch.arange(150) % 61, torch.arange(3)])
         backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 0]] * 2))
         backend.commit([[0, 2], [0, 1]])
-        found.append(backend.extend(torch.tensor([[4], [5]]), torch.tensor([[-1], [-1]])))
-    assert torch.allclose(*found, atol=0.1)
+        logits.append(backend.extend(torch.tensor([[4], [5]]), torch.tensor([[-1], [-1]])))
+    assert torch.allclose(*logits, atol=0.1)
 
 
 def test_snapshots_of_a_layer_of_another_package(elsewhere: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_subclass_is_served_as_what_it_comes_from(elsewhere: Any) -> None:
     ours = build("mamba2")
     theirs = type(ours.backbone.layers[0].mixer)
     fresh = type("FreshMixer", (theirs,), {"__init__": lambda self: None, "more": lambda self: 1})
-    assert adapter_of(fresh) is Mamba2Mixer
+    assert mixer_for(fresh) is Mamba2Mixer
     ours.backbone.layers[0].mixer.__class__ = fresh
     assert isinstance(load(ours), SSMBackend)
 
@@ -199,12 +199,12 @@ def test_methods_of_ours_that_a_subclass_replaces_are_named() -> None:
     for names in (["forward"], [order], [order, "forward"], ["__call__"]):
         fresh = type("FreshNet", (theirs,), dict.fromkeys(names, lambda self: None))
         with pytest.raises(UnsupportedModel, match=f"DeltaNet with its own {', '.join(names)}, so"):
-            adapter_of(fresh)
+            mixer_for(fresh)
 
 
 def test_a_mixer_that_is_wrong_is_found_out(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def unweighed(self: Any, state: Any, inputs: Any) -> Any:
-        state = self.given.rate.sigmoid() * state + inputs
+        state = self.original.rate.sigmoid() * state + inputs
         return state, state
 
     monkeypatch.setattr(elsewhere.Average, "step", unweighed)
@@ -214,8 +214,8 @@ def test_a_mixer_that_is_wrong_is_found_out(elsewhere: Any, monkeypatch: pytest.
 
 def test_an_entry_that_is_no_mixer(elsewhere: Any) -> None:
     with pytest.raises(InvalidInput, match=r"entry point 'NoMixer' of draftwood\.mixers leads to <function"):
-        adapter_of(elsewhere.NoMixer)
-    assert adapter_of(torch.nn.Linear) is None
+        mixer_for(elsewhere.NoMixer)
+    assert mixer_for(torch.nn.Linear) is None
 
 
 def test_ours_go_through_the_same_door() -> None:

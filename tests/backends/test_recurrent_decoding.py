@@ -53,10 +53,10 @@ class Naive(StateBackend):
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         logits = torch.zeros(*tokens.shape, VOCAB)
         for row, nodes in enumerate(self.nodes):
-            for place in range(tokens.shape[1] if counts is None else counts[row]):
-                parent = int(parents[row, place])
-                nodes.append([*(nodes[parent] if parent >= 0 else []), int(tokens[row, place])])
-                logits[row, place] = self.logits_after(self.texts[row] + nodes[-1])
+            for node in range(tokens.shape[1] if counts is None else counts[row]):
+                parent = int(parents[row, node])
+                nodes.append([*(nodes[parent] if parent >= 0 else []), int(tokens[row, node])])
+                logits[row, node] = self.logits_after(self.texts[row] + nodes[-1])
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -100,13 +100,13 @@ def test_as_target_of_sampled_texts(name: str, prompts: list[list[int]]) -> None
     model = build(name)
     sampling = SamplingParams(temperature=0.7)
     # Its own draft, so that trees are accepted deeply.
-    found, wanted = (
+    result, expected = (
         written(target, load(model), prompts, sampling=sampling, seed=3)
         for target in (load(model), Naive(Stepwise(model)))
     )
-    assert found.tokens == wanted.tokens
-    assert found.statistics.tokens_per_round > 1.5
-    assert found.tokens != written(load(model), load(model), prompts, sampling=sampling, seed=9).tokens
+    assert result.tokens == expected.tokens
+    assert result.statistics.tokens_per_round > 1.5
+    assert result.tokens != written(load(model), load(model), prompts, sampling=sampling, seed=9).tokens
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["1 row", "3 rows"])
@@ -116,12 +116,12 @@ def test_as_draft(name: str, prompts: list[list[int]]) -> None:
     naive = Naive(Stepwise(draft))
     sampling = SamplingParams(temperature=0.7)
     for options in ({"seed": 4}, {"sampling": sampling, "seed": 4}):
-        found, wanted = (
+        result, expected = (
             written(load(llama()), drafter, prompts, **options) for drafter in (load(draft), naive)
         )
-        assert found.tokens == wanted.tokens
+        assert result.tokens == expected.tokens
         # The same trees, not only the same text.
-        assert found.statistics.tokens_per_round == wanted.statistics.tokens_per_round
+        assert result.statistics.tokens_per_round == expected.statistics.tokens_per_round
         naive.release()
 
 

@@ -81,32 +81,33 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def rounds(backend: Any) -> list[Tensor]:
     """Logits of two rows over rounds of trees whose accepted paths skip columns, in one call and in two."""
-    rng, found = random.Random(0), []
+    rng, logits = random.Random(0), []
     backend.prefill([[rng.randrange(VOCAB) for _ in range(n)] for n in (5, 2)])
     for parents in ([-1, 0, 0, 1, 2, -1], [-1, 0, 1]):
         tokens = torch.tensor([[rng.randrange(VOCAB) for _ in parents] for _ in range(2)])
-        found.append(
+        logits.append(
             backend.extend(tokens, torch.tensor([parents] * 2), [len(parents), len(parents) - 1])[:, :-1]
         )
         if len(parents) == 3:
-            found.append(backend.extend(tokens[:, :2], torch.tensor([[1, 3], [0, 2]])))
+            logits.append(backend.extend(tokens[:, :2], torch.tensor([[1, 3], [0, 2]])))
             backend.commit([[0, 1, 3, 4], [0, 2]])
         else:
             backend.commit([[0, 2, 4], []])
-    return found
+    return logits
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", MODELS)
 def test_a_whole_model_agrees_with_the_references(name: str, launched: list[str]) -> None:
     torch.manual_seed(3)
     model = hf.AutoModelForCausalLM.from_config(MODELS[name](), experts_implementation="eager").eval()
     kind = SSMBackend if name.startswith("mamba") else HybridBackend
     with kernels_enabled(False):
-        wanted = rounds(kind(model))
+        expected = rounds(kind(model))
     assert not launched
     with kernels_enabled(True):
-        found = rounds(kind(model))
-        assert all(relative_error(one, right) < 1e-5 for one, right in zip(found, wanted, strict=True))
+        logits = rounds(kind(model))
+        assert all(relative_error(one, right) < 1e-5 for one, right in zip(logits, expected, strict=True))
         backend = kind(model)
         backend.prefill([[1, 2, 3]])
         launched.clear()

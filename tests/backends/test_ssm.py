@@ -37,7 +37,7 @@ def test_the_model_itself_is_not_touched(name: str) -> None:
     model = build(name)
     modules = {path: (id(module), type(module)) for path, module in model.named_modules()}
     attributes = {path: dict(vars(module)) for path, module in model.named_modules()}
-    wanted = plain(model, [1, 2, 3])
+    expected = plain(model, [1, 2, 3])
     backend = served(model)
     Mirror(backend, Stepwise(model)).prefill([[1, 2, 3]])
     backend.extend(torch.tensor([[4, 5]]), torch.tensor([[-1, 0]]))
@@ -45,7 +45,7 @@ def test_the_model_itself_is_not_touched(name: str) -> None:
     for path, module in model.named_modules():
         assert vars(module).keys() == attributes[path].keys()
     assert {id(weight) for weight in backend._module.parameters()} == {id(w) for w in model.parameters()}
-    assert torch.equal(plain(model, [1, 2, 3]), wanted)
+    assert torch.equal(plain(model, [1, 2, 3]), expected)
     assert backend.model is model
 
 
@@ -220,8 +220,8 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
     backend = load(model)
     backend.prefill([torch.arange(7)])
     logits = backend.extend(torch.tensor([[3, 4]]), torch.tensor([[-1, 0]]))[0, -1]
-    wanted = plain(build(name), [*range(7), 3, 4])
-    assert (logits.float() - wanted).abs().max() < 0.2 * wanted.std() + 0.2
+    expected = plain(build(name), [*range(7), 3, 4])
+    assert (logits.float() - expected).abs().max() < 0.2 * expected.std() + 0.2
 
 
 def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
@@ -255,12 +255,12 @@ def test_the_step_is_clamped_in_prompts_alone(name: str) -> None:
     backend.commit([[0, 2, 3], [0, 1]])
     second = backend.extend(torch.tensor([[13, 14]] * 2), torch.tensor([[-1, 0]] * 2))
     for row, prompt in enumerate(prompts):
-        wanted = generated(model, prompt, [11, 12])
-        torch.testing.assert_close(first[row, [0, 2, 3]], wanted, atol=1e-4, rtol=0)
-        assert (plain(model, [*prompt, 11, 12]) - wanted[-1]).abs().max() > 1e-2
+        expected = generated(model, prompt, [11, 12])
+        torch.testing.assert_close(first[row, [0, 2, 3]], expected, atol=1e-4, rtol=0)
+        assert (plain(model, [*prompt, 11, 12]) - expected[-1]).abs().max() > 1e-2
     for row, (prompt, path) in enumerate(zip([prompts[0], prompts[2]], [[11, 12], [10]], strict=True)):
-        wanted = generated(model, prompt, [*path, 13, 14])[-2:]
-        torch.testing.assert_close(second[row], wanted, atol=1e-4, rtol=0)
+        expected = generated(model, prompt, [*path, 13, 14])[-2:]
+        torch.testing.assert_close(second[row], expected, atol=1e-4, rtol=0)
     with pytest.raises(UnsupportedModel, match="clamps the step of its scans where it reads several tokens"):
         load(model, attention="paths")
 
@@ -290,9 +290,9 @@ def test_states_of_half_precision_models_are_single(name: str) -> None:
     logits = backend.extend(torch.tensor([text[11:]]), torch.arange(-1, 8).unsqueeze(0))[0]
     backend.commit([list(range(9))])
     again = backend.extend(torch.tensor([[3]]), torch.tensor([[-1]]))[0, 0]
-    wanted = plain(build(name), [*text, 3])
-    assert (logits[-1].float() - plain(build(name), text)).abs().max() < 0.2 * wanted.std() + 0.2
-    assert (again.float() - wanted).abs().max() < 0.2 * wanted.std() + 0.2
+    expected = plain(build(name), [*text, 3])
+    assert (logits[-1].float() - plain(build(name), text)).abs().max() < 0.2 * expected.std() + 0.2
+    assert (again.float() - expected).abs().max() < 0.2 * expected.std() + 0.2
     scans = [layer for layer in backend._states.layers if type(layer).__name__ != "ConvState"]
     assert all(layer.committed.dtype == torch.float32 for layer in scans)
     assert scans or name == "lfm2"

@@ -11,7 +11,7 @@ import transformers as hf
 
 from draftwood import zoo
 from draftwood.backends.recompute import RecomputingBackend
-from draftwood.backends.state_cost import WAYS, StateCost, allocations, cheapest, measured, serving
+from draftwood.backends.state_cost import METHODS, StateCost, allocations, backend_for, cheapest, measured
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
@@ -34,7 +34,7 @@ class TestRecomputing(StateBackendTests):
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str) -> None:
-        self.backend, self.logits_after = serving(build(name), "recompute"), oracle(name)  # type: ignore[method-assign]
+        self.backend, self.logits_after = backend_for(build(name), "recompute"), oracle(name)  # type: ignore[method-assign]
 
     def make_backend(self) -> StateBackend:
         self.backend.release()
@@ -43,7 +43,7 @@ class TestRecomputing(StateBackendTests):
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
 def test_nothing_is_kept_of_a_node(name: str) -> None:
-    backend: Any = serving(build(name), "recompute")
+    backend: Any = backend_for(build(name), "recompute")
     backend.prefill([torch.arange(5)])
     backend.extend(torch.tensor([[1, 2]]), torch.tensor([[-1, 0]]))
     inner = backend.backend
@@ -53,10 +53,10 @@ def test_nothing_is_kept_of_a_node(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
 def test_features_and_layers_left_out(name: str) -> None:
-    backend = serving(build(name), "recompute")
+    backend = backend_for(build(name), "recompute")
     check_features(backend, build(name), seed=4)
     smaller, left_out = (
-        serving(build(name), "recompute").without_layers([0]),
+        backend_for(build(name), "recompute").without_layers([0]),
         passing_through(build(name), [0]),
     )
     assert isinstance(smaller, RecomputingBackend)
@@ -65,7 +65,7 @@ def test_features_and_layers_left_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
 def test_a_failing_commit_leaves_the_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend: Any = serving(build(name), "recompute")
+    backend: Any = backend_for(build(name), "recompute")
     mirror = Mirror(backend, oracle(name))
     mirror.prefill([[1, 2, 3], [4]])
     mirror.extend([[(1, -1), (2, 0), (3, 0)], [(5, -1)]])
@@ -89,17 +89,17 @@ def test_a_failing_commit_leaves_the_state(name: str, monkeypatch: pytest.Monkey
 
 def test_what_the_ways_take_on_a_real_model() -> None:
     model = zoo.load("mamba2-5m")
-    costs = {cost.way: cost for cost in measured(model, nodes=32, repetitions=1)}
-    assert list(costs) == list(WAYS)
+    costs = {cost.method: cost for cost in measured(model, nodes=32, repetitions=1)}
+    assert list(costs) == list(METHODS)
     least = cheapest(list(costs.values()), memory=costs["recompute"].memory)
-    assert isinstance(serving(model, least.way), RecomputingBackend)
+    assert isinstance(backend_for(model, least.method), RecomputingBackend)
     assert costs["recompute"].memory < costs["replay"].memory < costs["snapshots"].memory / 5
     assert all(cost.seconds > 0 for cost in costs.values())
 
 
 def test_the_fastest_way_that_fits_is_chosen() -> None:
     costs = [StateCost("replay", 50, 2.0), StateCost("snapshots", 900, 1.0), StateCost("recompute", 9, 3.0)]
-    chosen = {memory: cheapest(costs, memory=memory).way for memory in (None, 900, 899, 50, 49, 9)}
+    chosen = {memory: cheapest(costs, memory=memory).method for memory in (None, 900, 899, 50, 49, 9)}
     assert chosen == {
         None: "snapshots",
         900: "snapshots",
@@ -118,16 +118,16 @@ def test_peaks_are_told_from_what_stays() -> None:
     def call() -> None:
         kept.append(torch.zeros(1000).add(1))
 
-    held, most = allocations(call)
-    assert held == 4000
+    left, most = allocations(call)
+    assert left == 4000
     assert 8000 <= most < 9000
 
 
 def test_bad_input() -> None:
     model = build("mamba2")
-    with pytest.raises(InvalidInput, match="no way 'rewind' with recurrent states; give one of replay"):
-        serving(model, "rewind")
+    with pytest.raises(InvalidInput, match="no method 'rewind' for recurrent states; give one of replay"):
+        backend_for(model, "rewind")
     with pytest.raises(InvalidInput, match="path of 9 nodes is not in a tree of 8"):
         measured(model, nodes=8, depth=9)
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM keeps recurrent states in layers that are"):
-        serving(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL)).eval(), "replay")
+        backend_for(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL)).eval(), "replay")

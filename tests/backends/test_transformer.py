@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftwood.backends.attention import GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
 from draftwood.backends.kv import SPARE, RowCache
-from draftwood.backends.region import Region
+from draftwood.backends.tensor_region import TensorRegion
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.protocols import StateBackend
@@ -335,7 +335,7 @@ class TestTensorRegion(StateBackendTests):
     @pytest.fixture(autouse=True)
     def _model(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            TransformerBackend, "_new_region", lambda self, rows: Region(rows, torch.device("cpu"))
+            TransformerBackend, "_new_region", lambda self, rows: TensorRegion(rows, torch.device("cpu"))
         )
         self.model = tiny(hf.MistralConfig, sliding_window=8)
         self.stock = copy.deepcopy(self.model)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.tree_kernel import Packed, over, tree_attention
+from draftwood.backends.tree_kernel import PackedMasks, tree_attention, under
 from draftwood.kernels import support
 from draftwood.kernels.kv_commit import dispatch as kv_commit
 from draftwood.kernels.tree_attention import dispatch
@@ -51,7 +51,7 @@ def tiny(config: Any, **options: Any) -> Any:
 
 def logits_of(model: Any) -> torch.Tensor:
     """Of two rows of differing length over two rounds of trees, the first grown in two calls."""
-    chance, found = random.Random(0), []
+    chance, logits = random.Random(0), []
     backend = TransformerBackend(model, chunk=16)
 
     def tokens(*shape: int) -> torch.Tensor:
@@ -59,32 +59,34 @@ def logits_of(model: Any) -> torch.Tensor:
 
     backend.prefill([tokens(20), tokens(3)])
     first = torch.tensor([[-1, 0, 1, 2, 0], [-1, 0, 0, -1, -1]])
-    found += [row[:n] for row, n in zip(backend.extend(tokens(2, 5), first, [5, 3]), (5, 3), strict=True)]
-    found += list(backend.extend(tokens(2, 2), torch.tensor([[3, 4], [2, 3]])))
+    logits += [row[:n] for row, n in zip(backend.extend(tokens(2, 5), first, [5, 3]), (5, 3), strict=True)]
+    logits += list(backend.extend(tokens(2, 2), torch.tensor([[3, 4], [2, 3]])))
     backend.commit([[0, 1, 2, 3, 5], [0, 2, 3]])
-    found += list(backend.extend(tokens(2, 1), torch.tensor([[-1], [-1]])))
+    logits += list(backend.extend(tokens(2, 1), torch.tensor([[-1], [-1]])))
     backend.commit([[0], []])
-    found += list(backend.extend(tokens(2, 3), torch.tensor([[-1, 0, 0], [-1, -1, 1]])))
-    return torch.cat(found)
+    logits += list(backend.extend(tokens(2, 3), torch.tensor([[-1, 0, 0], [-1, -1, 1]])))
+    return torch.cat(logits)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, options = MODELS[name]
     model = tiny(config, **options)
     own = model.config._attn_implementation
     with support.kernels_enabled(False):
-        wanted = logits_of(model)
+        expected = logits_of(model)
     # No mask of numbers, and no reference.
     monkeypatch.setattr(Masks, "build", None)
     monkeypatch.setattr(dispatch.reference, "attend", None)
     monkeypatch.setattr(kv_commit.reference, "move", None)
     with support.kernels_enabled(True):
-        found = logits_of(model)
-    assert float((found - wanted).norm() / wanted.norm()) <= 1e-5
+        logits = logits_of(model)
+    assert float((logits - expected).norm() / expected.norm()) <= 1e-5
     assert model.config._attn_implementation == own
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize(
     ("dtype", "dim", "reason"),
     [
@@ -108,7 +110,7 @@ def test_a_bias_by_position_is_left_to_transformers() -> None:
     queries, keys, values = (torch.randn(1, 2, n, 16, generator=generator) for n in (2, 5, 5))
     bias = torch.randn(1, 2, 2, 5, generator=generator)
     visible = torch.tensor([[[True, False], [True, True]]])
-    packed = Packed.of(
+    packed = PackedMasks.of(
         {"full_attention": Reach()},
         visible,
         queries=torch.tensor([[3, 4]]),
@@ -118,18 +120,16 @@ def test_a_bias_by_position_is_left_to_transformers() -> None:
         longest=5,
     )
     assert isinstance(packed.markers, torch.Tensor)
-    with over(packed):
-        found, _ = tree_attention(
-            torch.nn.Module(), queries, keys, values, packed.markers, position_bias=bias
-        )
+    with under(packed):
+        out, _ = tree_attention(torch.nn.Module(), queries, keys, values, packed.markers, position_bias=bias)
     seen = torch.tensor([[True, True, False, True, False], [True, True, False, True, True]])
     scores = queries @ keys.mT / 4 + bias
-    wanted = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
-    assert torch.allclose(found, wanted.transpose(1, 2), atol=1e-5)
+    expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+    assert torch.allclose(out, expected.transpose(1, 2), atol=1e-5)
 
 
 def test_layers_on_another_device_share_one_copy_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = Packed.of(
+    packed = PackedMasks.of(
         {"full_attention": Reach(), "sliding_attention": Reach(window=2)},
         torch.ones(1, 3, 3, dtype=torch.bool).tril(),
         queries=torch.arange(3).unsqueeze(0),
@@ -140,8 +140,8 @@ def test_layers_on_another_device_share_one_copy_of_the_masks(monkeypatch: pytes
     )
     assert isinstance(packed.markers, dict)
     seen = []
-    monkeypatch.setattr(dispatch, "attend", lambda **given: seen.append(given["mask"]))
-    with over(packed):
+    monkeypatch.setattr(dispatch, "attend", lambda **options: seen.append(options["mask"]))
+    with under(packed):
         for device in ("meta", "cpu", "meta"):
             states = torch.zeros(1, 1, 3, 16, device=device)
             for marker in packed.markers.values():

@@ -11,10 +11,10 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from benchmarks.orders import blocks_of, heavy_path
+from benchmarks.research.orders import blocks_of, heavy_path
 from draftwood.backends import packed
-from draftwood.backends.region import Region, in_heavy_paths
 from draftwood.backends.ssm import HybridBackend
+from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.kernels import support
 from draftwood.kernels.testing import relative_error
@@ -23,6 +23,7 @@ from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.testing.backends import StateBackendTests
 from draftwood.tree import TokenTree
 from tests.backends.test_recurrent_kernels import MODELS as RECURRENT
+from tests.backends.test_region import path_to
 from tests.backends.test_tree_kernel import MODELS, VOCAB, tiny
 
 
@@ -34,7 +35,7 @@ def kernels() -> Iterator[None]:
 
 def random_parents(nodes: int, chance: random.Random, *, old: int = 0) -> list[int]:
     """Every node hangs below any earlier one, all equally likely; the first below the committed state."""
-    return [chance.randrange(place) if place else -1 for place in range(old, old + nodes)]
+    return [chance.randrange(node) if node else -1 for node in range(old, old + nodes)]
 
 
 def as_tree(parents: list[int]) -> TokenTree:
@@ -46,49 +47,17 @@ def test_columns_are_heavy_paths_without_a_look_at_the_data(seed: int) -> None:
     chance = random.Random(seed)
     nodes = chance.choice([1, 2, 5, 33, 90])
     rows = [random_parents(nodes, chance) for _ in range(3)]
-    region = Region(3, torch.device("cpu"))
-    given = region.stage(torch.tensor(rows), [nodes] * 3)
-    staged = in_heavy_paths(given)
+    region = TensorRegion(3, torch.device("cpu"))
+    plain = region.stage(torch.tensor(rows), [nodes] * 3)
+    staged = in_heavy_paths(plain)
     assert staged.columns is not None
     for row, parents in enumerate(rows):
         order = heavy_path(as_tree(parents))
         assert staged.columns[row].argsort().tolist() == order
-        assert torch.equal(staged.visible[row], given.visible[row][order][:, order])
-        assert torch.equal(staged.depths[row], given.depths[row][order])
+        assert torch.equal(staged.visible[row], plain.visible[row][order][:, order])
+        assert torch.equal(staged.depths[row], plain.depths[row][order])
     nodes_ = torch.arange(nodes).repeat(3, 1)
-    assert torch.equal(staged.as_given(staged.by_columns(nodes_)), nodes_)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_region_reordered_call_by_call_sees_ancestors(seed: int) -> None:
-    chance, region, rows = random.Random(seed), Region(3, torch.device("cpu")), 3
-    parents: list[list[int]] = [[] for _ in range(rows)]
-    for _ in range(chance.randint(1, 5)):
-        n = chance.choice([1, 2, 7, 40])
-        counts = [n] * rows if chance.random() < 0.5 else [chance.randint(0, n) for _ in range(rows)]
-        given = torch.full((rows, n), -1)
-        for row, count in enumerate(counts):
-            new = [chance.randint(-1, len(parents[row]) + place - 1) for place in range(count)]
-            given[row, :count] = torch.tensor(new)
-            parents[row] += new
-        staged = region.stage(given, counts)
-        before = [len(held) - count for held, count in zip(parents, counts, strict=True)]
-        staged = in_heavy_paths(staged) if chance.random() < 0.7 else staged
-        region.accept(staged)
-        for row, count in enumerate(counts):
-            for node in range(before[row], before[row] + count):
-                path = path_to(node, parents[row])
-                columns = region.columns_of([path if one == row else [] for one in range(rows)])[row]
-                own = columns[-1] - region.columns + n
-                assert columns == staged.visible[row, own].nonzero().flatten().tolist()
-                assert int(region.depths[row, columns[-1]]) == len(path) - 1
-
-
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
+    assert torch.equal(staged.in_call(staged.in_columns(nodes_)), nodes_)
 
 
 def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
@@ -96,27 +65,28 @@ def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
 
     And the first row's parents.
     """
-    chance, found, vocab = random.Random(5), list[Tensor](), backend.vocab_size
+    chance, tensors, vocab = random.Random(5), list[Tensor](), backend.vocab_size
     backend.keep_features([0, backend.feature_layers])
     backend.prefill([[chance.randrange(vocab) for _ in range(n)] for n in (20, 3)])
     parents: list[list[int]] = [[], []]
     for counts in ([140, 20], [4, 9]):
-        given = torch.full((2, max(counts)), -1)
+        call = torch.full((2, max(counts)), -1)
         for row, count in enumerate(counts):
             new = random_parents(count, chance, old=len(parents[row]))
-            given[row, :count] = torch.tensor(new)
+            call[row, :count] = torch.tensor(new)
             parents[row] += new
-        tokens = torch.tensor([[chance.randrange(vocab) for _ in given[0]] for _ in given])
-        logits = backend.extend(tokens, given, counts)
-        found += [logits[row, :count].clone() for row, count in enumerate(counts)]
-    backend.commit([path_to(len(held) - 1, held) for held in parents])
-    found += backend.take_features()
-    return [*found, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
+        tokens = torch.tensor([[chance.randrange(vocab) for _ in call[0]] for _ in call])
+        logits = backend.extend(tokens, call, counts)
+        tensors += [logits[row, :count].clone() for row, count in enumerate(counts)]
+    backend.commit([path_to(len(row_parents) - 1, row_parents) for row_parents in parents])
+    tensors += backend.take_features()
+    return [*tensors, *backend.extend(torch.tensor([[1], [2]]), torch.tensor([[-1], [-1]]))], parents[0]
 
 
 NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("name", ["grouped heads", "soft-cap, windows", "a hybrid"])
 def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -132,16 +102,16 @@ def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
         config, options = MODELS[name]
         model, kind = tiny(config, **options, **NARROW), TransformerBackend
     with support.kernels_enabled(False):
-        wanted, parents = a_round(kind(model))
+        expected, parents = a_round(kind(model))
     masks, attend = list[TreeMask](), dispatch.attend
 
-    def noted(**given: Any) -> Tensor:
-        masks.append(given["mask"])
-        return attend(**given)
+    def noted(**options: Any) -> Tensor:
+        masks.append(options["mask"])
+        return attend(**options)
 
     monkeypatch.setattr(dispatch, "attend", noted)
-    found, _ = a_round(kind(model))
-    for one, right in zip(found, wanted, strict=True):
+    result, _ = a_round(kind(model))
+    for one, right in zip(result, expected, strict=True):
         assert relative_error(one, right.to(one.device)) < 1e-5
     tree = as_tree(parents[:140])
     (visited,) = {int(mask.blocks(group=1, lines=32)[1][0].sum()) for mask in masks if mask.columns == 140}
@@ -153,7 +123,7 @@ class Reordered(StateBackendTests):
 
     @pytest.fixture(autouse=True)
     def every_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packed, "REORDERED", 1)
+        monkeypatch.setattr(packed, "REORDER_ABOVE", 1)
 
 
 class TestWindows(Reordered):

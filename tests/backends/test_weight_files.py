@@ -56,6 +56,7 @@ def test_a_file_outside_is_refused(sharded: Path, tmp_path: Path, name: str) -> 
         load(sharded, device="cpu")
 
 
+@pytest.mark.posix
 def test_a_link_that_leads_out_is_refused(sharded: Path, tmp_path: Path) -> None:
     shard = min(sharded.glob("model-*.safetensors"))
     shutil.move(shard, tmp_path / "away.safetensors")
@@ -64,6 +65,7 @@ def test_a_link_that_leads_out_is_refused(sharded: Path, tmp_path: Path) -> None
         load(sharded, device="cpu")
 
 
+@pytest.mark.posix
 def test_a_snapshot_of_the_hub_links_to_its_blobs(sharded: Path, tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1234", tmp_path / "models--a--b" / "blobs"
     shutil.copytree(sharded, snapshot)
@@ -74,6 +76,7 @@ def test_a_snapshot_of_the_hub_links_to_its_blobs(sharded: Path, tmp_path: Path)
     assert load(snapshot, device="cpu").vocab_size == 32
 
 
+@pytest.mark.posix
 def test_a_folder_may_itself_be_a_link(sharded: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(sharded)
     assert load(tmp_path / "link", device="cpu").vocab_size == 32

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import textwrap
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from draftwood import InvalidInput, UnknownStrategy, create
+from draftwood import InvalidInput, UnknownStrategy, create, registry
 from draftwood.registry import names
 from draftwood.strategies.policies.dyspec import DySpec
 
@@ -60,3 +62,9 @@ def test_an_installed_package_adds_its_strategies_by_name(tmp_path):
         assert create("policies", "theirs", {{"size": 3}}) == ("theirs", 3)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=tmp_path)
+
+
+def test_every_group_that_the_project_declares_is_read():
+    declared = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    groups = set(declared["project"]["entry-points"]) - {"pytest11"}
+    assert groups == registry._GROUPS

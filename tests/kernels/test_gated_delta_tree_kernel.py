@@ -17,6 +17,8 @@ from draftwood.kernels.gated_delta_tree import dispatch, reference
 from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, sizes: Any) -> dict[str, Tensor]:
     """What `attend` takes but for the mask."""

@@ -23,18 +23,20 @@ from draftwood.kernels.compiled import operations
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled
 
+pytestmark = pytest.mark.triton
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `benchmarks.kernels`."""
+    """The module of `python -m benchmarks kernels`."""
     monkeypatch.syspath_prepend(str(ROOT))
     # FlexAttention means the same without its compiler, which takes minutes here.
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    from benchmarks import kernels
+    from benchmarks.kernels import command
 
-    yield kernels
+    yield command
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
 
@@ -74,7 +76,7 @@ def small(bench: Any, device: torch.device) -> list[Any]:
 def timing(*, cold: float = 2.0, warm: float = 1.0) -> Callable[..., Any]:
     """A timer by which all calls take as long."""
 
-    from benchmarks.cuda_timing import Times
+    from benchmarks.kernels.cuda_timing import Times
 
     def timer(call: Callable[[], Any], from_memory: bool) -> Any:
         usual = cold if from_memory else warm

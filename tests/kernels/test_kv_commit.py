@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from draftwood.kernels.kv_commit import dispatch, reference
 
+pytestmark = pytest.mark.triton
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 

@@ -15,6 +15,8 @@ from draftwood.kernels.mamba1_tree.reference import Paths
 from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, channels: int) -> dict[str, Tensor]:
     """Gated inputs, older columns and a state; some steps forget everything."""

@@ -15,6 +15,8 @@ from draftwood.kernels.mamba1_tree import dispatch, reference
 from draftwood.kernels.testing import TOLERANCE, relative_error
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, sizes: tuple[int, ...], seed: int

@@ -29,6 +29,8 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 
+pytestmark = pytest.mark.triton
+
 VOCABULARIES = [2, 3, 11, 511, 513, 1500, 3000]
 
 

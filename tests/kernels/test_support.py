@@ -35,6 +35,7 @@ def test_references_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert support.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
 
 
+@pytest.mark.triton
 def test_no_triton_is_a_reason(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     assert support.objection(torch.ones(1, device=device)) is None
     monkeypatch.setattr(support, "_has_triton", lambda: False)

@@ -18,6 +18,8 @@ from draftwood.kernels.tree_attention.mask import TreeMask, pack, unpack
 from draftwood.tree import TokenTree
 from tests.kernels.scans import guarded
 
+pytestmark = pytest.mark.triton
+
 GROUPS = [(1, 1), (2, 1), (1, 4), (2, 3), (1, 5)]  # heads of keys, and queries that share each
 
 

@@ -15,6 +15,8 @@ from draftwood.kernels.testing import TOLERANCE, relative_error
 from draftwood.kernels.tree_conv import dispatch, reference
 from tests.kernels import scans
 
+pytestmark = pytest.mark.triton
+
 
 def drawn(
     device: torch.device, dtype: torch.dtype, rows: int, columns: int, *, channels: int, width: int, seed: int

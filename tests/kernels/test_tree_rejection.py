@@ -46,6 +46,8 @@ from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.strategies import plain
 
+pytestmark = pytest.mark.triton
+
 LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
 DRAFTS = ["smooth", "sharp", "sparse", "one-hot"]
 TARGETS = ["the draft", "near", "far", "one-hot"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.backends.checks import check_path, check_paths, kept
+from draftwood.backends.validation import check_path, check_paths, remaining_rows
 from tests.mutations.mistake import Mistake
 from tests.mutations.tiny_backends import VOCAB, Cached, Featured, Recurrent, Row, Windowed
 
@@ -89,7 +89,7 @@ class RowsStay(Cached):
     """The lengths move up, and the states stay where they are."""
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        before, stay = self.rows, kept(rows, have=len(self.rows))
+        before, stay = self.rows, remaining_rows(rows, have=len(self.rows))
         super().release(rows)
         for row, old, place in zip(self.rows, before, stay, strict=False):
             fill = before[place].text
@@ -216,7 +216,7 @@ class SlotNotCleared(Cached):
         self.free: list[Row] = []
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        stay = kept(rows, have=len(self.rows))
+        stay = remaining_rows(rows, have=len(self.rows))
         if rows is not None:
             self.free += [row for place, row in enumerate(self.rows) if place not in stay]
         else:

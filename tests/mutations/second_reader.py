@@ -24,7 +24,7 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.backends.checks import as_nodes, as_rows, check_path, check_paths, kept
+from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
 from draftwood.randomness import Streams, TorchRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -245,7 +245,7 @@ class Buffered(StateBackend):
         self.parents += [[] for _ in texts]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        stay = kept(rows, have=len(self.sizes))
+        stay = remaining_rows(rows, have=len(self.sizes))
         self.tokens = self.tokens[stay]
         self.sizes = [self.sizes[row] for row in stay]
         self.parents = [self.parents[row] for row in stay]

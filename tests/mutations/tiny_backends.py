@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import InvalidInput, StateBackend, UnsupportedModel
-from draftwood.backends.checks import as_nodes, as_rows, check_path, check_paths, kept
+from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
 
 VOCAB, WIDTH, LONGEST = 11, 16, 512
 
@@ -118,7 +118,7 @@ class Rowwise(StateBackend):
             self.rows.append(row)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        self.rows = [self.rows[row] for row in kept(rows, have=len(self.rows))]
+        self.rows = [self.rows[row] for row in remaining_rows(rows, have=len(self.rows))]
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         have = [len(row.nodes) for row in self.rows]

@@ -19,7 +19,7 @@ import attrs
 import torch
 
 import draftwood.backends.attention
-from benchmarks.prefix_cost import long_llama
+from benchmarks.kernels.prefix_cost import long_llama
 from draftwood import Round, SamplingParams, SpeculativeDecoder, StateBackend, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -119,6 +118,8 @@ def _run(words: list[str], said: str, largest: int | None) -> None:
     os.dup2(handle, 2)
     measure._SIZES = (1, 2, 4)  # fewer passes are timed
     if largest is not None:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     sys.argv = ["draftwood", *words]
     main()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.expected_tokens import by_shape, expected_tokens
-from benchmarks.optimum import SHAPES, Shape, contenders, levels
+from benchmarks.research.expected_tokens import by_shape, expected_tokens
+from benchmarks.research.optimum import SHAPES, Shape, contenders, levels
 from draftwood.testing import ToyModel, drawn_trees, one_round
 from draftwood.testing.pairs import toy_drafter
 

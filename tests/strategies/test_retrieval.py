@@ -141,6 +141,7 @@ def test_nothing_crosses_the_border_of_documents():
     assert logits[1].exp().tolist() == [1, 0, 0]
 
 
+@pytest.mark.posix
 @given(corpora, st.one_of(st.none(), st.just("a digest")))
 def test_an_index_comes_back_from_its_folder(tmp_path_factory, documents, vocabulary):
     index = index_of(documents, vocabulary=vocabulary)
@@ -173,14 +174,17 @@ def test_damaged_files_are_refused(tmp_path, name, harm):
     (tmp_path / name).unlink()
     if left is not None:
         (tmp_path / name).write_bytes(left)
-    with pytest.raises(InvalidInput, match=rf"is corrupt \({name}.*build it again\."):
+    with pytest.raises(InvalidInput, match=rf"is corrupt \({name}.*build it again with `draftwood index`\."):
         SuffixIndex.open(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "is of version 2, and what can be read is version 1; build it again"),
+        (
+            {"version": 2},
+            "is of version 2, and what can be read is version 1; build it again with `draftwood index`",
+        ),
         ({"format": "other"}, "does not describe one"),
         ({"tokens": 7}, "does not fit the other files"),
         ({"tokens": "8"}, "lacks a field or holds a wrong one"),

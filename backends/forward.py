@@ -1,0 +1,79 @@
+"""Running a model: what its forward takes, its logits without cache or mask, and what guards a pass."""
+
+from __future__ import annotations
+
+import inspect
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import OutOfMemory
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids go: the embedding's device, also where its weights are offloaded."""
+    embedding = model.get_input_embeddings()
+    device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    if device is not None:
+        return torch.device(device)
+    weight: Tensor | None = next(embedding.parameters(), None)
+    if weight is None or weight.device.type == "meta":
+        return torch.device(model.device)
+    return weight.device
+
+
+def plain_logits(model: Any, tokens: list[int]) -> Tensor:
+    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
+    ids = torch.tensor([tokens], device=input_device(model))
+    options: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if takes(model, "position_ids"):
+        # Some count from elsewhere by themselves, but not where generate() counts for them.
+        options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
+    with torch.no_grad():
+        logits: Tensor = model(**options).logits[0]
+    return logits
+
+
+def takes(model: Any, argument: str) -> bool:
+    """Whether the model's forward has an argument of this name."""
+    # What torch.compile() returns takes anything.
+    inner = getattr(model, "_orig_mod", model)
+    return argument in inspect.signature(inner.forward).parameters
+
+
+class guarded_pass:
+    """Runs a pass without autograd and turns a device's out-of-memory error into `OutOfMemory`.
+
+    State must not be made of inference tensors, even where a caller is in inference mode: a later call
+    from outside it could not write to them.
+    """
+
+    __slots__ = ("_gradients", "_inference", "_rows")
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+
+    def __enter__(self) -> None:
+        if self._inference is not None:
+            self._inference.__enter__()
+        self._gradients = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.set_grad_enabled(self._gradients)
+        if self._inference is not None:
+            self._inference.__exit__(kind, error, trace)
+        # The CPU allocator raises a plain RuntimeError.
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(error, RuntimeError) and "not enough memory" in str(error)
+        ):
+            reason = str(error).split("\n")[0].rstrip(".")
+            raise OutOfMemory(
+                f"The device ran out of memory in a pass over {self._rows} rows ({reason}); use fewer rows, "
+                "a smaller tree budget, a shorter prompt or a half-precision dtype."
+            ) from error

@@ -1,0 +1,114 @@
+"""Validation of what enters a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput, InvalidTree
+
+
+def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[Tensor]:
+    """Prompts as int64 vectors, or `InvalidInput` naming the first that cannot be used."""
+    texts = [torch.as_tensor(text, dtype=torch.int64) for text in rows]
+    for row, text in enumerate(texts):
+        if text.dim() != 1:
+            raise InvalidInput(f"Row {row} has shape {tuple(text.shape)}; a row is a vector of token ids.")
+        if longest is not None and len(text) > longest:
+            raise InvalidInput(
+                f"Row {row} has {len(text)} tokens, but the model's context holds {longest}; "
+                "shorten the prompt."
+            )
+        if len(text) and not 0 <= int(text.min()) <= int(text.max()) < vocab:
+            token = text[(text < 0) | (text >= vocab)][0].item()
+            raise InvalidInput(f"Row {row} holds token {token}; this model's are 0 to {vocab - 1}.")
+    return texts
+
+
+def as_nodes(
+    tokens: Tensor, parents: Tensor, counts: Sequence[int] | None, *, have: Sequence[int], vocab: int
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Tokens, parents and counts of an `extend` call with its padding made harmless.
+
+    Tensors on an accelerator are taken on trust: to read them would stall it.
+
+    Args:
+        tokens: `[rows, nodes]` int64.
+        parents: `[rows, nodes]` int64, region indices; -1 is the committed state.
+        counts: valid nodes of every row, or None for all.
+        have: nodes each row already has.
+        vocab: size of the vocabulary.
+
+    Raises:
+        InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
+    """
+    rows = len(have)
+    if tokens.dim() != 2 or tokens.shape != parents.shape or len(tokens) != rows:
+        raise InvalidTree(
+            f"Tokens {tuple(tokens.shape)} and parents {tuple(parents.shape)} must both be [rows, nodes] "
+            f"with {rows} rows."
+        )
+    n = tokens.shape[1]
+    valid = [n] * rows if counts is None else [int(count) for count in counts]
+    if len(valid) != rows or not all(0 <= count <= n for count in valid):
+        raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
+    tokens, parents = tokens.to(torch.int64), parents.to(torch.int64)
+    if any(count != n for count in valid):
+        for_padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
+        tokens = tokens.masked_fill(for_padding.to(tokens.device), 0)
+        parents = parents.masked_fill(for_padding.to(parents.device), -1)
+    if tokens.device.type == "cpu":
+        _check_tokens(tokens, have, vocab)
+    if parents.device.type == "cpu":
+        _check_parents(parents, have)
+    return tokens, parents, valid
+
+
+def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
+    for row, ids in enumerate(tokens.tolist()):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab:
+            index, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab)
+            raise InvalidTree(
+                f"Node {have[row] + index} of row {row} holds token {token}; this model's "
+                f"are 0 to {vocab - 1}."
+            )
+
+
+def _check_parents(parents: Tensor, have: Sequence[int]) -> None:
+    for row, (indices, start) in enumerate(zip(parents.tolist(), have, strict=True)):
+        for node, parent in enumerate(indices, start=start):
+            if not -1 <= parent < node:
+                raise InvalidTree(
+                    f"Node {node} of row {row} has parent {parent}; it must be -1 or stand before its child."
+                )
+
+
+def remaining_rows(rows: Sequence[int] | None, *, have: int) -> list[int]:
+    """The numbers of the rows that stay when `rows`, or all, are released."""
+    released = range(have) if rows is None else set(rows)
+    return [row for row in range(have) if row not in released]
+
+
+def check_paths(paths: Sequence[Sequence[int]], *, rows: int) -> None:
+    """`InvalidTree` unless there is one path a row."""
+    if len(paths) != rows:
+        raise InvalidTree(f"{len(paths)} paths were given for {rows} rows; give one a row, possibly empty.")
+
+
+def check_path(path: Sequence[int], parents: Sequence[int], *, row: int) -> None:
+    """`InvalidTree` unless `path` starts under the committed state and follows parent to child."""
+    last = -1
+    for node in path:
+        if not 0 <= node < len(parents):
+            raise InvalidTree(
+                f"The path {list(path)} of row {row} names node {node}; the row has {len(parents)} "
+                "uncommitted nodes, numbered from 0."
+            )
+        if parents[node] != last:
+            raise InvalidTree(
+                f"The path {list(path)} of row {row} has node {node} after {last}, but its parent is "
+                f"{parents[node]}; a path starts under the committed state (-1) and follows parent to child."
+            )
+        last = node

@@ -1,0 +1,1 @@
+"""What times kernels, passes and verification, on the machine that it runs on."""

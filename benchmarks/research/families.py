@@ -1,0 +1,146 @@
+"""Every decoder family of the installed transformers, tiny: what serves it, and whether its text is right."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import multiprocessing
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.research.families_check import Finding, check
+from benchmarks.research.families_models import VARIANTS
+from benchmarks.research.families_models import families as all_families
+from draftwood.apps.progress import watched
+from draftwood.errors import InvalidInput
+
+TABLE = Path(__file__).parents[1] / "data" / "families.csv"
+
+
+def families(
+    names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    output: Annotated[
+        Path, typer.Option(help="The table; where families are named, their lines alone are made anew.")
+    ] = TABLE,
+) -> None:
+    """Build every family tiny and compare trees and texts with transformers' own `generate()`.
+
+    \b
+    Examples:
+      python -m benchmarks families
+      python -m benchmarks families llama gpt_neo zamba2
+    """
+    _settle()
+    wanted = names or [*all_families(), *VARIANTS]
+    if not names:
+        output.unlink(missing_ok=True)
+
+    def written() -> Iterator[Finding]:
+        # One by one, so that what is there stays there.
+        for finding in _each(wanted, limit, jobs):
+            write(output, finding)
+            yield finding
+
+    found = watched(written(), "families", total=len(wanted), console=Console(stderr=True))
+    findings = sorted(found, key=lambda finding: wanted.index(finding.family))
+    for finding in findings:
+        if names or finding.result in ("differs", "refused", "not built"):
+            off, one, three = map(_cell, (finding.law_s, finding.one, finding.three))
+            typer.echo(
+                f"{finding.family:<26}{finding.result:<14}{finding.backend:<20}{off:<9}{one:>2}{three:>2}  "
+                f"{finding.reason}"
+            )
+    counts = Counter(finding.result for finding in findings)
+    typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
+
+
+def write(path: Path, finding: Finding) -> None:
+    """One line a family, in alphabetical order; those of others stay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [field.name for field in attrs.fields(Finding)]
+    lines: dict[str, list[str]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            heading, *rows = list(csv.reader(file)) or [[]]
+        if heading != columns:
+            raise InvalidInput(
+                f"{str(path)!r} has the columns {', '.join(heading) or 'none'}, not {', '.join(columns)}; "
+                "delete it and run `python -m benchmarks families`, which makes all of it anew."
+            )
+        lines = {row[0]: row for row in rows}
+    lines[finding.family] = [_cell(value) for value in attrs.astuple(finding)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(lines[name] for name in sorted(lines))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1e}" if isinstance(value, float) else str(value)
+
+
+def _each(names: list[str], limit: float, jobs: int) -> Iterator[Finding]:
+    """The findings as they come, each from a process of its own, which a hang or a crash ends alone."""
+    # A fork has transformers imported already; this process has no threads, of which a fork keeps the locks.
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(names)), dict[Connection, tuple[str, Any, float]]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            ours, theirs = fork.Pipe()
+            process = fork.Process(target=_send, args=(theirs, waiting[-1]), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = (waiting.pop(), process, time.monotonic() + limit)
+        ready = wait(list(running), timeout=1.0)
+        for ours, (name, process, end) in list(running.items()):
+            if ours not in ready and time.monotonic() < end:
+                continue
+            reason = f"it took more than {limit:g} s"
+            try:
+                finding = ours.recv() if ours in ready else Finding(name, result="differs", reason=reason)
+            except EOFError:
+                finding = Finding(name, result="differs", reason="its process died")
+            process.kill()
+            process.join()
+            del running[ours]
+            yield finding
+
+
+def _send(to: Connection, name: str) -> None:
+    with _silent():
+        to.send(check(name))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What tiny configurations make transformers say is of no use here."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def _settle() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    # What every family needs is imported, and made, before the first fork.
+    check("llama")

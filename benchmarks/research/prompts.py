@@ -1,0 +1,17 @@
+"""The prompts that the benchmarks share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.research import held_out
+from draftwood.apps.prompts import PROMPTS
+
+
+def prompts_of(data: Path | None, tokenizer: Any, count: int) -> list[list[int]]:
+    """The tokens of `count` prompts a domain: held-out ones from `data`, else built-in ones."""
+    if data is None:
+        return [tokenizer(text)["input_ids"] for texts in PROMPTS.values() for text in texts[:count]]
+    found = held_out.prompts(data, tokenizer, count=count)
+    return [row.tolist() for rows in found.values() for row in rows]
