@@ -106,6 +106,6 @@ def test_a_chain_stops_behind_the_first_unlikely_token(seed, stop_below, law):
     tree, requests = grow(Chain(6, law, stop_below), probs, seed)
     path = paths(whole)[-1]
     chances = [float(probs(path[:depth])[path[depth]]) for depth in range(1, 7)]
-    kept = next((place for place, chance in enumerate(chances, start=1) if chance < stop_below), 6)
+    kept = next((index for index, chance in enumerate(chances, start=1) if chance < stop_below), 6)
     assert paths(tree) == [path[: depth + 1] for depth in range(kept + 1)]
     assert len(requests) == kept

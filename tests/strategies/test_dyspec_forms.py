@@ -22,20 +22,20 @@ def algorithm_2(probs, threshold, budget, depth, seed):
     A value is held against the threshold with the policy's own allowance for rounding, 1 part in 10,000.
     """
     threshold *= 1 - 1e-4
-    rng, found, leaves = TorchRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
+    rng, result, leaves = TorchRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
     for _ in range(depth):
         fresh = []
         for path, value in leaves:
             d = probs(path)
-            while value >= threshold and d.any() and len(found) <= budget:
+            while value >= threshold and d.any() and len(result) <= budget:
                 token = rng.choose(d)
                 p = float(d[token] / d.sum())
-                found.append((*path, token))
-                fresh.append((found[-1], value * p))
+                result.append((*path, token))
+                fresh.append((result[-1], value * p))
                 value *= 1 - p
                 d[token] = 0
         leaves = fresh
-    return found
+    return result
 
 
 @example(4, 0.23395397196101883, 4, 3, 2)  # a value within the allowance
@@ -113,19 +113,19 @@ def test_a_node_has_the_children_that_are_worth_it():
     flat = lambda path: torch.full((5,), 0.2)  # noqa: E731
     # Below the root a first child is judged for certain, a second with 0.6, a third with 0.24; below the
     # first child with 0.4, below the second with 0.36.
-    for budget, wanted in ((2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 1, 1])):
+    for budget, expected in ((2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 1, 1])):
         tree, _ = grow(LayeredDySpec(budget, acceptance=(0.4, 0.36, 0.1)), flat, 0)
         first, second = tree.children(0)
-        assert [len(tree.children(node)) for node in (0, first, second)] == wanted
+        assert [len(tree.children(node)) for node in (0, first, second)] == expected
 
 
 @given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3))
 def test_chances_of_those_that_are_judged_multiply_to_the_vector(acceptance):
-    failed, found = 1.0, []
+    failed, result = 1.0, []
     for chance in conditional_acceptance(acceptance):
-        found.append(failed * chance)
+        result.append(failed * chance)
         failed *= 1 - chance
-    assert found == pytest.approx(acceptance)
+    assert result == pytest.approx(acceptance)
 
 
 def test_the_tree_is_as_deep_as_first_children_are_accepted():
