@@ -19,7 +19,7 @@ from draftwood.apps import options
 from draftwood.apps.failures import FAILED
 from draftwood.apps.interrupts import heard_during_collections
 from draftwood.errors import InvalidInput, nearest
-from draftwood.imports import imported
+from draftwood.import_object import import_object
 
 if TYPE_CHECKING:
     from draftwood.testing.checks import Check
@@ -188,7 +188,7 @@ def _oracle(named: str | None) -> LogitsAfter | None:
     """The function that `module:name` stands for."""
     if named is None:
         return None
-    found = imported(named, [])
+    found = import_object(named, [])
     if not callable(found) or isinstance(found, type):
         raise InvalidInput(
             f"{named!r} is no function; name one that takes a list of tokens and gives the logits [vocab] "
@@ -204,7 +204,7 @@ def build(target: str, given: Mapping[str, str]) -> Any:
     Raises:
         InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
     """
-    found = imported(target, list(PROTOCOLS))
+    found = import_object(target, list(PROTOCOLS))
     name = target.partition(":")[2]
     if isinstance(found, type):
         _must_be_strategy(found, name)

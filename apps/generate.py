@@ -19,12 +19,12 @@ from draftwood import (
     SpeculativeDecoder,
     Statistics,
     TreePolicy,
-    Tuned,
+    TunedMethod,
     Verifier,
     create,
+    read_tuned,
     registry,
 )
-from draftwood import tuned as read_tuned
 from draftwood.apps import models, options, structured, trace
 from draftwood.apps.failures import INTERRUPTED, say
 from draftwood.apps.text import IncrementalText, Streamer, decode
@@ -91,7 +91,7 @@ def choose(policy: str, verifier: str | None, drafter: str, given: list[str], te
 
 
 def follow(
-    known: Tuned, *, target: str | None, drafter: str | None, temperature: float, given: dict[str, Any]
+    known: TunedMethod, *, target: str | None, drafter: str | None, temperature: float, given: dict[str, Any]
 ) -> Strategy:
     """What `draftwood tune` found, unless the command line asks for something else besides.
 
@@ -127,7 +127,7 @@ def follow(
     )
 
 
-def check_pair(known: Tuned, loaded: models.Loaded) -> None:
+def check_pair(known: TunedMethod, loaded: models.Loaded) -> None:
     """Raise `IncompatibleModels` where the models are not the tuned ones."""
     known.check(loaded.target, loaded.draft)
     if known.vocabulary != models.vocabulary_digest(loaded.tokenizer):

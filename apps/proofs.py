@@ -20,7 +20,7 @@ from draftwood import (
 )
 from draftwood.apps import options
 from draftwood.apps.failures import one_line
-from draftwood.compatibility import check_strategy_fits, known_laws, needs_several_drafters
+from draftwood.compatibility import check_strategy_fits, needs_several_drafters, registered_laws
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _policy_switches(policy: str, given: Mapping[str, str]) -> Iterator[dict[str
 
 
 def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
-    from draftwood.testing.pairs import switch_values
+    from draftwood.testing.small_strategies import switch_values
 
     known = known_options("verifiers", verifier).items()
     switches = {
@@ -264,7 +264,7 @@ def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | No
     if "law" not in known_options("policies", policy) or "law" in given:
         yield None
         return
-    for law in known_laws():
+    for law in registered_laws():
         try:
             create("policies", policy, {"law": law})
         except DraftwoodError:  # a law that this policy refuses
@@ -292,8 +292,8 @@ def prove_pairs(
 def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Drawn) -> Verdict:
     """The verdict on a pair after one more model."""
     from draftwood.testing import BudgetExceeded
-    from draftwood.testing.arithmetic import rounding
     from draftwood.testing.small_sizes import LEARNING
+    from draftwood.testing.tolerances import rounding
 
     pair = so_far.pair
     try:
@@ -322,7 +322,7 @@ def _error_on(
 ) -> tuple[float, str]:
     """The largest error, and what is wrong; empty if nothing is."""
     from draftwood.testing import assert_lossless, drawn_trees, joint_law, target_law
-    from draftwood.testing.arithmetic import rounding
+    from draftwood.testing.tolerances import rounding
 
     target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
     # A verifier for temperature 0 alone is lossless there.

@@ -14,7 +14,7 @@ import typer
 
 from draftwood import Proposal, Recipe, registry
 from draftwood.apps.failures import one_line, say
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.errors import UnknownStrategy, nearest
 
 
@@ -96,7 +96,7 @@ def _laws(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[s
     """Laws may depend on the options: those with the defaults, then those that `law=` can choose."""
     found = dict.fromkeys(_laws_with(strategy))
     if "law" in parameters:
-        for law in known_laws():
+        for law in registered_laws():
             found |= dict.fromkeys(_laws_with(strategy, law=law))
     return tuple(found)
 

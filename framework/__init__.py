@@ -33,7 +33,7 @@ from draftwood.outcome import Outcome
 from draftwood.proposals import (
     ANY_LAW,
     Deterministic,
-    Drawn,
+    DrawnChildren,
     PerChild,
     Proposal,
     TopThenSample,
@@ -44,12 +44,12 @@ from draftwood.proposals import (
 from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
 from draftwood.recipe import Recipe
-from draftwood.records import Keep, Round, RowRecord, Statistics
 from draftwood.registry import create, load
 from draftwood.request import Request, RequestLog
+from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
-from draftwood.tuning import Tuned, tuned
+from draftwood.tuning import TunedMethod, read_tuned
 
 try:
     __version__ = version("draftwood")
@@ -62,14 +62,13 @@ __all__ = [
     "Deterministic",
     "Drafter",
     "DraftwoodError",
-    "Drawn",
+    "DrawnChildren",
     "Generation",
     "IncompatibleModels",
     "IncompatibleStrategy",
     "InvalidDistribution",
     "InvalidInput",
     "InvalidTree",
-    "Keep",
     "LearningPolicy",
     "OutOfMemory",
     "Outcome",
@@ -87,12 +86,13 @@ __all__ = [
     "Statistics",
     "Streams",
     "TapeRandomness",
+    "TokenDetails",
     "TokenTree",
     "TopThenSample",
     "TorchRandomness",
     "TreeBuilder",
     "TreePolicy",
-    "Tuned",
+    "TunedMethod",
     "UnknownStrategy",
     "UnsupportedModel",
     "Verifier",
@@ -102,5 +102,5 @@ __all__ = [
     "custom_generate",
     "draw_children",
     "load",
-    "tuned",
+    "read_tuned",
 ]

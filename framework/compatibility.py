@@ -14,20 +14,20 @@ def needs_several_drafters(policy: TreePolicy) -> bool:
     return any(law.several_drafters for law in policy.laws)
 
 
-def known_laws() -> list[type[Proposal]]:
+def registered_laws() -> list[type[Proposal]]:
     """The registered laws, by class name; one that cannot be imported is left out."""
-    found = []
+    laws = []
     for name in registry.names("laws"):
         try:
-            found.append(registry.get("laws", name))
+            laws.append(registry.get("laws", name))
         except Exception:  # a third party's module may fail in any way
             continue
-    return sorted(found, key=lambda law: law.__name__)
+    return sorted(laws, key=lambda law: law.__name__)
 
 
 def laws_of(verifier: Verifier) -> list[type[Proposal]]:
     """The laws to try `verifier` with, by class name: those it names; all known ones if it serves any."""
-    named = {*verifier.laws, *known_laws()} - {Proposal} if Proposal in verifier.laws else verifier.laws
+    named = {*verifier.laws, *registered_laws()} - {Proposal} if Proposal in verifier.laws else verifier.laws
     return sorted(named, key=lambda law: law.__name__)
 
 

@@ -40,8 +40,9 @@ class Constraint(Protocol):
 class ConstrainedRow:
     """The states of one row's constraint: of its text, and of the nodes of the round.
 
-    Nodes of the round are numbered as they are met; 0 is the root. A token that is met again behind the
-    same node is the same node, so that drafting and scoring share their states and masks.
+    Nodes are numbered in the order in which they are looked up, 0 being the root; these are not the tree's
+    numbers. The same token behind the same node is the same node, so that drafting and scoring share their
+    states and masks.
     Behind a token of `ends` the text has ended, and the constraint is not asked.
     """
 
@@ -62,27 +63,27 @@ class ConstrainedRow:
         """The number of the node behind the root by `path`."""
         node = 0
         for token in path:
-            known = self._nodes.get((node, token))
-            if known is None:
+            child = self._nodes.get((node, token))
+            if child is None:
                 state = self._states[node]
                 closed = state is None or token in self.ends
                 self._states.append(None if closed else self.constraint.advance(state, token))
-                known = self._nodes[node, token] = len(self._states) - 1
-            node = known
+                child = self._nodes[node, token] = len(self._states) - 1
+            node = child
         return node
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Bool[Tensor, "paths vocab"]:
         """What may follow each node, bool `[paths, vocab]`; all of it behind a forbidden or last token."""
         nodes = [self.node(path) for path in paths]
-        wanted = [node for node in dict.fromkeys(nodes) if node not in self._masks]
-        live = [node for node in wanted if self._states[node] is not None]
+        missing = [node for node in dict.fromkeys(nodes) if node not in self._masks]
+        live = [node for node in missing if self._states[node] is not None]
         if live:
             masks = self.constraint.masks([self._states[node] for node in live], self.vocab_size)
             self._check(masks, live)
             self._masks.update(zip(live, masks, strict=True))
         # Never accepted, so that nothing depends on what follows.
         anything = torch.ones((), dtype=torch.bool).expand(self.vocab_size)
-        self._masks.update((node, anything) for node in wanted if self._states[node] is None)
+        self._masks.update((node, anything) for node in missing if self._states[node] is None)
         return torch.stack([self._masks[node] for node in nodes])
 
     def commit(self, tokens: Sequence[int]) -> None:

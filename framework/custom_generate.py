@@ -11,16 +11,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
 from draftwood.errors import InvalidInput
 from draftwood.generate_options import Call, hand_on_tokenizer, limits, refuse_unserved
-from draftwood.generation import Generation, Written
+from draftwood.generation import Generation, PartialGeneration
 from draftwood.prompts import as_prompts
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import row_seeds
-from draftwood.records import Keep, Statistics
+from draftwood.round_records import Statistics, TokenDetails
 from draftwood.sampling import SamplingParams
 
 
@@ -112,7 +112,7 @@ class CustomGenerate:
             )
         finally:
             if streamer is not None:
-                streamer.end()  # who waits for the text must learn that none follows
+                streamer.end()  # whoever waits for the text must learn that none follows
         return _as_output(generation) if generation_config.return_dict_in_generate else generation.sequences
 
     def _generate(
@@ -130,12 +130,12 @@ class CustomGenerate:
         asked, longest, ends = limits(criteria)
         prompts = as_prompts(input_ids, mask)
         room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
-        keep = Keep(
+        keep = TokenDetails(
             logits=bool(config.return_dict_in_generate and config.output_logits),
             scores=bool(config.return_dict_in_generate and config.output_scores),
         )
-        states = learning.given_states(self.policy, None, len(prompts))
-        statistics, written = Statistics(), Written.nothing(states)
+        states = policy_states.row_states(self.policy, None, len(prompts))
+        statistics, written = Statistics(), PartialGeneration.nothing(states)
         seeds = row_seeds(None, len(prompts))
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)

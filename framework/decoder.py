@@ -14,21 +14,21 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draftwood import claims, learning, registry
+from draftwood import locks, policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_strategy_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
-from draftwood.generation import Generation, Written
-from draftwood.loop import RoundLoop, Row
+from draftwood.generation import Generation, PartialGeneration
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams, row_seeds
-from draftwood.records import Keep, Round, Statistics, peak_memory
+from draftwood.round_records import Round, Statistics, TokenDetails, peak_memory
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
-from draftwood.vocabulary import fitted
+from draftwood.vocabulary import fit_vocabulary
 
 
 def as_backend(target: Any) -> StateBackend:
@@ -67,8 +67,8 @@ class SpeculativeDecoder:
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
         check_drafters_fit(self.policy, self.drafter)
-        learning.first_state(self.policy)
-        fitted(self.drafter, self.target.vocab_size)
+        policy_states.first_state(self.policy)
+        fit_vocabulary(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
                 "Target and drafter are one backend, which holds one state a row; load the model a second "
@@ -102,7 +102,7 @@ class SpeculativeDecoder:
 
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
-                token lists. A tensor comes back as given in front of what was written.
+                token lists. A tensor comes back as it is, in front of what was written.
             max_new_tokens: exact; a text that the model can hold no more of ends earlier.
             sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
@@ -128,9 +128,9 @@ class SpeculativeDecoder:
         prompts = as_prompts(input_ids, attention_mask)
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
-        keep = Keep(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
-        states = learning.given_states(self.policy, policy_state, len(prompts))
-        statistics, written = Statistics(), Written.nothing(states)
+        keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
+        statistics, written = Statistics(), PartialGeneration.nothing(states)
         seeds = row_seeds(seed, len(prompts))
         gradients = torch.is_grad_enabled()
         try:
@@ -167,8 +167,10 @@ class SpeculativeDecoder:
             if streamer is not None:
                 streamer.end()
         pad = self._pad(pad_token_id)
-        given = torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
-        generation = written.generation(given, statistics, seeds, pad=pad, keep=keep)
+        padded_prompts = (
+            torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
+        )
+        generation = written.generation(padded_prompts, statistics, seeds, pad=pad, keep=keep)
         return generation if return_dict_in_generate else generation.sequences
 
     def stream(
@@ -187,7 +189,7 @@ class SpeculativeDecoder:
         tokenizer: Any = None,
         stopping_criteria: Sequence[Any] = (),
         trace: bool = False,
-        keep: Keep | None = None,
+        keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
     ) -> Generator[Round, None, None]:
@@ -214,19 +216,19 @@ class SpeculativeDecoder:
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
         prompts = as_prompts(prompts)
         check_prompts(prompts, self.target)
-        keep = keep or Keep()
-        read = sampling.reads_prefix or draft_sampling.reads_prefix
-        texts = _texts(prompts, padded, self.target.device) if read else []
+        keep = keep or TokenDetails()
+        reads_prefix = sampling.reads_prefix or draft_sampling.reads_prefix
+        texts = _texts(prompts, padded, self.target.device) if reads_prefix else []
         check_processors(
             [*sampling.processors, *draft_sampling.processors], texts, vocab_size=self.target.vocab_size
         )
         stops = _stops(prompts, max_new_tokens, eos_token_id, self.target)
         stops.batches = _criteria(criteria, prompts, padded, stops, pad=self._pad(pad_token_id), keep=keep)
-        drafter = fitted(self.drafter, self.target.vocab_size)
+        drafter = fit_vocabulary(self.drafter, self.target.vocab_size)
         constraints = _constraints(
             constraint, prompts, vocab_size=self.target.vocab_size, ends=stops.eos_token_ids
         )
-        states = learning.given_states(self.policy, policy_state, len(prompts))
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
         loop = RoundLoop(
             target=self.target,
             drafter=drafter,
@@ -235,7 +237,7 @@ class SpeculativeDecoder:
             draft_sampling=draft_sampling,
             stops=stops,
             rows=[
-                Row(
+                BatchRow(
                     i,
                     prompts[i][-1],
                     self.policy,
@@ -255,7 +257,7 @@ class SpeculativeDecoder:
         parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
         call = object()
         try:
-            claims.claim(call, parts, len(prompts))
+            locks.acquire(call, parts, len(prompts))
             if self.target.lengths:
                 raise InvalidInput(
                     f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let "
@@ -263,7 +265,7 @@ class SpeculativeDecoder:
                 )
             yield from self._rounds(loop, prompts, drafter, statistics)
         finally:
-            claims.held.pop(call, None)
+            locks.active.pop(call, None)
 
     def _rounds(
         self,
@@ -310,11 +312,11 @@ def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
 
 
 def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None, device: torch.device) -> list[RowText]:
-    """The rows as processors are to see them: alone, or with the padding and places of a batch."""
+    """The rows as processors are to see them: alone, or with the padding and row numbers of a batch."""
     if padded is None:
         return [RowText.of(torch.tensor(prompt, device=device)) for prompt in prompts]
     rows = padded.to(device, torch.int64)
-    return [RowText.of(row, row=place, rows=len(rows)) for place, row in enumerate(rows)]
+    return [RowText.of(row, row=index, rows=len(rows)) for index, row in enumerate(rows)]
 
 
 def _criteria(
@@ -324,7 +326,7 @@ def _criteria(
     stops: StopConditions,
     *,
     pad: int,
-    keep: Keep,
+    keep: TokenDetails,
 ) -> list[CriteriaBatch]:
     """Each row by itself, or all as one batch."""
     if not criteria:
@@ -334,7 +336,7 @@ def _criteria(
             CriteriaBatch(criteria, [row], torch.tensor([prompt]), pad, keeps_scores=keep.scores)
             for row, prompt in enumerate(prompts)
         ]
-    ends = bool(stops.eos_token_ids) or any(hasattr(one, "eos_token_id") for one in criteria)
+    ends = bool(stops.eos_token_ids) or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     rows = range(len(prompts))
     return [CriteriaBatch(criteria, rows, padded.to(torch.int64), pad, ends, keeps_scores=keep.scores)]
 
@@ -348,12 +350,12 @@ def _constraints(
 ) -> list[ConstrainedRow] | list[None]:
     if constraint is None:
         return [None] * len(prompts)
-    each = list(constraint) if isinstance(constraint, Sequence) else [constraint] * len(prompts)
-    if len(each) != len(prompts):
-        raise InvalidInput(f"{len(each)} constraints were given for {len(prompts)} rows; give one a row.")
+    per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * len(prompts)
+    if len(per_row) != len(prompts):
+        raise InvalidInput(f"{len(per_row)} constraints were given for {len(prompts)} rows; give one a row.")
     return [
-        ConstrainedRow.started(one, prompt, vocab_size=vocab_size, ends=ends)
-        for one, prompt in zip(each, prompts, strict=True)
+        ConstrainedRow.started(row_constraint, prompt, vocab_size=vocab_size, ends=ends)
+        for row_constraint, prompt in zip(per_row, prompts, strict=True)
     ]
 
 
@@ -369,11 +371,11 @@ def _stops(
         raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1.")
     if eos_token_id is None:
         eos_token_id = target.eos_token_ids
-    most = int(max_new_tokens)
-    # The last token needs no place in the context: nothing is read behind it.
-    room = [most if target.max_length is None else target.max_length + 1 - len(p) for p in prompts]
+    limit = int(max_new_tokens)
+    # The last token takes no room in the context: nothing is read behind it.
+    room = [limit if target.max_length is None else target.max_length + 1 - len(p) for p in prompts]
     return StopConditions(
         eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
-        limit=[min(most, one) for one in room],
-        context_limited=[one < most for one in room],
+        limit=[min(limit, tokens) for tokens in room],
+        context_limited=[tokens < limit for tokens in room],
     )

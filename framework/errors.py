@@ -42,8 +42,8 @@ class OutOfMemory(DraftwoodError, RuntimeError):
     """The device ran out of memory during a pass."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: `"; did you mean 'x'?"`, or the whole of `known` when none is close."""
-    known = sorted(known)
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else f"; known are: {', '.join(known) or 'none'}."
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence: `"; did you mean 'x'?"`, or all `names` when none is close."""
+    names = sorted(names)
+    match = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {match[0]!r}?" if match else f"; known are: {', '.join(names) or 'none'}."

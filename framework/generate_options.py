@@ -1,7 +1,7 @@
 """What a call of transformers' `generate` asks for, and the one sentence for what is not served.
 
 Seen in transformers 5.23. A custom loop gets neither the `streamer` nor the `tokenizer` of the call, nor
-learns which other way of decoding was asked for, so both are read where `generate` keeps them: in its
+learns which other kind of decoding was asked for, so both are read where `generate` keeps them: in its
 frame. A test holds every name that is read here against the installed version.
 """
 
@@ -24,8 +24,8 @@ _INNER = ("output_attentions", "output_hidden_states")
 _CACHES = frozenset({"past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
 # Caches that leave the text as it is, and are draftwood's own business.
 _EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
-# Options of other ways of decoding, with what each is when it is off.
-_OTHER_WAYS: Mapping[str, Sequence[Any]] = {
+# Options of other kinds of decoding, with what each is when it is off.
+_OTHER_DECODING: Mapping[str, Sequence[Any]] = {
     "num_beams": (None, 1),
     "penalty_alpha": (None, 0),
     "dola_layers": (None,),
@@ -39,18 +39,18 @@ _OTHER_WAYS: Mapping[str, Sequence[Any]] = {
 
 @attrs.frozen(eq=False)
 class Call:
-    """What the caller gave `generate`, where a custom loop is not told.
+    """What `generate` was called with, where a custom loop is not told.
 
     Attributes:
         streamer: or None.
         assistant_model: or None.
-        given: the names of further arguments that are not None.
+        arguments: the names of further arguments that are not None.
         virtual_tokens: whether PEFT puts learnt tokens in front of the text, behind the model's back.
     """
 
     streamer: Any = None
     assistant_model: Any = None
-    given: frozenset[str] = frozenset()
+    arguments: frozenset[str] = frozenset()
     virtual_tokens: bool = False
 
     @classmethod
@@ -62,30 +62,32 @@ class Call:
         frame = _frame(lambda frame: frame.f_code is code)
         if frame is None:
             return cls()
-        found = frame.f_locals
-        given = {name for name, value in found["kwargs"].items() if value is not None}
+        call_locals = frame.f_locals
+        arguments = {name for name, value in call_locals["kwargs"].items() if value is not None}
         # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
-        wrapper = getattr(vars(found["self"]).get("prepare_inputs_for_generation"), "__self__", None)
+        wrapper = getattr(vars(call_locals["self"]).get("prepare_inputs_for_generation"), "__self__", None)
         learnt = getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False)
-        return cls(found["streamer"], found["assistant_model"], frozenset(given), bool(learnt))
+        return cls(
+            call_locals["streamer"], call_locals["assistant_model"], frozenset(arguments), bool(learnt)
+        )
 
 
 def hand_on_tokenizer() -> None:
-    """Put the `tokenizer` of a running `generate` back among the arguments that a custom loop is given.
+    """Put the `tokenizer` of a running `generate` back among the arguments of a custom loop.
 
     `generate` drops it before it looks at the loop's signature, and then cannot build stop strings.
     """
     frame = _frame(lambda frame: frame.f_code.co_name == "_extract_generation_mode_kwargs")
     if frame is not None:
-        found = frame.f_locals
-        tokenizer = found.get("generation_mode_kwargs", {}).get("tokenizer")
+        generate_locals = frame.f_locals
+        tokenizer = generate_locals.get("generation_mode_kwargs", {}).get("tokenizer")
         if tokenizer is not None:
-            found["kwargs"]["tokenizer"] = tokenizer
+            generate_locals["kwargs"]["tokenizer"] = tokenizer
 
 
-def _frame(wanted: Any) -> FrameType | None:
+def _frame(is_searched: Any) -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not wanted(frame):
+    while frame is not None and not is_searched(frame):
         frame = frame.f_back
     return frame
 
@@ -96,7 +98,7 @@ def refuse_unserved(
     """Refuse what would change the text or the output and cannot be served.
 
     Args:
-        call: as the caller gave it.
+        call: of `generate`.
         config: the prepared `GenerationConfig`.
         model_kwargs: what the model was to be called with.
         ids: the prompts `[rows, length]`.
@@ -105,19 +107,19 @@ def refuse_unserved(
     Raises:
         InvalidInput: names the option and what to do without it.
     """
-    ways = [
+    options = [
         name
-        for name, off in _OTHER_WAYS.items()
-        if not any(getattr(config, name, None) == one for one in off)
+        for name, off in _OTHER_DECODING.items()
+        if not any(getattr(config, name, None) == default for default in off)
     ]
-    if "penalty_alpha" in ways and (config.do_sample or not (config.top_k or 0) > 1):
-        ways.remove("penalty_alpha")  # `generate` does not look at it either
+    if "penalty_alpha" in options and (config.do_sample or not (config.top_k or 0) > 1):
+        options.remove("penalty_alpha")  # `generate` does not look at it either
     if call.assistant_model is not None:
-        ways.append("assistant_model")
-    if ways:
+        options.append("assistant_model")
+    if options:
         raise InvalidInput(
-            f"custom_generate= decodes by draft trees, and {' and '.join(ways)} asks for another way; leave "
-            "one of the two out."
+            f"custom_generate= decodes by draft trees, and {' and '.join(options)} asks for another way; "
+            "leave one of the two out."
         )
     if config.token_healing:
         raise InvalidInput(
@@ -147,7 +149,7 @@ def refuse_unserved(
 
 
 def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:
-    for name in sorted(_CACHES & call.given):
+    for name in sorted(_CACHES & call.arguments):
         raise InvalidInput(
             f"{name} was given, and draft trees keep a cache of their own; give the whole text as input_ids."
         )
@@ -156,7 +158,7 @@ def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> 
     for name in sorted(name for name, value in model_kwargs.items() if value is not None):
         if name not in served:
             raise InvalidInput(f"{name} is not served by draft trees; give the text as input_ids alone.")
-    positions = model_kwargs.get("position_ids") if "position_ids" in call.given else None
+    positions = model_kwargs.get("position_ids") if "position_ids" in call.arguments else None
     if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
         raise InvalidInput(
             "position_ids is not the count of the tokens before each, which is what draft trees go by; leave "
@@ -166,10 +168,10 @@ def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> 
 
 def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
     seen = torch.ones_like(ids) if mask is None else (mask != 0).long()
-    wanted = (seen.cumsum(1) - 1).to(positions.device)
-    if positions.shape not in (wanted.shape, wanted[:1].shape):
+    expected = (seen.cumsum(1) - 1).to(positions.device)
+    if positions.shape not in (expected.shape, expected[:1].shape):
         return False
-    return bool(((positions == wanted) | (seen == 0).to(positions.device)).all())
+    return bool(((positions == expected) | (seen == 0).to(positions.device)).all())
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.records import Keep, Round, RowRecord, Statistics
+from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
 from draftwood.stopping import by_step
 
 
@@ -18,7 +18,7 @@ class Generation:
     """What `generate` wrote.
 
     Attributes:
-        sequences: int64 `[rows, length]`: the prompts as given, padding included, then the new tokens,
+        sequences: int64 `[rows, length]`: the prompts, padding included, then the new tokens,
             right-padded.
         tokens: the new tokens of every row, unpadded.
         finish_reasons: why each row ended: `"eos"`, `"length"`, `"context"`, `"criteria"`,
@@ -46,7 +46,7 @@ class Generation:
 
 
 @attrs.define(eq=False)
-class Written:
+class PartialGeneration:
     """What rounds have written so far, row by row."""
 
     tokens: list[list[int]]
@@ -55,7 +55,7 @@ class Written:
     policy_states: list[Any]
 
     @classmethod
-    def nothing(cls, policy_states: Sequence[Any]) -> Written:
+    def nothing(cls, policy_states: Sequence[Any]) -> PartialGeneration:
         """Before the first round of as many rows as `policy_states`, which they start from."""
         rows = len(policy_states)
         records: list[list[RowRecord]] = [[] for _ in range(rows)]
@@ -72,7 +72,7 @@ class Written:
             self.reasons[row] = "criteria"
 
     def generation(
-        self, prompts: Tensor, statistics: Statistics, seeds: Sequence[int], *, pad: int, keep: Keep
+        self, prompts: Tensor, statistics: Statistics, seeds: Sequence[int], *, pad: int, keep: TokenDetails
     ) -> Generation:
         """The whole, behind `prompts` int64 `[rows, length]`."""
         longest = max(map(len, self.tokens))
@@ -90,11 +90,11 @@ class Written:
             ]
             if keep.logprobs
             else None,
-            scores=by_step(self._kept("scores"), pad=pad) if keep.scores else None,
-            logits=by_step(self._kept("logits"), pad=pad) if keep.logits else None,
+            scores=by_step(self._per_token("scores"), pad=pad) if keep.scores else None,
+            logits=by_step(self._per_token("logits"), pad=pad) if keep.logits else None,
         )
 
-    def _kept(self, name: str) -> list[list[Tensor]]:
+    def _per_token(self, name: str) -> list[list[Tensor]]:
         return [
             [value for record in row for value in getattr(record, name)][: len(tokens)]
             for row, tokens in zip(self.records, self.tokens, strict=True)

@@ -18,7 +18,7 @@ def parse_json(content: bytes) -> Any:
         ValueError: anything else; the message is the reason, in a few words.
     """
     try:
-        found = json.loads(
+        parsed = json.loads(
             content.decode("utf-8-sig"),
             parse_constant=_refuse_constant,
             parse_int=_integer,
@@ -31,22 +31,22 @@ def parse_json(content: bytes) -> Any:
         raise ValueError(f"line {error.lineno} is not JSON: {error.msg}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    level, depth = [found], 0
+    level, depth = [parsed], 0
     while level:
         if (depth := depth + 1) > _DEEPEST:
             raise ValueError("nested too deeply")
-        inner = [one for one in level if isinstance(one, (dict, list))]
-        level = [value for one in inner for value in (one.values() if isinstance(one, dict) else one)]
-    return found
+        inner = [item for item in level if isinstance(item, (dict, list))]
+        level = [value for item in inner for value in (item.values() if isinstance(item, dict) else item)]
+    return parsed
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice[:40]!r} stands there twice")
-    return found
+    return values
 
 
 def _integer(word: str) -> int:

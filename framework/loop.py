@@ -10,30 +10,30 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.constraints import ConstrainedRow
 from draftwood.errors import InvalidDistribution, InvalidTree
-from draftwood.forced import as_drafted, with_forced_spans
+from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
-from draftwood.records import Keep, Round, RowRecord, TracedTree
 from draftwood.request import Request, RequestLog
+from draftwood.round_records import Round, RowRecord, TokenDetails, TracedTree
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
 from draftwood.tree import TokenTree
 
 
 @attrs.define(eq=False)
-class Row:
+class BatchRow:
     """One sequence being written.
 
     Attributes:
-        index: place in the call's input.
+        index: its number in the call's input.
         root: the last committed token.
         policy: grows the trees of all rows.
-        streams: this row's own chance.
+        streams: the random numbers of this row alone.
         text: as processors are to see it; None where none reads it.
         constraint: what may be written, or None.
         policy_state: what the policy has learnt from this row.
@@ -47,12 +47,12 @@ class Row:
     text: RowText | None = None
     constraint: ConstrainedRow | None = None
     policy_state: Any = attrs.field(
-        default=attrs.Factory(lambda row: learning.first_state(row.policy), takes_self=True)
+        default=attrs.Factory(lambda row: policy_states.first_state(row.policy), takes_self=True)
     )
     grown: TokenTree | None = None
 
     @property
-    def looks_back(self) -> bool:
+    def reads_prefix(self) -> bool:
         """Whether a distribution depends on more than the logits."""
         return self.text is not None or self.constraint is not None
 
@@ -63,10 +63,10 @@ class Row:
         return logits.masked_fill(~self.constraint.masks(paths).to(logits.device), -torch.inf)
 
     def observe(self, outcome: Outcome, tree: TokenTree) -> None:
-        """Let the policy learn from what came of its own nodes in the round's `tree`."""
+        """Let the policy learn from what came of the nodes that it drafted in the round's `tree`."""
         assert self.grown is not None
-        own = as_drafted(outcome, self.grown.size) if self.grown.size < tree.size else outcome
-        self.policy_state = learning.observe(self.policy, self.policy_state, own, self.grown)
+        drafted = without_forced_tokens(outcome, self.grown.size) if self.grown.size < tree.size else outcome
+        self.policy_state = policy_states.observe(self.policy, self.policy_state, drafted, self.grown)
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.text is None else Prefixes(self.text, paths)
@@ -89,9 +89,9 @@ class RoundLoop:
     sampling: SamplingParams
     draft_sampling: SamplingParams
     stops: StopConditions
-    rows: list[Row]
+    rows: list[BatchRow]
     trace: bool = False
-    keep: Keep = attrs.field(factory=Keep)
+    keep: TokenDetails = attrs.field(factory=TokenDetails)
 
     def run(self) -> Round:
         """One round over all rows; finished rows leave the loop and release their state."""
@@ -107,7 +107,9 @@ class RoundLoop:
             self._target_scores(row, t, logits[r])
             for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
         ]
-        probs = [self._target_probs(row, one) for row, one in zip(self.rows, scores, strict=True)]
+        probs = [
+            self._target_probs(row, row_scores) for row, row_scores in zip(self.rows, scores, strict=True)
+        ]
         outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
         verify_seconds = perf_counter() - verifying
 
@@ -117,22 +119,26 @@ class RoundLoop:
         for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
             row.observe(outcome, tree)
             path = list(outcome.path)
-            kept = self._kept(logits[r, path], scores[r][path], outcome) if self.keep != _NOTHING else {}
-            new, reason = self.stops.take(row.index, outcome.emitted, kept.get("scores"))
-            if row.looks_back:
+            details = (
+                self._details(logits[r, path], scores[r][path], outcome) if self.keep != _NO_DETAILS else {}
+            )
+            new, reason = self.stops.take(row.index, outcome.emitted, details.get("scores"))
+            if row.reads_prefix:
                 self._check_open(row, scores[r][path[: len(new)]])
             if reason is None:
                 row.commit(new)
-            kept = {name: values[: len(new)] for name, values in kept.items()}
-            known = row.policy_state
-            records.append(RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=known, **kept))
+            details = {name: values[: len(new)] for name, values in details.items()}
+            policy_state = row.policy_state
+            records.append(
+                RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=policy_state, **details)
+            )
         records, cut = self._ended_by_criteria(records)
         self._release([place for place, record in enumerate(records) if record.finished])
         seconds = perf_counter() - started
 
         if self.trace:  # what a trace costs is no part of the round
             traced = map(TracedTree.of, trees, probs, outcomes)
-            records = [attrs.evolve(one, tree=tree) for one, tree in zip(records, traced, strict=True)]
+            records = [attrs.evolve(record, tree=tree) for record, tree in zip(records, traced, strict=True)]
         return Round(
             rows=tuple(records),
             draft_calls=draft_calls,
@@ -146,57 +152,61 @@ class RoundLoop:
     def _draft(self) -> tuple[list[TokenTree], int, float]:
         """Grow all rows' trees in lockstep; returns them, the draft calls and the time of the passes."""
         growing = [
-            _Growing(learning.grow(row.policy, row.root, row.streams.draft, row.policy_state))
+            _Growing(policy_states.grow(row.policy, row.root, row.streams.draft, row.policy_state))
             for row in self.rows
         ]
-        for one in growing:
-            one.advance(None)
+        for growth in growing:
+            growth.advance(None)
         calls, seconds = 0, 0.0
-        while any(one.request for one in growing):
+        while any(growth.request for growth in growing):
             calling = perf_counter()
-            logits = self.drafter.distributions([one.request for one in growing])
+            logits = self.drafter.distributions([growth.request for growth in growing])
             seconds += perf_counter() - calling
             calls += 1
-            for row, one, row_logits in zip(self.rows, growing, logits, strict=True):
-                if one.request is not None:
-                    one.advance(self._draft_probs(row, one, row_logits[: len(one.request)]))
-        trees = [self._finished(row, one) for row, one in zip(self.rows, growing, strict=True)]
+            for row, growth, row_logits in zip(self.rows, growing, logits, strict=True):
+                if growth.request is not None:
+                    growth.advance(self._draft_probs(row, growth, row_logits[: len(growth.request)]))
+        trees = [self._finished(row, growth) for row, growth in zip(self.rows, growing, strict=True)]
         return trees, calls, seconds
 
-    def _finished(self, row: Row, one: _Growing) -> TokenTree:
+    def _finished(self, row: BatchRow, growth: _Growing) -> TokenTree:
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
         room = self.stops.room(row.index) - 1
-        tree = one.finished_tree(self.target.vocab_size).truncated(room)
+        tree = growth.finished_tree(self.target.vocab_size).truncated(room)
         row.grown = tree
-        if row.constraint is None or one.answer is None:
+        if row.constraint is None or growth.probs is None:
             return tree
-        return with_forced_spans(tree, row.constraint, laws=row.policy.laws, like=one.answer).truncated(room)
+        return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=growth.probs).truncated(
+            room
+        )
 
-    def _draft_probs(self, row: Row, one: _Growing, logits: Tensor) -> Tensor:
-        paths = one.paths() if row.looks_back else ()
+    def _draft_probs(self, row: BatchRow, growth: _Growing, logits: Tensor) -> Tensor:
+        paths = growth.paths() if row.reads_prefix else ()
         prefixes = row.prefixes(paths)
         drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
         probs = [
-            self.draft_sampling.distribution(row.constrained(given, paths), prefixes, may_be_empty=True)
-            for given in drafters
+            self.draft_sampling.distribution(
+                row.constrained(drafter_logits, paths), prefixes, may_be_empty=True
+            )
+            for drafter_logits in drafters
         ]
         return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
 
-    def _target_scores(self, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+    def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
         paths: Sequence[Path] = ()
-        if row.looks_back:
+        if row.reads_prefix:
             paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
         return self.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
 
-    def _target_probs(self, row: Row, scores: Tensor) -> Tensor:
-        if not row.looks_back:
+    def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
+        if not row.reads_prefix:
             return self.sampling.probabilities(scores)
         probs = self.sampling.probabilities(scores, may_be_empty=True)
         # Behind an end of text nothing may be left, and what is drawn there is not kept.
         probs[:, 0] += probs.sum(-1) == 0
         return probs
 
-    def _check_open(self, row: Row, scores: Tensor) -> None:
+    def _check_open(self, row: BatchRow, scores: Tensor) -> None:
         """Refuse kept tokens that were drawn where processors and constraint leave none, as sampling does."""
         if self.sampling.temperature and bool((scores.amax(-1) == -torch.inf).any()):
             raise InvalidDistribution(
@@ -204,39 +214,39 @@ class RoundLoop:
                 "or let them end the text."
             )
 
-    def _kept(self, logits: Tensor, scores: Tensor, outcome: Outcome) -> dict[str, Any]:
+    def _details(self, logits: Tensor, scores: Tensor, outcome: Outcome) -> dict[str, Any]:
         """What `keep` asks for of the emitted tokens, from the rows `[tokens, vocab]` of the path."""
-        kept: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         if self.keep.logits:
-            kept["logits"] = logits.float().clone()
+            details["logits"] = logits.float().clone()
         if self.keep.scores:
-            kept["scores"] = scores.clone()
+            details["scores"] = scores.clone()
         if self.keep.logprobs:
             emitted = torch.tensor(outcome.emitted, device=logits.device).unsqueeze(1)
             logprobs = logits.float().log_softmax(-1).gather(1, emitted).squeeze(1)
-            kept["logprobs"] = tuple(logprobs.tolist())
-        return kept
+            details["logprobs"] = tuple(logprobs.tolist())
+        return details
 
     def _ended_by_criteria(self, records: list[RowRecord]) -> tuple[list[RowRecord], dict[int, int]]:
         """The records without what criteria cut from them, and the rows whose end lies further back."""
         ends = self.stops.ask()
-        for place, record in enumerate(records):
+        for position, record in enumerate(records):
             if record.row in ends:
                 before = self.stops.written[record.row] - len(record.tokens)
                 left = max(ends[record.row] - before, 0)
                 if ends[record.row] >= before:
                     del ends[record.row]
-                records[place] = record.shortened(left, "criteria")
+                records[position] = record.shortened(left, "criteria")
         return records, ends
 
-    def _release(self, places: list[int]) -> None:
-        if places:
-            self.target.release(places)
-            self.drafter.release(places)
-            self.rows = [row for place, row in enumerate(self.rows) if place not in places]
+    def _release(self, positions: list[int]) -> None:
+        if positions:
+            self.target.release(positions)
+            self.drafter.release(positions)
+            self.rows = [row for position, row in enumerate(self.rows) if position not in positions]
 
 
-_NOTHING = Keep()
+_NO_DETAILS = TokenDetails()
 
 
 @attrs.define(eq=False)
@@ -247,11 +257,11 @@ class _Growing:
     request: Request | None = None
     tree: TokenTree | None = None
     asked: RequestLog = attrs.field(factory=RequestLog)
-    answer: Tensor | None = None  # the last one
+    probs: Tensor | None = None  # of the last request
 
     def advance(self, probs: Tensor | None) -> None:
         """Answer the request with `probs` (None starts the generator) and take the next one."""
-        self.answer = probs
+        self.probs = probs
         try:
             self.request = next(self.generator) if probs is None else self.generator.send(probs)
         except StopIteration as finished:

@@ -96,7 +96,7 @@ METRICS = (
 
 def value(metric: str, sums: Sums) -> float:
     """A figure by its name; 0 where nothing was counted that it is a share of."""
-    (of,) = (one.of for one in METRICS if one.name == metric)
+    (of,) = (entry.of for entry in METRICS if entry.name == metric)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = float(of({name: np.float64(one) for name, one in sums.items()}))
-    return found if np.isfinite(found) else 0.0
+        figure = float(of({name: np.float64(total) for name, total in sums.items()}))
+    return figure if np.isfinite(figure) else 0.0

@@ -1,4 +1,4 @@
-"""What one round gave one row."""
+"""What came of a tree: the outcome of one round for one row."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import attrs
 
-from draftwood.fields import as_ints
 from draftwood.tree import TokenTree
+from draftwood.validators import as_ints
 
 
 @attrs.frozen
 class Outcome:
-    """What one round gave one row.
+    """What one round adds to one row.
 
     Attributes:
         path: accepted nodes of the tree, root first.

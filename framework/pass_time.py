@@ -53,11 +53,11 @@ class PassTime:
         best, least = np.zeros(3), np.inf
         # Three coefficients: trying every set of those that may differ from 0 is the whole search.
         for used in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
-            found, *_ = np.linalg.lstsq(powers[:, used], np.ones(len(sizes)), rcond=None)
-            error = float(((powers[:, used] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < least:
+            coefficients, *_ = np.linalg.lstsq(powers[:, used], np.ones(len(sizes)), rcond=None)
+            error = float(((powers[:, used] @ coefficients - 1) ** 2).sum())
+            if (coefficients >= 0).all() and error < least:
                 best, least = np.zeros(3), error
-                best[used] = found
+                best[used] = coefficients
         return cls(*best.tolist())
 
     @classmethod
@@ -71,7 +71,7 @@ class PassTime:
     ) -> PassTime:
         """Fitted to the medians of passes over chains of these sizes, in seconds; see `pass_seconds`."""
         times = pass_seconds(backend, sizes=sizes, context=context, repetitions=repetitions)
-        return cls.fit(list(times), [median(taken) for taken in times.values()])
+        return cls.fit(list(times), [median(durations) for durations in times.values()])
 
 
 def pass_seconds(
@@ -91,13 +91,13 @@ def pass_seconds(
     backend.prefill([torch.arange(context) % backend.vocab_size])
     try:
         for repetition in range(repetitions + 1):
-            for size, taken in times.items():
+            for size, durations in times.items():
                 tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
                 started = perf_counter()
                 # Reading a logit waits for the pass to end where it runs beside the host.
                 float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
                 if repetition:  # the first turn warms up
-                    taken.append(perf_counter() - started)
+                    durations.append(perf_counter() - started)
                 backend.commit([[]])
     finally:
         backend.release()

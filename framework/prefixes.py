@@ -19,7 +19,7 @@ class RowText:
     """The text of one batch row in a standing buffer, so that no node copies it.
 
     Attributes:
-        row: place of the row in the batch that its processors know.
+        row: number of the row in the batch that its processors know.
         rows: size of that batch.
     """
 
@@ -62,12 +62,12 @@ class RowText:
         return torch.cat([text, behind], 1)
 
     def _write(self, tokens: Sequence[int]) -> None:
-        wanted = self._length + len(tokens)
-        if wanted > len(self._tokens):
-            grown = self._tokens.new_zeros(2 * wanted)
+        needed = self._length + len(tokens)
+        if needed > len(self._tokens):
+            grown = self._tokens.new_zeros(2 * needed)
             grown[: self._length] = self._tokens[: self._length]
             self._tokens = grown
-        self._tokens[self._length : wanted] = torch.tensor(tokens, dtype=torch.int64)
+        self._tokens[self._length : needed] = torch.tensor(tokens, dtype=torch.int64)
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +85,7 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def alone(self, node: int) -> Int[Tensor, "1 length"]:
+    def of_node(self, node: int) -> Int[Tensor, "1 length"]:
         """What stands before the prediction at `node`, `[1, length]`; a view, valid until the next call."""
         return self.text.followed_by(self.paths[node])
 

@@ -55,7 +55,7 @@ _ROW_BY_ROW = frozenset(
         "WatermarkLogitsProcessor",
     }
 )
-# Those that depend on the row's place in the batch, and on prefix and scores besides.
+# Those that depend on the row's number in the batch, and on prefix and scores besides.
 _BATCH_BOUND = frozenset(
     {
         "EncoderNoRepeatNGramLogitsProcessor",
@@ -71,7 +71,7 @@ _STATEFUL = frozenset(
 
 def reads_prefix(processor: Any) -> bool:
     """Whether a processor may look at more than the scores; any but transformers' own is assumed to."""
-    return _known(processor) not in _PREFIX_FREE
+    return _class_in_transformers(processor) not in _PREFIX_FREE
 
 
 def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None) -> Tensor:
@@ -85,22 +85,22 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
     if not processors:
         return scores
     if any(map(reads_prefix, processors)):
-        found = 0 if prefixes is None else len(prefixes)
-        if prefixes is None or found != len(scores):
+        count = 0 if prefixes is None else len(prefixes)
+        if prefixes is None or count != len(scores):
             raise InvalidInput(
-                f"{len(scores)} nodes came with {found} prefixes; a processor that reads the prefix needs "
+                f"{len(scores)} nodes came with {count} prefixes; a processor that reads the prefix needs "
                 "one a node."
             )
     if prefixes is not None:
         prefixes.text.to(scores.device)
-    scores = scores.clone()  # a processor may write into what it is given
+    scores = scores.clone()  # a processor may write into its argument
     for processor in processors:
         if not reads_prefix(processor):
             scores = processor(None, scores)
             continue
         assert prefixes is not None
         processor = _of_row(processor, prefixes.text.row)
-        if _known(processor) in _ROW_BY_ROW:
+        if _class_in_transformers(processor) in _ROW_BY_ROW:
             for nodes, ids in prefixes.levels:
                 scores[nodes] = processor(ids, scores[nodes])
         else:
@@ -110,9 +110,9 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
 
 
 def _as_in_generate(processor: Any, scores: Tensor, prefixes: Prefixes, node: int) -> Tensor:
-    """One node in a batch of the shape that the processor was made for, at its own row's place."""
+    """One node in a batch of the shape that the processor was made for, as the row that it is there."""
     rows = prefixes.text.rows
-    ids = prefixes.alone(node).expand(rows, -1)
+    ids = prefixes.of_node(node).expand(rows, -1)
     processed: Tensor = processor(ids, scores.expand(rows, -1).clone())[prefixes.text.row]
     return processed
 
@@ -120,14 +120,16 @@ def _as_in_generate(processor: Any, scores: Tensor, prefixes: Prefixes, node: in
 def _of_row(processor: Any, row: int) -> Any:
     """The processor with what it knows of this row alone, where transformers gave it a number a row."""
     lengths = getattr(processor, "prompt_ignore_length", None)
-    if _known(processor) != "RepetitionPenaltyLogitsProcessor" or not isinstance(lengths, Tensor):
+    if _class_in_transformers(processor) != "RepetitionPenaltyLogitsProcessor" or not isinstance(
+        lengths, Tensor
+    ):
         return processor
     alone = copy.copy(processor)
     alone.prompt_ignore_length = int(lengths[row])
     return alone
 
 
-def _known(processor: Any) -> str | None:
+def _class_in_transformers(processor: Any) -> str | None:
     """The name of a class of transformers itself; None for anyone else's, derived ones too."""
     kind = type(processor)
     return kind.__name__ if kind.__module__.startswith("transformers.") else None
@@ -143,7 +145,7 @@ def check_processors(processors: Sequence[Any], texts: Sequence[RowText], *, voc
         InvalidInput: such a processor; the message names it and says what serves instead.
     """
     for processor in processors:
-        name = _known(processor)
+        name = _class_in_transformers(processor)
         if name in _STATEFUL:
             raise _stateful(processor, "is made to be called once a token")
         if name not in _PREFIX_FREE | _ROW_BY_ROW | _BATCH_BOUND:
@@ -183,31 +185,31 @@ def _stateful(processor: Any, why: str) -> InvalidInput:
     )
 
 
-def _state(found: Any, depth: int = 4) -> Any:
-    """What an object holds, in a form that can be compared; what cannot be looked into counts as itself."""
-    if isinstance(found, Tensor):
-        return tuple(found.shape), found.dtype, hash(_bytes(found))
-    if isinstance(found, np.ndarray):
-        return found.shape, found.dtype, hash(found.tobytes())
-    if found is None or isinstance(found, bool | int | float | complex | str | bytes | count | Random):
-        return found.getstate() if isinstance(found, Random) else repr(found)
-    if depth == 0 or isinstance(found, torch.nn.Module | type):
-        return id(found)
+def _state(obj: Any, depth: int = 4) -> Any:
+    """What an object is made of, in a form that compares; what cannot be looked into counts as itself."""
+    if isinstance(obj, Tensor):
+        return tuple(obj.shape), obj.dtype, hash(_bytes(obj))
+    if isinstance(obj, np.ndarray):
+        return obj.shape, obj.dtype, hash(obj.tobytes())
+    if obj is None or isinstance(obj, bool | int | float | complex | str | bytes | count | Random):
+        return obj.getstate() if isinstance(obj, Random) else repr(obj)
+    if depth == 0 or isinstance(obj, torch.nn.Module | type):
+        return id(obj)
     inner = partial(_state, depth=depth - 1)
-    if isinstance(found, Mapping):
-        return [(inner(key), inner(value)) for key, value in found.items()]
-    if isinstance(found, list | tuple | deque):
-        return [inner(one) for one in found]
-    if isinstance(found, set | frozenset):
-        return sorted(repr(inner(one)) for one in found)
-    if isinstance(found, MethodType):
-        return inner(found.__self__)
-    if isinstance(found, FunctionType):
-        return [inner(cell.cell_contents) for cell in found.__closure__ or ()]
-    module = type(found).__module__
-    if not hasattr(found, "__dict__") or module.startswith(("tokenizers", "transformers.tokenization")):
-        return id(found)
-    return inner(vars(found))
+    if isinstance(obj, Mapping):
+        return [(inner(key), inner(value)) for key, value in obj.items()]
+    if isinstance(obj, list | tuple | deque):
+        return [inner(item) for item in obj]
+    if isinstance(obj, set | frozenset):
+        return sorted(repr(inner(item)) for item in obj)
+    if isinstance(obj, MethodType):
+        return inner(obj.__self__)
+    if isinstance(obj, FunctionType):
+        return [inner(cell.cell_contents) for cell in obj.__closure__ or ()]
+    module = type(obj).__module__
+    if not hasattr(obj, "__dict__") or module.startswith(("tokenizers", "transformers.tokenization")):
+        return id(obj)
+    return inner(vars(obj))
 
 
 def _bytes(tensor: Tensor) -> bytes:

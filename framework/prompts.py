@@ -1,4 +1,4 @@
-"""What a caller gives as prompts, as token lists."""
+"""The prompts of a call, as token lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.protocols import StateBackend
 
-_WHOLE = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
 
 def as_prompts(input_ids: Any, mask: Any = None) -> list[list[int]]:
@@ -23,7 +23,7 @@ def as_prompts(input_ids: Any, mask: Any = None) -> list[list[int]]:
         mask: as `input_ids`, 0 at padding, which must stand on the left.
 
     Raises:
-        InvalidInput: anything else; the message says what was given.
+        InvalidInput: anything else; the message shows it.
     """
     if isinstance(input_ids, str):
         raise InvalidInput(
@@ -42,21 +42,21 @@ def as_prompts(input_ids: Any, mask: Any = None) -> list[list[int]]:
         raise InvalidInput(
             f"input_ids is {input_ids!r:.60}; give a tensor of ids, or a list with one list of tokens a row."
         )
-    return [_as_tokens(row, place) for place, row in enumerate(input_ids)]
+    return [_as_tokens(row, index) for index, row in enumerate(input_ids)]
 
 
-def _as_tokens(row: Any, place: int) -> list[int]:
+def _as_tokens(row: Any, index: int) -> list[int]:
     tokens = row.tolist() if hasattr(row, "tolist") else row
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
-        raise InvalidInput(f"The prompt of row {place} is {row!r:.60}; give a list of token ids.")
+        raise InvalidInput(f"The prompt of row {index} is {row!r:.60}; give a list of token ids.")
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise InvalidInput(f"The prompt of row {place} holds {token!r:.40}; token ids are integers.")
+            raise InvalidInput(f"The prompt of row {index} holds {token!r:.40}; token ids are integers.")
     return [int(token) for token in tokens]
 
 
 def _unpadded(ids: Tensor, mask: Any) -> list[list[int]]:
-    if ids.dtype not in _WHOLE or ids.dim() not in (1, 2):
+    if ids.dtype not in _INTEGERS or ids.dim() not in (1, 2):
         raise InvalidInput(
             f"input_ids has dtype {ids.dtype} and {ids.dim()} dimensions; give integers `[rows, length]`."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, final
 
 import attrs
@@ -17,13 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
-from draftwood.fields import as_ints
 from draftwood.ordered_draws import drawn_together
 from draftwood.randomness import Randomness
+from draftwood.validators import as_ints
 
 
 @attrs.frozen
-class Drawn:
+class DrawnChildren:
     """Children of one node: tokens in drawn order, their draft probabilities, and their law."""
 
     tokens: list[int]
@@ -56,7 +56,7 @@ class Proposal(ABC):
                 )
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, "*drafters vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, "*drafters vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         """Draw up to `count` children of one node.
 
         Args:
@@ -66,11 +66,11 @@ class Proposal(ABC):
             rng: the draft stream.
 
         Raises:
-            InvalidInput: the law has no `draw`: only policies of its own draw by it.
+            InvalidInput: the law has no `draw`: only policies made for it draw by it.
         """
         raise InvalidInput(
             f"{cls.__name__} does not say how its children are drawn; give it a classmethod `draw`, or draw "
-            "in a policy of its own."
+            "in a policy made for it."
         )
 
     @classmethod
@@ -81,18 +81,18 @@ class Proposal(ABC):
         counts: Sequence[int],
         rng: Randomness,
         total: int,
-    ) -> list[Drawn]:
+    ) -> list[DrawnChildren]:
         """Draw up to `counts[i]` children of node i, at most `total` in all; nodes behind those are left out.
 
         The same draws as `draw` node after node; override it where all nodes together cost less.
         """
-        found: list[Drawn] = []
-        for p, wanted in zip(probs, counts, strict=True):
+        drawn: list[DrawnChildren] = []
+        for p, count in zip(probs, counts, strict=True):
             if total < 1:
                 break
-            found.append(cls.draw(p, count=min(wanted, total), rng=rng))
-            total -= len(found[-1].tokens)
-        return found
+            drawn.append(cls.draw(p, count=min(count, total), rng=rng))
+            total -= len(drawn[-1].tokens)
+        return drawn
 
     @abstractmethod
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
@@ -120,24 +120,24 @@ class Deterministic(Proposal):
     @classmethod
     def draw_nodes(
         cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
-    ) -> list[Drawn]:
+    ) -> list[DrawnChildren]:
         """The most likely tokens of every node, by one top-k and one transfer for all nodes."""
         top = probs.topk(min(max(counts, default=0), probs.shape[-1]))
-        found: list[Drawn] = []
-        for p, tokens, chances, wanted in zip(
+        drawn: list[DrawnChildren] = []
+        for p, tokens, chances, count in zip(
             probs, top.indices.tolist(), top.values.tolist(), counts, strict=True
         ):
             if total < 1:
                 break
             # Chances fall, so the live ones come first.
-            kept = sum(chance > 0 for chance in chances[: min(wanted, total)])
-            law = cls(tokens[:kept], p.shape[-1], p.dtype, p.device)
-            found.append(Drawn(tokens[:kept], chances[:kept], law))
-            total -= kept
-        return found
+            live = sum(chance > 0 for chance in chances[: min(count, total)])
+            law = cls(tokens[:live], p.shape[-1], p.dtype, p.device)
+            drawn.append(DrawnChildren(tokens[:live], chances[:live], law))
+            total -= live
+        return drawn
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         return cls.draw_nodes(probs.unsqueeze(0), counts=[count], rng=rng, total=count)[0]
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
@@ -161,9 +161,9 @@ class WithReplacement(Proposal):
         return int(self.p.shape[-1])
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         tokens = [rng.choose(probs) for _ in range(count)] if bool(probs.any()) else []
-        return Drawn(tokens, probs[tokens].tolist(), cls(probs))
+        return DrawnChildren(tokens, probs[tokens].tolist(), cls(probs))
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         return self.p
@@ -184,25 +184,25 @@ class WithoutReplacement(Proposal):
         return int(self.p.shape[-1])
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         tokens = rng.without_replacement(probs, count)
-        return Drawn(tokens, probs[tokens].tolist(), cls(probs))
+        return DrawnChildren(tokens, probs[tokens].tolist(), cls(probs))
 
     @classmethod
     def draw_nodes(
         cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
-    ) -> list[Drawn]:
+    ) -> list[DrawnChildren]:
         """On a GPU a kernel draws for all nodes, by the uniforms that node after node would take."""
         together = drawn_together(probs, counts, total, rng)
         if together is None:
             return super().draw_nodes(probs, counts=counts, rng=rng, total=total)
-        found: list[Drawn] = []
+        drawn: list[DrawnChildren] = []
         for p, (tokens, chances) in zip(probs, together, strict=True):
             if total < 1:
                 break
-            found.append(Drawn(tokens, chances, cls(p)))
+            drawn.append(DrawnChildren(tokens, chances, cls(p)))
             total -= len(tokens)
-        return found
+        return drawn
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         if not earlier:
@@ -231,12 +231,12 @@ class TopThenSample(Proposal):
         return int(self.p.shape[-1])
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, " vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         best = probs.topk(min(count - 1, probs.shape[-1]))
         law = cls(probs, best.indices[best.values > 0].tolist())
         rest = law.marginal(len(law.top))
         tokens = [*law.top, rng.choose(rest)] if bool(rest.any()) else list(law.top)
-        return Drawn(tokens, probs[tokens].tolist(), law)
+        return DrawnChildren(tokens, probs[tokens].tolist(), law)
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         if k < len(self.top):
@@ -249,23 +249,27 @@ class TopThenSample(Proposal):
         return self.conditional(k, self.top[:k])
 
 
+def _as_tensors(ps: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(ps)
+
+
 @final
 @attrs.frozen(eq=False)
 class PerChild(Proposal):
     """Child `k` from its own distribution `ps[k]` `[vocab]`: several drafters, or any dependence."""
 
     several_drafters = True
-    ps: tuple[Float[Tensor, " vocab"], ...] = attrs.field(converter=tuple)
+    ps: tuple[Float[Tensor, " vocab"], ...] = attrs.field(converter=_as_tensors)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
         return int(self.ps[0].shape[-1])
 
     @classmethod
-    def draw(cls, probs: Float[Tensor, "drafters vocab"], *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Float[Tensor, "drafters vocab"], *, count: int, rng: Randomness) -> DrawnChildren:
         ps = [p for p in probs if bool(p.any())][:count]
         tokens = [rng.choose(p) for p in ps]
-        return Drawn(tokens, [float(p[token]) for p, token in zip(ps, tokens, strict=True)], cls(ps))
+        return DrawnChildren(tokens, [float(p[token]) for p, token in zip(ps, tokens, strict=True)], cls(ps))
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         return self.ps[k]
@@ -285,7 +289,7 @@ def draw_children(
     count: int | Sequence[int],
     rng: Randomness,
     total: int | None = None,
-) -> list[Drawn]:
+) -> list[DrawnChildren]:
     """Draw up to `count` children for each of several nodes.
 
     Ask for all nodes of a request at once: on a GPU a kernel then draws without replacement for all of

@@ -41,7 +41,7 @@ class TreePolicy(Protocol):
         laws: the proposal laws its trees may carry.
         adaptive: whether the number of a node's children may depend on the tokens of any of them, or on
             what was drawn below them. A policy that is not adaptive settles how many children a node gets
-            before the first of them is drawn, by what was drawn before and by chance of its own; in
+            before the first of them is drawn, by what was drawn before and by independent chance; in
             which order it comes to its nodes is free. Verifiers that look at several siblings at once
             serve such policies alone.
         branches: whether a node may have more than one child.
@@ -68,7 +68,7 @@ class TreePolicy(Protocol):
 
 
 class LearningPolicy(TreePolicy, Protocol[State]):
-    """A policy whose trees depend on what came of earlier ones, by a state that goes from hand to hand.
+    """A policy whose trees depend on what came of earlier ones, by a state handed from round to round.
 
     The policy itself never changes: `first_state` gives what it knows at first, `grow` reads a state, and
     `observe` gives the next one. So each row has a state of its own, and `Generation.policy_states` can be
@@ -128,7 +128,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
+        """Forget these rows, or all of them; never raises for a row that it does not have."""
         ...
 
     def distributions(
@@ -189,7 +189,7 @@ class StateBackend(Protocol):
         ...
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        """Forget the rows at these places, or all of them; never raises for rows it does not hold."""
+        """Forget these rows, or all of them; never raises for a row that it does not have."""
         ...
 
     def extend(
@@ -202,8 +202,9 @@ class StateBackend(Protocol):
 
         Args:
             tokens: `[rows, nodes]` int64.
-            parents: `[rows, nodes]` int64, places in the row's uncommitted region, which counts on over
-                calls until the next commit; -1 is the committed state. A parent stands before its child.
+            parents: `[rows, nodes]` int64, region indices: the index of the parent among all nodes that the
+                row's calls appended since the last commit; -1 is the committed state. A parent stands
+                before its child.
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:
@@ -212,7 +213,7 @@ class StateBackend(Protocol):
         ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep these uncommitted nodes of every row, in order, and drop the others.
+        """Keep these uncommitted nodes of every row, by region index and in order, and drop the others.
 
         Every path starts at a node with parent -1 and follows parent to child; it may be empty.
         """

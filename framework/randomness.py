@@ -103,9 +103,9 @@ class TorchRandomness(UniformRandomness):
 
     def ahead(self, n: int) -> Tensor:
         state = self.generator.get_state()
-        found = self.uniforms(n)
+        numbers = self.uniforms(n)
         self.generator.set_state(state)
-        return found
+        return numbers
 
 
 @attrs.define(eq=False)
@@ -157,10 +157,10 @@ def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     if isinstance(seed, Sequence):
         if len(seed) != rows:
             raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
-        return [_as_seed(one) for one in seed]
+        return [_as_seed(row_seed) for row_seed in seed]
     seed = _as_seed(seed)
     spawned = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(max(rows - 1, 0), np.uint64)
-    return [seed, *(int(one) for one in spawned)][:rows]
+    return [seed, *(int(row_seed) for row_seed in spawned)][:rows]
 
 
 def _as_seed(seed: object) -> int:

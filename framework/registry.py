@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
-from draftwood.imports import imported, is_derived
+from draftwood.import_object import import_object, is_strategy_class
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
@@ -26,14 +26,14 @@ KINDS = ("drafters", "policies", "verifiers", "recipes")
 _GROUPS = {f"draftwood.{kind}" for kind in (*KINDS, "constraints", "laws", "loaders", "mixers")}
 # The classes that may be imported by name; None: all of them.
 _importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
-_OWN: Mapping[str, type] = {
+_PROTOCOLS: Mapping[str, type] = {
     "drafters": Drafter,
     "laws": Proposal,
     "policies": TreePolicy,
     "verifiers": Verifier,
 }
 # Options that strategies once had, which files of that time may name.
-_GONE: Mapping[tuple[str, str], str] = {
+_REMOVED_OPTIONS: Mapping[tuple[str, str], str] = {
     ("class-ordered-traversal", "luck"): "it gained nothing; name the verifier without it",
     ("class-ordered-traversal", "phantoms"): "for adaptive trees name 'traversal', else leave it out",
     ("class-ordered-rejection", "phantoms"): "for adaptive trees name 'traversal', else leave it out",
@@ -86,16 +86,18 @@ def get(kind: str, name: str) -> Any:
         InvalidInput: there is no such module or class, or it is derived from another protocol.
     """
     singular = {"laws": "proposal law", "policies": "policy"}.get(kind, kind.removesuffix("s"))
-    if ":" in name and kind in _OWN:
+    if ":" in name and kind in _PROTOCOLS:
         allowed = _importable.get()
         if allowed is not None and name not in allowed:
             raise InvalidInput(
                 f"The class {name!r} is named by a file, which may run no code; name it yourself."
             )
-        found = imported(name, [_OWN[kind]])
-        if not is_derived(found, [_OWN[kind]]):
-            raise InvalidInput(f"{name!r} is no {singular}; name a class derived from {_OWN[kind].__name__}.")
-        return found
+        strategy = import_object(name, [_PROTOCOLS[kind]])
+        if not is_strategy_class(strategy, [_PROTOCOLS[kind]]):
+            raise InvalidInput(
+                f"{name!r} is no {singular}; name a class derived from {_PROTOCOLS[kind].__name__}."
+            )
+        return strategy
     try:
         entry = _entries(kind)[name]
     except KeyError:
@@ -112,50 +114,50 @@ def options(kind: str, name: str) -> Mapping[str, inspect.Parameter]:
 def options_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """What a class or function takes, by option name.
 
-    A class without a constructor of its own takes nothing, though a protocol's one seems to take anything.
+    A class without a constructor takes nothing, though a protocol's one seems to take anything.
     """
     anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = inspect.signature(make).parameters
-    return MappingProxyType({option: p for option, p in found.items() if p.kind not in anything})
+    parameters = inspect.signature(make).parameters
+    return MappingProxyType({option: p for option, p in parameters.items() if p.kind not in anything})
 
 
-def create(kind: str, name: str, given: Mapping[str, Any] | None = None) -> Any:
-    """Build the strategy `name` with the options `given`.
+def create(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Build the strategy `name` with `options`.
 
     Raises:
         UnknownStrategy: an unknown name or option; the message names the nearest.
         InvalidInput: an option is missing or cannot be used.
     """
-    return build(get(kind, name), name, given)
+    return build(get(kind, name), name, options)
 
 
-def build(make: Callable[..., Any], name: str, given: Mapping[str, Any] | None = None) -> Any:
-    """What the class or function `make` gives for the options `given`; errors call it `name`.
+def build(make: Callable[..., Any], name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """What the class or function `make` gives for `options`; errors call it `name`.
 
     Raises:
         UnknownStrategy: an unknown option; the message names the nearest.
         InvalidInput: an option is missing or cannot be used.
     """
-    given = dict(given or {})
-    known = options_of(make)
-    for option in given:
-        if option not in known:
+    options = dict(options or {})
+    parameters = options_of(make)
+    for option in options:
+        if option not in parameters:
             check_not_gone(name, option)
-            raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, known)}")
-    missing = [o for o, p in known.items() if p.default is p.empty and o not in given]
+            raise UnknownStrategy(f"{name!r} has no option {option!r}{nearest(option, parameters)}")
+    missing = [o for o, p in parameters.items() if p.default is p.empty and o not in options]
     if missing:
         raise InvalidInput(f"{name!r} needs the option {missing[0]!r}; give it.")
     try:
-        return make(**given)
+        return make(**options)
     except DraftwoodError:
         raise
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name!r} cannot be built from {given}: {error}.") from error
+        raise InvalidInput(f"{name!r} cannot be built from {options}: {error}.") from error
 
 
 def check_not_gone(name: str, option: str) -> None:
     """Raise `UnknownStrategy`, with what to do, if the strategy `name` once had the option."""
-    if remedy := _GONE.get((name, option)):
+    if remedy := _REMOVED_OPTIONS.get((name, option)):
         raise UnknownStrategy(f"{name!r} no longer has the option {option!r}: {remedy}.")
 
 

@@ -1,4 +1,4 @@
-"""What a policy asks of the draft in one round of one row: its requests, and their nodes' numbers."""
+"""What a policy asks of the draft in one round of one row: requests, and the request numbers of nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from draftwood.prefixes import Path
 class Request:
     """Nodes of one row whose draft distributions a policy needs.
 
-    The nodes of a round are numbered in the order in which they are asked for, over all its requests;
-    the root comes first, as number 0 with parent -1.
+    The *request number* of a node counts the nodes that were asked for before it in the round, over all
+    requests: the root comes first, as number 0 with parent -1. It is the node's index in the tree only where
+    a policy asks for all nodes in the order of the tree.
 
     Attributes:
         tokens: int64.
-        parents: int64, the numbers of the nodes' parents.
+        parents: int64, the request numbers of the nodes' parents.
     """
 
     tokens: Int[Tensor, " k"]
@@ -30,11 +31,11 @@ class Request:
 
 @attrs.define(eq=False)
 class RequestLog:
-    """The nodes that were asked for so far in a round of one row, by their numbers.
+    """The nodes that were asked for so far in a round of one row, by request number.
 
     Attributes:
         tokens: of every node.
-        parents: numbers of their parents; -1 at the root.
+        parents: request numbers of their parents; -1 at the root.
         depths: 0 at the root.
     """
 
@@ -47,7 +48,7 @@ class RequestLog:
         return len(self.tokens)
 
     def take(self, request: Request) -> range:
-        """Add the nodes of `request`, whose parents are known or stand before them; returns their numbers."""
+        """Add the nodes of `request`, whose parents were asked for or stand before them; their numbers."""
         first = len(self)
         self.tokens += request.tokens.tolist()
         self.parents += request.parents.tolist()

@@ -32,10 +32,10 @@ def _is_a(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _processors(given: Any) -> tuple[Any, ...]:
-    if not isinstance(given, Iterable) or not all(map(callable, found := tuple(given))):
-        raise InvalidInput(f"processors is {given!r:.80}; give a list of logits processors.")
-    return found
+def _processors(processors: Any) -> tuple[Any, ...]:
+    if not isinstance(processors, Iterable) or not all(map(callable, values := tuple(processors))):
+        raise InvalidInput(f"processors is {processors!r:.80}; give a list of logits processors.")
+    return values
 
 
 @attrs.frozen
@@ -47,10 +47,10 @@ class SamplingParams:
     Attributes:
         temperature: 0 takes the most likely token (the first of equal ones), as `generate` does.
         top_k: keep this many tokens; None keeps all.
-        top_p: keep the smallest set that holds this probability, in (0, 1].
+        top_p: keep the smallest set that has this probability, in (0, 1].
         min_p: drop tokens below this share of the most likely one's probability, in (0, 1].
         processors: any `transformers.LogitsProcessor`s. One that reads the prefix sees, for every node
-            of a tree, the text and the node's own path.
+            of a tree, the text and the path of that node.
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
@@ -68,17 +68,17 @@ class SamplingParams:
     def _build_warpers(self) -> tuple[Any, ...]:
         if self.temperature == 0:
             return ()
-        wanted = (
+        settings = (
             ("TemperatureLogitsWarper", float(self.temperature) if self.temperature != 1 else None),
             ("TopKLogitsWarper", self.top_k),
             ("TopPLogitsWarper", self.top_p if self.top_p != 1 else None),
             ("MinPLogitsWarper", self.min_p),
         )
-        if not any(value is not None for _, value in wanted):
+        if not any(value is not None for _, value in settings):
             return ()
         import transformers
 
-        return tuple(getattr(transformers, name)(v) for name, v in wanted if v is not None)
+        return tuple(getattr(transformers, name)(v) for name, v in settings if v is not None)
 
     @property
     def reads_prefix(self) -> bool:
@@ -122,7 +122,7 @@ class SamplingParams:
             probs = self.probabilities(scores, may_be_empty=True)
         except InvalidDistribution:
             probs = self.probabilities(scores.clamp(max=torch.finfo(scores.dtype).max), may_be_empty=True)
-        # A processor may have put something into a row of -inf.
+        # A processor may have written into a row of -inf.
         return probs.masked_fill_((logits.amax(-1) == -torch.inf).unsqueeze(-1), 0)
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:

@@ -57,17 +57,17 @@ class CriteriaBatch:
 
     def written(self, row: int, tokens: Sequence[int], *, ended: bool, scores: Tensor | None = None) -> None:
         """Row `row` has `tokens` more; `scores` `[tokens, vocab]` are those that chose them."""
-        place = self.rows.index(row)
-        start = self.prompts.shape[1] + self._lengths[place]
-        self._lengths[place] += len(tokens)
-        self._ended[place] |= ended
+        position = self.rows.index(row)
+        start = self.prompts.shape[1] + self._lengths[position]
+        self._lengths[position] += len(tokens)
+        self._ended[position] |= ended
         missing = start + len(tokens) - self._tokens.shape[1]
         if missing > 0:
             more = self._tokens.new_full((len(self.rows), missing + start), self.pad)
             self._tokens = torch.cat([self._tokens, more], 1)
-        self._tokens[place, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self._tokens[position, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         if self.keeps_scores and scores is not None:
-            self._scores[place].extend(scores)
+            self._scores[position].extend(scores)
 
     def ask(self) -> list[Cut]:
         """Ask about every step that all rows have come to; the rows that end by it."""
@@ -81,24 +81,24 @@ class CriteriaBatch:
                 self._steps.append(_at_step(self._scores, step - 1, pad=self.pad))
                 scores = tuple(self._steps)
             for criterion in self.criteria:
-                said = torch.as_tensor(criterion(shown, scores)).cpu().reshape(-1)
-                self._flagged |= said.bool()
+                answer = torch.as_tensor(criterion(shown, scores)).cpu().reshape(-1)
+                self._flagged |= answer.bool()
             if self.rows_end_alone:
-                ending = [place for place, flagged in enumerate(self._flagged.tolist()) if flagged]
+                ending = [position for position, flagged in enumerate(self._flagged.tolist()) if flagged]
             else:
                 ending = list(range(len(self.rows))) if bool(self._flagged.all()) else []
-            for place in ending:
-                if self._lengths[place] < step or self._closed(place, step):
+            for position in ending:
+                if self._lengths[position] < step or self._closed(position, step):
                     continue
-                cuts[place] = Cut(self.rows[place], step)
-                self._lengths[place], self._ended[place] = step, True
-                self._tokens[place, shown.shape[1] :] = self.pad
-                del self._scores[place][step:]
+                cuts[position] = Cut(self.rows[position], step)
+                self._lengths[position], self._ended[position] = step, True
+                self._tokens[position, shown.shape[1] :] = self.pad
+                del self._scores[position][step:]
         return list(cuts.values())
 
-    def _closed(self, place: int, step: int) -> bool:
+    def _closed(self, position: int, step: int) -> bool:
         """Whether the row had ended at this step by itself."""
-        return self._ended[place] and self._lengths[place] == step
+        return self._ended[position] and self._lengths[position] == step
 
     def _frontier(self) -> int:
         running = [n for n, ended in zip(self._lengths, self._ended, strict=True) if not ended]
@@ -154,7 +154,7 @@ class StopConditions:
         reason = None
         if len(kept) == self.room(row):
             reason = "context" if self.context_limited[row] else "length"
-        end = next((place for place, token in enumerate(kept) if token in self.eos_token_ids), None)
+        end = next((position for position, token in enumerate(kept) if token in self.eos_token_ids), None)
         if end is not None:
             kept, reason = kept[: end + 1], "eos"
         self.written[row] += len(kept)

@@ -47,6 +47,12 @@ def ancestor_mask(parents: Int[Tensor, "*rows n"]) -> Bool[Tensor, "*rows n n"]:
 class TokenTree:
     """A draft tree under the last committed token, for one row.
 
+    A *node* is its index in `tokens`, the root being 0; paths, children and outcomes are made of these. Three
+    more numbers come up elsewhere. A *request number* counts the nodes whose draft distributions were asked
+    for (`Request`). A *region index* counts what a row's `extend` calls appended since the last commit
+    (`StateBackend.extend`). A *column* is the index along the second dimension of one padded batch
+    `[rows, nodes]`. The four are the same for a tree that is extended by one call and asked for in order.
+
     Attributes:
         tokens: `[capacity]` int64; `tokens[0]` is the root, the last committed token.
         parents: `[capacity]` int64; `parents[0] = -1` and `parents[i] < i`. Siblings stand in the order
@@ -54,7 +60,7 @@ class TokenTree:
         proposals: for every node that has children, the law and distribution they were drawn from.
         size: number of valid nodes; what lies behind it is padding, so that a captured pass can run
             any tree up to the capacity. Default: all.
-        depths: `[capacity]` int64, the root at 0; derived from `parents` unless given.
+        depths: `[capacity]` int64, the root at 0; derived from `parents` by default.
         note: what a policy that learns wants to know of the growth when it sees the outcome; an immutable
             value that nobody else reads.
     """
@@ -118,15 +124,15 @@ class TokenTree:
 
         A law keeps describing the siblings that stay as long as the dropped ones were drawn last.
         """
-        place = torch.full((self.size + 1,), -1, dtype=torch.int64, device=keep.device)
-        place[keep] = torch.arange(len(keep), device=keep.device)
-        parents = place[self.parents[keep]]  # the root's -1 reads the last place, which stays -1
+        new_number = torch.full((self.size + 1,), -1, dtype=torch.int64, device=keep.device)
+        new_number[keep] = torch.arange(len(keep), device=keep.device)
+        parents = new_number[self.parents[keep]]  # the root's -1 reads the last entry, which stays -1
         with_children = set(parents.tolist())
-        renamed = {int(place[node]): law for node, law in self.proposals.items()}
+        laws = {int(new_number[node]): law for node, law in self.proposals.items()}
         return TokenTree(
             tokens=self.tokens[keep],
             parents=parents,
-            proposals={node: law for node, law in renamed.items() if node in with_children and node >= 0},
+            proposals={node: law for node, law in laws.items() if node in with_children and node >= 0},
             depths=self.depths[keep],
             note=self.note,
         )
@@ -145,8 +151,10 @@ class TokenTree:
         sound = (self.parents[1:n] >= 0) & (
             self.parents[1:n] < torch.arange(1, n, device=self.parents.device)
         )
-        known = (self.tokens[:n] >= 0) & (self.tokens[:n] < (vocab_size or torch.iinfo(torch.int64).max))
-        if bool((self.parents[0] == -1) & sound.all() & known.all()):
+        in_vocabulary = (self.tokens[:n] >= 0) & (
+            self.tokens[:n] < (vocab_size or torch.iinfo(torch.int64).max)
+        )
+        if bool((self.parents[0] == -1) & sound.all() & in_vocabulary.all()):
             return self
         parents, tokens = self.parents[:n].tolist(), self.tokens[:n].tolist()
         if parents[0] != -1:

@@ -1,4 +1,4 @@
-"""`tuned`: the method that `draftwood tune` found best for a pair of models on this machine."""
+"""`read_tuned`: the method that `draftwood tune` chose for a pair of models on this machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _is(*kinds: type) -> Any:
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if type(value) not in kinds:
-            wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise InvalidInput(f"{field.name} is {value!r:.80}, not {wanted}; {_AGAIN}.")
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise InvalidInput(f"{field.name} is {value!r:.80}, not {expected}; {_AGAIN}.")
 
     return check
 
@@ -56,17 +56,17 @@ class TunedModel:
     def check(self, role: str, model: StateBackend | Drafter, *, file: str, dtype: str) -> None:
         """Raise `IncompatibleModels` where `model` has another vocabulary or other weights."""
         for name, unit in (("vocab_size", "tokens"), ("weight_bytes", "bytes of weights")):
-            wanted, found = getattr(self, name), getattr(model, name)
-            if wanted != found:
+            expected, value = getattr(self, name), getattr(model, name)
+            if expected != value:
                 raise IncompatibleModels(
-                    f"{file!r} was tuned for the {role} {self.name!r} with {wanted} {unit}, and this one has "
-                    f"{found}; load that model in the precision {dtype!r}, or {_AGAIN} for this pair."
+                    f"{file!r} was tuned for the {role} {self.name!r} with {expected} {unit}, and this one "
+                    f"has {value}; load that model in the precision {dtype!r}, or {_AGAIN} for this pair."
                 )
 
 
 @attrs.frozen
-class Tuned:
-    """A method, the pair it was found for, and what it gained there.
+class TunedMethod:
+    """A method, the pair of models that it was tuned for, and what it gained there.
 
     Attributes:
         file: where it was read, for messages.
@@ -134,8 +134,8 @@ class Tuned:
 
         Raises:
             IncompatibleModels: another pair than the file's.
-            InvalidInput: the file's draft is a model, or its drafter a class that is not registered, and none
-                was given.
+            InvalidInput: the file's draft is a model, or its drafter a class that is not registered, and no
+                drafter is passed.
         """
         target = as_backend(self._loaded(target))
         self.check(target)
@@ -151,10 +151,10 @@ class Tuned:
                 "it and give it as drafter."
             )
         elif drafter is None:
-            known = {"vocab_size": target.vocab_size, "target": target}
-            wanted = known.keys() & registry.options("drafters", self.drafter).keys()
-            given = {name: known[name] for name in wanted} | self.drafter_options
-            drafter = _built("drafters", self.drafter, given)
+            context = {"vocab_size": target.vocab_size, "target": target}
+            names = context.keys() & registry.options("drafters", self.drafter).keys()
+            options = {name: context[name] for name in names} | self.drafter_options
+            drafter = _built("drafters", self.drafter, options)
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
         decoder = self.method().decoder(target, drafter)
@@ -182,14 +182,14 @@ def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:
         except DraftwoodError:
             raise
         except Exception as error:  # options of the wrong kind fail in many ways
-            said = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             remedy = "give the drafter itself" if kind == "drafters" else _AGAIN
             raise InvalidInput(
-                f"{name!r} cannot be built from its options ({said:.80}); {remedy}."
+                f"{name!r} cannot be built from its options ({reason:.80}); {remedy}."
             ) from error
 
 
-def tuned(path: str | PathLike[str]) -> Tuned:
+def read_tuned(path: str | PathLike[str]) -> TunedMethod:
     """What `draftwood tune` wrote to the file `path`.
 
     Raises:
@@ -216,19 +216,19 @@ def tuned(path: str | PathLike[str]) -> Tuned:
         raise InvalidInput(f"{file!r}: {error}") from error
 
 
-def _from(file: str, content: Mapping[str, Any]) -> Tuned:
-    names = [field.name for field in attrs.fields(Tuned) if field.name != "file"]
+def _from(file: str, content: Mapping[str, Any]) -> TunedMethod:
+    names = [field.name for field in attrs.fields(TunedMethod) if field.name != "file"]
     if missing := [name for name in names if name not in content]:
         raise InvalidInput(f"{missing[0]} is missing; {_AGAIN}.")
-    given = {name: content[name] for name in names}
-    target, draft = _model("target", given["target"]), given["draft"] and _model("draft", given["draft"])
-    found = Tuned(**(given | {"target": target, "draft": draft or None}), file=file)
-    found.draft_sampling  # noqa: B018 (raises for a recipe, option or temperature that cannot be)
-    return found
+    values = {name: content[name] for name in names}
+    target, draft = _model("target", values["target"]), values["draft"] and _model("draft", values["draft"])
+    method = TunedMethod(**(values | {"target": target, "draft": draft or None}), file=file)
+    method.draft_sampling  # noqa: B018 (raises for a recipe, option or temperature that cannot be)
+    return method
 
 
-def _model(role: str, given: Any) -> TunedModel:
-    known = [field.name for field in attrs.fields(TunedModel)]
-    if not isinstance(given, dict) or sorted(given) != sorted(known):
-        raise InvalidInput(f"{role} is {given!r:.80}, not an object with {', '.join(known)}; {_AGAIN}.")
-    return TunedModel(**given)
+def _model(role: str, value: Any) -> TunedModel:
+    names = [field.name for field in attrs.fields(TunedModel)]
+    if not isinstance(value, dict) or sorted(value) != sorted(names):
+        raise InvalidInput(f"{role} is {value!r:.80}, not an object with {', '.join(names)}; {_AGAIN}.")
+    return TunedModel(**value)

@@ -18,19 +18,19 @@ PADDING = 1024
 """Widths that differ by more are taken for two tokenizers; Qwen2.5 has 151,936 and 152,064."""
 
 
-def fitted(drafter: Drafter, vocab_size: int) -> Drafter:
+def fit_vocabulary(drafter: Drafter, vocab_size: int) -> Drafter:
     """`drafter` with logits of `vocab_size` tokens.
 
     Raises:
         IncompatibleModels: the widths differ by more than padding does.
     """
-    have = drafter.vocab_size
-    if have == vocab_size:
+    drafter_size = drafter.vocab_size
+    if drafter_size == vocab_size:
         return drafter
-    if abs(have - vocab_size) > min(PADDING, max(have, vocab_size) // 50):
+    if abs(drafter_size - vocab_size) > min(PADDING, max(drafter_size, vocab_size) // 50):
         raise IncompatibleModels(
-            f"The drafter has {have} tokens and the target {vocab_size}, more apart than padding is; they "
-            "must share one tokenizer and vocabulary."
+            f"The drafter has {drafter_size} tokens and the target {vocab_size}, more apart than padding is; "
+            "they must share one tokenizer and vocabulary."
         )
     return FittedDrafter(drafter, vocab_size)
 
@@ -51,7 +51,7 @@ class FittedDrafter(Drafter):
         self.backends, self.source = self.drafter.backends, self.drafter.source
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
-        self.drafter.prefill([self._known(row) for row in rows])
+        self.drafter.prefill([self._in_vocabulary(row) for row in rows])
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self.drafter.release(rows)
@@ -59,23 +59,26 @@ class FittedDrafter(Drafter):
     def distributions(
         self, requests: Sequence[Request | None]
     ) -> Float[Tensor, "rows nodes *drafters vocab"]:
-        known = [None if one is None else Request(self._known(one.tokens), one.parents) for one in requests]
-        logits = self.drafter.distributions(known)[..., : self.vocab_size]
+        fitted_requests = [
+            None if request is None else Request(self._in_vocabulary(request.tokens), request.parents)
+            for request in requests
+        ]
+        logits = self.drafter.distributions(fitted_requests)[..., : self.vocab_size]
         missing = self.vocab_size - logits.shape[-1]
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
-        have = self.drafter.vocab_size
+        drafter_size = self.drafter.vocab_size
         self.drafter.commit(
             [
                 attrs.evolve(
-                    one,
-                    tokens=[token if token < have else 0 for token in one.tokens],
-                    extra=one.extra if one.extra < have else 0,
+                    outcome,
+                    tokens=[token if token < drafter_size else 0 for token in outcome.tokens],
+                    extra=outcome.extra if outcome.extra < drafter_size else 0,
                 )
-                for one in outcomes
+                for outcome in outcomes
             ]
         )
 
-    def _known(self, tokens: Tensor) -> Tensor:
+    def _in_vocabulary(self, tokens: Tensor) -> Tensor:
         return torch.where(tokens < self.drafter.vocab_size, tokens, 0)

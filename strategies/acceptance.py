@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
-from draftwood.records import RowRecord
+from draftwood.round_records import RowRecord
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
 
 

@@ -20,7 +20,7 @@ CAUGHT = {
     "a fifth row has the answers of the fourth": ("many-rows", "row 4 stands on the text of row 3"),
     "all earlier nodes are visible": ("one-tree", "the tree mask is not applied: node 1 sees node 0"),
     "siblings are visible": ("one-tree", "node 1 sees node 0, its sibling"),
-    "positions count places": ("one-tree", "positions count places, not depths"),
+    "positions count nodes": ("one-tree", "positions count nodes, not depths"),
     "a commit keeps first children": ("one-tree", "another path was committed"),
     "a commit keeps the last but one node twice": ("one-tree", "token 7 of the 8 committed ones is not seen"),
     "a commit keeps the first nodes": ("one-tree", "another path was committed"),
@@ -91,11 +91,11 @@ for _mistake in MISTAKES:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: f"{one.part}: {one.name}")
 def test_a_mistake_is_caught_and_named(mistake: Mistake) -> None:
-    check, said = CAUGHT_BY_PART.get((mistake.name, mistake.part)) or CAUGHT[mistake.name]
+    check, message = CAUGHT_BY_PART.get((mistake.name, mistake.part)) or CAUGHT[mistake.name]
     caught = mistake.caught()
     assert caught is not None, "it slips past all checks"
     assert caught.check == check
-    assert said in caught.said
+    assert message in caught.message
 
 
 @pytest.mark.parametrize("mistake", RIGHTS.values(), ids=lambda one: f"{one.part}: without {one.name}")

@@ -19,7 +19,7 @@ from draftwood.apps.datasets import DataSet, Prompt, read
 from draftwood.apps.prompts import interleaved
 from draftwood.devices import default_device
 from draftwood.errors import InvalidInput, nearest
-from draftwood.fields import at_least
+from draftwood.validators import at_least
 
 BUILT_IN = "built-in"
 BINS = 20  # of probabilities, in the figures of acceptance against draft probability

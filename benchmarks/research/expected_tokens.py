@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier
-from draftwood.testing import ToyModel, WeightedTree, enumerate_outcomes
-from draftwood.testing.seen import OpenTree, SeenTargets, SeenTree
+from draftwood.testing import NextTokenModel, WeightedTree, enumerate_outcomes
+from draftwood.testing.lazy_trees import LazyTargets, LazyTree, TreeLaw
 
 
 @attrs.define(eq=False)
-class Possible(OpenTree):
+class Possible(TreeLaw):
     """Trees of one shape that agree in every token seen so far; what a look at one more node would tell."""
 
     trees: Sequence[WeightedTree]
@@ -66,14 +66,14 @@ def by_shape(trees: Sequence[WeightedTree]) -> list[Possible]:
     return [Possible(alike) for alike in shapes.values()]
 
 
-def expected_tokens(shapes: Sequence[Possible], verifier: Verifier, *, target: ToyModel) -> float:
-    """Mean number of tokens that a round of `verifier` emits over the trees, exactly as by `one_round`."""
+def expected_tokens(shapes: Sequence[Possible], verifier: Verifier, *, target: NextTokenModel) -> float:
+    """Mean number of tokens that a round of `verifier` emits over the trees, as by `one_round_law`."""
     total = 0.0
     for possible in shapes:
 
         def verify(rng: Randomness, possible: Possible = possible) -> int:
-            tree = SeenTree(possible, rng)
-            outcome: Outcome = verifier.verify(tree, SeenTargets(tree, target.probs), rng)  # type: ignore[arg-type]
+            tree = LazyTree(possible, rng)
+            outcome: Outcome = verifier.verify(tree, LazyTargets(tree, target.probs), rng)  # type: ignore[arg-type]
             return len(outcome.emitted)
 
         total += possible.weight * sum(

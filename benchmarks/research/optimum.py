@@ -23,7 +23,7 @@ from draftwood.apps.progress import watched
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 
 MIXES = (0.0, 0.3, 0.6)
 

@@ -27,14 +27,14 @@ def backend_checks(
     Raises:
         InvalidInput: neither an oracle nor a model.
     """
-    found = oracle or oracle_of(backend)
-    if found is None:
+    logits_after = oracle or oracle_of(backend)
+    if logits_after is None:
         raise InvalidInput(
             f"{type(backend).__name__} names no model to compare it with; give oracle=, a function from a "
             "list of tokens to the logits [vocab] after them, or its torch module as the attribute `model`."
         )
 
-    right: LogitsAfter = found
+    right: LogitsAfter = logits_after
 
     class Tests(StateBackendTests):
         vocab_size = backend.vocab_size

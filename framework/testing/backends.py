@@ -36,9 +36,9 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.protocols import StateBackend
-from draftwood.testing.broken import LawBroken, raises_on_purpose
-from draftwood.testing.diagnosis import Node
 from draftwood.testing.feature_checks import check_features, check_output_head
+from draftwood.testing.law_broken import LawBroken, raises_on_purpose
+from draftwood.testing.logits_mistakes import Node
 from draftwood.testing.mirror import Mirror, WrongLogits
 from draftwood.testing.oracles import FeaturesAfter, features_oracle_of
 
@@ -62,7 +62,7 @@ def backend_machine(
         logits_after: the oracle, next-token logits `[vocab]` after a list of tokens.
         vocab_size: tokens are drawn below it.
         tolerance: largest absolute difference allowed in a logit.
-        max_rows: rows held at a time.
+        max_rows: rows at a time.
         max_prompt: tokens of a new row.
         max_nodes: nodes a row may get in one call.
     """
@@ -72,7 +72,7 @@ def backend_machine(
     class BackendMachine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            # What went wrong is looked into once, when the shortest calls are found.
+            # What went wrong is looked into once, for the shortest calls that fail.
             self.mirror = Mirror(make_backend(), logits_after, tolerance, explains=False)
 
         @precondition(lambda self: len(self.mirror.texts) < max_rows and not any(self.mirror.nodes))
@@ -85,16 +85,16 @@ def backend_machine(
         @rule(data=st.data())
         def extend(self, data: st.DataObject) -> None:
             new = []
-            for held in self.mirror.nodes:
+            for nodes in self.mirror.nodes:
                 count = data.draw(st.integers(0, max_nodes))
-                places = range(len(held), len(held) + count)
-                new.append([(data.draw(token), data.draw(st.integers(-1, place - 1))) for place in places])
+                region = range(len(nodes), len(nodes) + count)
+                new.append([(data.draw(token), data.draw(st.integers(-1, node - 1))) for node in region])
             self.mirror.extend(new)
 
         @precondition(lambda self: any(self.mirror.nodes))
         @rule(data=st.data())
         def commit(self, data: st.DataObject) -> None:
-            leaves = [data.draw(st.integers(-1, len(held) - 1)) for held in self.mirror.nodes]
+            leaves = [data.draw(st.integers(-1, len(nodes) - 1)) for nodes in self.mirror.nodes]
             self.mirror.commit([self.mirror.path(row, leaf) for row, leaf in enumerate(leaves)])
 
         @precondition(lambda self: len(self.mirror.texts) > 1)
@@ -168,11 +168,11 @@ class StateBackendTests:
         for round_ in range(4):
             for _ in range(1 + round_ % 3):
                 new = []
-                for held in mirror.nodes:
-                    places = range(len(held), len(held) + rng.randint(0, 5))
-                    new.append([(rng.randrange(self.vocab_size), rng.randint(-1, p - 1)) for p in places])
+                for nodes in mirror.nodes:
+                    region = range(len(nodes), len(nodes) + rng.randint(0, 5))
+                    new.append([(rng.randrange(self.vocab_size), rng.randint(-1, p - 1)) for p in region])
                 mirror.extend(new)
-            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+            ends = [rng.randint(-1, len(nodes) - 1) for nodes in mirror.nodes]
             mirror.commit([mirror.path(row, end) for row, end in enumerate(ends)])
 
     def test_children_far_behind_their_parents(self) -> None:
@@ -201,7 +201,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_ragged_counts(self) -> None:
-        """A row's places count its own nodes, whatever padding stood between them."""
+        """Region indices count the nodes of the row alone, whatever padding stood between them."""
         mirror = self.mirror()
         mirror.prefill([self.text(2), self.text(5, 1), self.text(1, 2)])
         mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1)], []])
@@ -246,8 +246,8 @@ class StateBackendTests:
         mirror.prefill([self.text(length, length) for length in (3, 9, 0, 5, 12, 5, 7)])
         for gone in ((4,), (), (0, 5), (2, 3)):
             for most in (4, 3):
-                mirror.extend([self._grown(held, rng.randint(1, most), rng) for held in mirror.nodes])
-            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+                mirror.extend([self._grown(nodes, rng.randint(1, most), rng) for nodes in mirror.nodes])
+            ends = [rng.randint(-1, len(nodes) - 1) for nodes in mirror.nodes]
             mirror.commit([mirror.path(row, end) for row, end in enumerate(ends)])
             mirror.release(gone)
             mirror.prefill([self.text(4 + len(gone), len(mirror.texts))] * min(len(gone), 1))
@@ -259,7 +259,7 @@ class StateBackendTests:
         size = self._room(mirror, 72)
         mirror.prefill([self.text(3), self.text(1, 1)])
         mirror.extend([self._grown([], size, rng), self._grown([], 2, rng)])
-        mirror.extend([self._grown(held, 3, rng) for held in mirror.nodes])
+        mirror.extend([self._grown(nodes, 3, rng) for nodes in mirror.nodes])
         deepest = max(range(size + 3), key=lambda node: len(mirror.path(0, node)))
         mirror.commit([mirror.path(0, deepest), [0]])
         mirror.check_state()
@@ -285,19 +285,19 @@ class StateBackendTests:
         mirror.release([0, 2])
         mirror.check_state()
 
-    def _room(self, mirror: Mirror, wanted: int) -> int:
-        """`wanted` tokens, or as many as a text may have."""
+    def _room(self, mirror: Mirror, tokens: int) -> int:
+        """`tokens` tokens, or as many as a text may have."""
         limit = mirror.backend.max_length
-        return min(wanted, self.longest) if limit is None else min(wanted, self.longest, limit)
+        return min(tokens, self.longest) if limit is None else min(tokens, self.longest, limit)
 
     def _grown(
-        self, held: Sequence[Node], count: int, rng: random.Random, *, depth: bool = False
+        self, nodes: Sequence[Node], count: int, rng: random.Random, *, depth: bool = False
     ) -> list[Node]:
-        """More nodes for a tree at random places, or one below the other."""
-        places = range(len(held), len(held) + count)
+        """More nodes for a tree below random ones, or one below the other."""
+        new_nodes = range(len(nodes), len(nodes) + count)
         return [
-            (rng.randrange(self.vocab_size), place - 1 if depth else rng.randint(-1, place - 1))
-            for place in places
+            (rng.randrange(self.vocab_size), node - 1 if depth else rng.randint(-1, node - 1))
+            for node in new_nodes
         ]
 
     def test_random_calls(self) -> None:

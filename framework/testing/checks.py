@@ -12,7 +12,7 @@ import attrs
 from draftwood.errors import InvalidInput, nearest
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Randomness
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.oracles import LogitsAfter
 
 MODELS = "DRAFTWOOD_MODELS"
@@ -30,7 +30,7 @@ class Check:
         models: random toy models that it tries.
 
     Raises:
-        LawBroken: when called, and the strategy fails; the message has its name and what was found.
+        LawBroken: when called, and the strategy fails; the message has its name and the reason.
     """
 
     strategy: object
@@ -73,8 +73,8 @@ def checks_for(
     if models is None:
         models = int(os.environ.get(MODELS, "2"))
     for name, check in _kind(strategy, oracle):
-        said = inspect.getdoc(getattr(check, "func", check)) or ""
-        yield name, Check(strategy, name, said.partition("\n")[0], models, check)
+        description = inspect.getdoc(getattr(check, "func", check)) or ""
+        yield name, Check(strategy, name, description.partition("\n")[0], models, check)
 
 
 def check_strategy(strategy: object, *, models: int | None = None, oracle: LogitsAfter | None = None) -> None:
@@ -83,7 +83,7 @@ def check_strategy(strategy: object, *, models: int | None = None, oracle: Logit
     Arguments as for `checks_for`.
 
     Raises:
-        AssertionError: a check failed; the message has its name and what was found.
+        AssertionError: a check failed; the message has its name and the reason.
     """
     for _, check in checks_for(strategy, models=models, oracle=oracle):
         check()
@@ -119,18 +119,18 @@ def parametrize_with_checks(
     for name, reason in expected.items():
         if not reason.strip():
             raise InvalidInput(f"The expected failure {name!r} has no reason; say why it may fail.")
-    cases, known = [], set()
+    cases, names = [], set()
     labels = _labels(strategies)
     for label, strategy in zip(labels, strategies, strict=True):
         for name, check in checks_for(strategy, models=models, oracle=oracle):
             case = f"{label}-{name}"
-            known |= {name, case}
+            names |= {name, case}
             reason = expected.get(case, expected.get(name, ""))
             marks = [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)] if reason else []
             cases.append(pytest.param(check, id=case, marks=marks))
     for name in expected:
-        if name not in known:
-            raise InvalidInput(f"There is no check {name!r} here{nearest(name, known)}")
+        if name not in names:
+            raise InvalidInput(f"There is no check {name!r} here{nearest(name, names)}")
     return pytest.mark.parametrize("check", cases)
 
 
@@ -138,8 +138,8 @@ def _labels(strategies: Sequence[object]) -> list[str]:
     """Class names, numbered where several strategies are of one class."""
     names = [type(strategy).__name__ for strategy in strategies]
     return [
-        name if names.count(name) == 1 else f"{name}{names[:place].count(name) + 1}"
-        for place, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name}{names[:index].count(name) + 1}"
+        for index, name in enumerate(names)
     ]
 
 

@@ -22,10 +22,10 @@ from draftwood.decoder import SpeculativeDecoder
 from draftwood.generation import Generation
 from draftwood.randomness import Streams, UniformRandomness, row_seeds
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import EXACT
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.decoding import NextToken, Texts, product_law, sequential_law, written_law
-from draftwood.testing.toy import Constant, ToyBackend, ToyModel
+from draftwood.testing.decoder_law import NextToken, Texts, product_law, sequential_law, written_law
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.tolerances import EXACT
+from draftwood.testing.toy import ConstantModel, NextTokenModel, ToyBackend, ToyModel
 
 VOCAB = 3
 TARGET, DRAFT = ToyModel(VOCAB, seed=1), ToyModel(VOCAB, seed=7)
@@ -45,7 +45,7 @@ _CHAIN, _PAIR, _ADAPTIVE, _ONE = range(len(STRATEGIES))
 def decoding_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """The checks of decoding, by name; each raises `LawBroken` where a law does not hold.
 
-    Laws are exact: every random outcome of whole calls is visited. Streams are judged by many seeds.
+    Laws are exact: every random outcome of a call of `generate` is visited. Streams are judged by many seeds.
     """
     checks = (
         check_rounds,
@@ -78,22 +78,22 @@ def _judged(check: Callable[[], None]) -> None:
 
 def check_rounds() -> None:
     """A text of several rounds has the target's law: each goes on from where the one before ended."""
-    for place in (_PAIR, _ADAPTIVE, _ONE):
-        _prove(place, SamplingParams(1.0), tokens=3, models=_BINARY)
+    for strategy in (_PAIR, _ADAPTIVE, _ONE):
+        _prove(strategy, SamplingParams(1.0), tokens=3, models=_BINARY)
 
 
 def check_greedy() -> None:
     """At temperature 0 the most likely token comes, the first one of those that tie."""
-    ties = Constant(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
+    ties = ConstantModel(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
     for target, draft in ((TARGET, DRAFT), (ties, ToyModel(4, seed=3))):
-        for place in (_CHAIN, _PAIR, _ADAPTIVE):
-            _prove(place, SamplingParams(0.0), tokens=4, probs=_first_best, models=(target, draft))
+        for strategy in (_CHAIN, _PAIR, _ADAPTIVE):
+            _prove(strategy, SamplingParams(0.0), tokens=4, probs=_first_best, models=(target, draft))
 
 
 def check_temperature() -> None:
     """The target's temperature decides, whatever the draft's is."""
-    for place, (target, draft) in enumerate([(0.5, 1.0), (1.7, 0.6), (0.8, 0.8)]):
-        _prove(place, SamplingParams(target), draft=SamplingParams(draft))
+    for strategy, (target, draft) in enumerate([(0.5, 1.0), (1.7, 0.6), (0.8, 0.8)]):
+        _prove(strategy, SamplingParams(target), draft=SamplingParams(draft))
 
 
 def check_filters() -> None:
@@ -104,21 +104,21 @@ def check_filters() -> None:
         (SamplingParams(1.2, min_p=0.3), SamplingParams(1.0)),
         (SamplingParams(1.0), SamplingParams(1.0, top_p=0.6)),
     )
-    for (target, draft), place in zip(cases, (_CHAIN, _PAIR, _ADAPTIVE, _CHAIN), strict=True):
-        _prove(place, target, draft=draft)
+    for (target, draft), strategy in zip(cases, (_CHAIN, _PAIR, _ADAPTIVE, _CHAIN), strict=True):
+        _prove(strategy, target, draft=draft)
 
 
 def check_processors() -> None:
     """A processor that reads the text sees, at every node, that node's own."""
-    for place in (_CHAIN, _PAIR):
+    for strategy in (_CHAIN, _PAIR):
         for processors in ((_less_of_the_last,), (_less_of_all, _less_of_the_last)):
-            _prove(place, SamplingParams(1.0, processors=processors), draft=SamplingParams(1.0))
+            _prove(strategy, SamplingParams(1.0, processors=processors), draft=SamplingParams(1.0))
 
 
 def check_constraint() -> None:
     """A constraint forbids what it forbids at every node, and changes nothing else."""
-    for place in (_CHAIN, _PAIR):
-        _prove(place, SamplingParams(1.0), options={"constraint": _NeverTwice()}, probs=_never_twice)
+    for strategy in (_CHAIN, _PAIR):
+        _prove(strategy, SamplingParams(1.0), options={"constraint": _NeverTwice()}, probs=_never_twice)
 
 
 def check_length() -> None:
@@ -130,34 +130,34 @@ def check_length() -> None:
 
 def check_end_of_text() -> None:
     """A text ends at the first token that ends texts, also inside an accepted path."""
-    for place in (_CHAIN, _PAIR):
-        _prove(place, SamplingParams(1.0), tokens=3, ends=(1,), models=_BINARY)
+    for strategy in (_CHAIN, _PAIR):
+        _prove(strategy, SamplingParams(1.0), tokens=3, ends=(1,), models=_BINARY)
 
 
 def check_rows() -> None:
     """Rows that are written together have the law of rows that are written alone, and are independent."""
     target, draft = _BINARY
     prompts = ((0, 1), (1,))
-    for place, processors in ((_ONE, (_less_of_the_last,)), (_PAIR, ())):
+    for strategy, processors in ((_ONE, (_less_of_the_last,)), (_PAIR, ())):
         sampling = SamplingParams(1.0, processors=processors)
         options = {"max_new_tokens": 2, "sampling": sampling, "eos_token_id": [1]}
-        found = written_law(_decoder(place, target, draft), prompts, options=options)
-        alone = [sequential_law(target, one, _by(sampling), tokens=2, ends=(1,)) for one in prompts]
-        _compare(found, product_law(alone), f"two rows, {_named(place)}")
+        actual = written_law(_decoder(strategy, target, draft), prompts, options=options)
+        alone = [sequential_law(target, prompt, _by(sampling), tokens=2, ends=(1,)) for prompt in prompts]
+        _compare(actual, product_law(alone), f"two rows, {_named(strategy)}")
 
 
 def check_row_alone() -> None:
     """Law D: a row's text depends on its own seed alone, not on the rows beside it."""
     prompts, seeds = [[0, 1], [1], [2, 2, 1], [0]], [5, 9, 2**40, 5]
-    for place in (_CHAIN, _ADAPTIVE):
-        decoder = _decoder(place)
+    for strategy in (_CHAIN, _ADAPTIVE):
+        decoder = _decoder(strategy)
         together = _written(decoder, prompts, seeds)
         for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             (alone,) = _written(decoder, [prompt], [seed])
             if together[row] != alone:
                 raise LawBroken(
-                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(place)} and {alone} alone "
-                    f"with the same seed {seed}.",
+                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(strategy)} and {alone} "
+                    f"alone with the same seed {seed}.",
                     likely="rows share a stream, or a row's state is another row's.",
                 )
 
@@ -184,8 +184,8 @@ def check_streams() -> None:
     """Rows, calls with consecutive seeds, and draft and verification have streams that are independent."""
     rows, calls = 16, 60
     # Here a draft that is judged by the number that drew it is always accepted.
-    target = Constant(2, p=torch.tensor([0.25, 0.75], dtype=torch.float64))
-    decoder = _decoder(_ONE, target, Constant(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
+    target = ConstantModel(2, p=torch.tensor([0.25, 0.75], dtype=torch.float64))
+    decoder = _decoder(_ONE, target, ConstantModel(2, p=torch.tensor([0.5, 0.5], dtype=torch.float64)))
     texts = [_written(decoder, [list(PROMPT)] * rows, seed, tokens=2) for seed in range(1000, 1000 + calls)]
     law = sequential_law(target, PROMPT, _by(SamplingParams(1.0)), tokens=2)
     alike = sum(p * p for p in law.values())
@@ -198,7 +198,7 @@ def check_streams() -> None:
         ],
     }
     for what, both in pairs.items():
-        same = sum(one == other for one, other in both)
+        same = sum(text == neighbour for text, neighbour in both)
         _count(f"equal texts in {what}", same, alike, len(both), "they draw from one seed.")
     flat = [text for call in texts for text in call]
     for text, p in law.items():
@@ -209,7 +209,7 @@ _SAME_NOISE = "the noise that chose a draft token is seen again by its verificat
 
 
 def _prove(
-    place: int,
+    strategy: int,
     sampling: SamplingParams,
     *,
     draft: SamplingParams | None = None,
@@ -217,7 +217,7 @@ def _prove(
     ends: Sequence[int] = (),
     options: Options | None = None,
     probs: NextToken | None = None,
-    models: tuple[ToyModel, ToyModel] = (TARGET, DRAFT),
+    models: tuple[NextTokenModel, NextTokenModel] = (TARGET, DRAFT),
 ) -> None:
     """Compare the law of what is written after `PROMPT` with sequential sampling."""
     chosen = {
@@ -227,41 +227,44 @@ def _prove(
         "eos_token_id": list(ends),
         **(options or {}),
     }
-    found = written_law(_decoder(place, *models), [PROMPT], options=chosen)
-    wanted = sequential_law(models[0], PROMPT, probs or _by(sampling), tokens=tokens, ends=ends)
-    _compare(
-        found,
-        product_law([wanted]),
-        f"{_said(sampling)}, the draft with {_said(draft or sampling)}, {_named(place)}",
-    )
+    actual = written_law(_decoder(strategy, *models), [PROMPT], options=chosen)
+    expected = sequential_law(models[0], PROMPT, probs or _by(sampling), tokens=tokens, ends=ends)
+    drafting = _parameters_as_text(draft or sampling)
+    what = f"{_parameters_as_text(sampling)}, the draft with {drafting}, {_named(strategy)}"
+    _compare(actual, product_law([expected]), what)
 
 
-def _said(sampling: SamplingParams) -> str:
+def _parameters_as_text(sampling: SamplingParams) -> str:
     """The parameters that are set, in short."""
-    given = {
+    parameters = {
         name: value
         for name in ("temperature", "top_k", "top_p", "min_p")
         if (value := getattr(sampling, name)) is not None
     }
-    processors = [getattr(one, "__name__", type(one).__name__).strip("_") for one in sampling.processors]
-    return ", ".join([*(f"{name} {value}" for name, value in given.items()), *processors])
+    processors = [
+        getattr(processor, "__name__", type(processor).__name__).strip("_")
+        for processor in sampling.processors
+    ]
+    return ", ".join([*(f"{name} {value}" for name, value in parameters.items()), *processors])
 
 
-def _compare(found: dict[Texts, float], wanted: dict[Texts, float], what: str) -> None:
+def _compare(actual: dict[Texts, float], expected: dict[Texts, float], what: str) -> None:
     def off(texts: Texts) -> float:
-        return abs(found.get(texts, 0.0) - wanted.get(texts, 0.0))
+        return abs(actual.get(texts, 0.0) - expected.get(texts, 0.0))
 
-    worst = max({**found, **wanted}, key=off)
+    worst = max({**actual, **expected}, key=off)
     if not off(worst) <= EXACT:
         raise LawBroken(
-            f"With {what}, the texts {worst} have probability {found.get(worst, 0.0):.12g} and should have "
-            f"{wanted.get(worst, 0.0):.12g} (off by {off(worst):.2g}).",
+            f"With {what}, the texts {worst} have probability {actual.get(worst, 0.0):.12g} and should have "
+            f"{expected.get(worst, 0.0):.12g} (off by {off(worst):.2g}).",
             error=off(worst),
         )
 
 
-def _decoder(place: int, target: ToyModel = TARGET, draft: ToyModel = DRAFT) -> SpeculativeDecoder:
-    policy, verifier = STRATEGIES[place]
+def _decoder(
+    strategy: int, target: NextTokenModel = TARGET, draft: NextTokenModel = DRAFT
+) -> SpeculativeDecoder:
+    policy, verifier = STRATEGIES[strategy]
     return SpeculativeDecoder(
         ToyBackend(target),
         registry.create("drafters", "model", {"backend": ToyBackend(draft)}),
@@ -270,23 +273,23 @@ def _decoder(place: int, target: ToyModel = TARGET, draft: ToyModel = DRAFT) -> 
     )
 
 
-def _named(place: int) -> str:
-    (policy, options), (verifier, _) = STRATEGIES[place]
+def _named(strategy: int) -> str:
+    (policy, options), (verifier, _) = STRATEGIES[strategy]
     return f"{policy} {options} and {verifier}"
 
 
 def _written(
     decoder: SpeculativeDecoder, prompts: list[list[int]], seed: int | list[int], tokens: int = 6
 ) -> list[tuple[int, ...]]:
-    found = decoder.generate(
+    generation = decoder.generate(
         prompts,
         max_new_tokens=tokens,
         sampling=SamplingParams(1.0),
         seed=seed,
         return_dict_in_generate=True,
     )
-    assert isinstance(found, Generation)
-    return [tuple(text) for text in found.tokens]
+    assert isinstance(generation, Generation)
+    return [tuple(text) for text in generation.tokens]
 
 
 def _by(sampling: SamplingParams) -> NextToken:
@@ -349,12 +352,12 @@ def _never_twice(text: list[int], logits: Tensor) -> Tensor:
     return _without(p, torch.tensor([text[-1]])) if len(text) > len(PROMPT) else p
 
 
-def _count(what: str, found: int, p: float, of: int, likely: str) -> None:
+def _count(what: str, count: int, p: float, trials: int, likely: str) -> None:
     # A count this far off comes by chance once in half a billion.
-    allowed = 6 * math.sqrt(of * p * (1 - p))
-    if abs(found - of * p) > allowed:
+    allowed = 6 * math.sqrt(trials * p * (1 - p))
+    if abs(count - trials * p) > allowed:
         raise LawBroken(
-            f"Of {of}, {what} came {found} times and should come {of * p:.0f} times.",
-            error=abs(found / of - p),
+            f"Of {trials}, {what} came {count} times and should come {trials * p:.0f} times.",
+            error=abs(count / trials - p),
             likely=likely,
         )

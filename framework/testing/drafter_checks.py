@@ -10,11 +10,11 @@ import torch
 
 from draftwood.protocols import Drafter
 from draftwood.request import Request
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.diagnosis import Node, difference
 from draftwood.testing.drafter_mirror import DrafterMirror
+from draftwood.testing.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference
 from draftwood.testing.oracles import LogitsAfter, oracle_of
-from draftwood.testing.own_chance import no_chance_but_the_streams
 
 ROUNDS = 14
 """Of the check `many-rounds`, in which a row grows by six tokens at most."""
@@ -58,8 +58,8 @@ def check_shapes(drafter: Drafter, models: int) -> None:
     finally:
         drafter.release()
     inner = (drafter.drafters,) if drafter.drafters > 1 else ()
-    wanted = (2, 3, *inner, drafter.vocab_size)
-    assert tuple(logits.shape) == wanted, f"Logits have the shape {tuple(logits.shape)}, not {wanted}."
+    shape = (2, 3, *inner, drafter.vocab_size)
+    assert tuple(logits.shape) == shape, f"Logits have the shape {tuple(logits.shape)}, not {shape}."
     wrong = bool((logits[0].isnan() | (logits[0] == torch.inf)).any())
     assert not wrong, "Logits hold NaN or +inf; a token that is not proposed has -inf."
 
@@ -123,20 +123,20 @@ def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int)
     """Round after round, to beyond 64 tokens, each row on a path of its own."""
     mirror, rng = _rounds(drafter, seed=0), random.Random(1)
     # One row in full, and of the others some: alone, every answer takes a prefill.
-    kept = [answer for answer in mirror.answers if answer.row == 4 or rng.random() < 0.25]
-    mirror.answers = kept if oracle is None else mirror.answers
+    compared = [answer for answer in mirror.answers if answer.row == 4 or rng.random() < 0.25]
+    mirror.answers = compared if oracle is None else mirror.answers
     mirror.compare(oracle)
 
 
 def check_deterministic(drafter: Drafter, models: int) -> None:
     """The same calls give the same logits, so that a seed gives one text."""
-    with no_chance_but_the_streams(f"{type(drafter).__name__}, as the rounds go,"):
+    with forbid_hidden_randomness(f"{type(drafter).__name__}, as the rounds go,"):
         first = _rounds(drafter, seed=1, rounds=3).answers
-    for one, other in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
-        if (off := difference(one.found, other.found)) > 0:
+    for answer, repeated in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
+        if (off := difference(answer.logits, repeated.logits)) > 0:
             raise LawBroken(
-                f"The same calls give other logits the second time: node {one.node} of row {one.row}, after "
-                f"{one.rounds} commits, differs by {off:.2g}.",
+                f"The same calls give other logits the second time: node {answer.node} of row {answer.row}, "
+                f"after {answer.rounds} commits, differs by {off:.2g}.",
                 error=off,
                 likely="it draws at random, or remembers something beyond release(); keep it in the rows.",
             )
@@ -157,8 +157,8 @@ def _rounds(drafter: Drafter, *, seed: int, rounds: int = ROUNDS) -> DrafterMirr
                 asks: list[list[Node] | None] = []
                 for row, nodes in enumerate(mirror.nodes):
                     count = 2 if row == 4 else rng.randint(0, 2)
-                    places = range(len(nodes), len(nodes) + count)
-                    below = [place - 1 if row == 4 else rng.randint(0, len(nodes) - 1) for place in places]
+                    numbers = range(len(nodes), len(nodes) + count)
+                    below = [number - 1 if row == 4 else rng.randint(0, len(nodes) - 1) for number in numbers]
                     asks.append([(rng.randrange(11), parent) for parent in below] if count else None)
                 if any(asks):
                     mirror.ask(asks)
@@ -178,4 +178,4 @@ def _accepted(nodes: list[Node], row: int, rng: random.Random) -> list[int]:
 
 
 def _text(drafter: Drafter, length: int, seed: int = 0) -> list[int]:
-    return [(place * 5 + 2 + seed) % min(drafter.vocab_size, 11) for place in range(length)]
+    return [(position * 5 + 2 + seed) % min(drafter.vocab_size, 11) for position in range(length)]

@@ -11,10 +11,10 @@ from torch import Tensor
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter
 from draftwood.request import Request
-from draftwood.testing import diagnosis
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.dependence import explained
-from draftwood.testing.diagnosis import Node, difference, path_to
+from draftwood.testing import logits_mistakes
+from draftwood.testing.input_dependence import explained
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference, path_to
 from draftwood.testing.oracles import LogitsAfter
 
 TOLERANCE = 1e-4
@@ -26,10 +26,10 @@ Before = tuple[list[int], list[Node], list[int]]
 
 @attrs.frozen(eq=False)
 class Answer:
-    """What a drafter said about a node.
+    """A drafter's answer about a node.
 
     Attributes:
-        row: place of its row.
+        row: number of its row.
         rounds: commits before it.
         texts: committed tokens of all rows.
         nodes: what its row had asked for by the end of the call, the root first.
@@ -39,7 +39,7 @@ class Answer:
         extra: the token after that commit's path; None in the first round.
         beside: what all rows had asked for by the end of the call.
         gone: texts of released rows, and what they had asked for.
-        found: logits `[vocab]`, or `[drafters, vocab]`.
+        logits: `[vocab]`, or `[drafters, vocab]`.
     """
 
     row: int
@@ -52,21 +52,21 @@ class Answer:
     extra: int | None
     beside: list[list[Node]]
     gone: list[tuple[list[int], list[Node]]]
-    found: Tensor
+    logits: Tensor
 
     @property
     def tokens(self) -> list[int]:
         """On the node's path, the root first."""
-        return [self.nodes[place][0] for place in path_to(self.nodes, self.node)]
+        return [self.nodes[index][0] for index in path_to(self.nodes, self.node)]
 
     def others(self) -> Iterator[tuple[str, list[int]]]:
-        """Mistakes, and the whole text that each would answer for."""
+        """Mistakes, and the text that each would answer for."""
         text = self.texts[self.row]
         if self.before is not None and self.extra is not None:
             mistake = "the token after the accepted path was committed too; it is the next root."
             yield mistake, [*text, self.extra, *self.tokens]
-            yield from diagnosis.after_another_commit(*self.before, self.tokens)
-        yield from diagnosis.alternatives(text, self.nodes, self.node, start=self.start)
+            yield from logits_mistakes.after_another_commit(*self.before, self.tokens)
+        yield from logits_mistakes.alternatives(text, self.nodes, self.node, start=self.start)
         for other, theirs in enumerate(self.texts):
             if other == self.row:
                 continue
@@ -75,14 +75,14 @@ class Answer:
             if self.node < len(self.beside[other]):
                 path = path_to(self.beside[other], self.node)
                 mistake = f"rows are exchanged: row {self.row} has the answer of row {other}."
-                yield mistake, theirs + [self.beside[other][place][0] for place in path]
+                yield mistake, theirs + [self.beside[other][index][0] for index in path]
         for old, nodes in self.gone:
             mistake = f"row {self.row} stands on the text of a row that was released."
             yield mistake, old + self.tokens
             both = nodes + self.nodes[self.start :]
-            if all(parent < place for place, (_, parent) in enumerate(both)):
+            if all(parent < index for index, (_, parent) in enumerate(both)):
                 path = path_to(both, len(nodes) + self.node - self.start)
-                yield mistake, old + [both[place][0] for place in path]
+                yield mistake, old + [both[index][0] for index in path]
 
 
 @attrs.define
@@ -139,26 +139,26 @@ class DrafterMirror:
                 )
             start = len(self.nodes[row])
             self.nodes[row] += nodes
-            for place in range(len(nodes)):
-                found = logits[row, place].clone()
+            for column in range(len(nodes)):
+                logits_of_node = logits[row, column].clone()
                 self.answers.append(
                     Answer(
                         row,
                         self._rounds,
                         texts,
                         list(self.nodes[row]),
-                        start + place,
+                        start + column,
                         start,
                         self._before[row],
                         self._extra,
                         [],
                         list(self._gone),
-                        found,
+                        logits_of_node,
                     )
                 )
         beside = [list(nodes) for nodes in self.nodes]
-        for place in range(asked_before, len(self.answers)):
-            self.answers[place] = attrs.evolve(self.answers[place], beside=beside)
+        for index in range(asked_before, len(self.answers)):
+            self.answers[index] = attrs.evolve(self.answers[index], beside=beside)
         self._unchanged()
         self._returned = logits, logits.clone()
         return logits
@@ -175,12 +175,12 @@ class DrafterMirror:
             nodes = list(self.nodes[row])
             if path and path[-1] >= len(nodes):
                 nodes.append(((extra + 1) % vocab, path[-2] if len(path) > 1 else -1))
-            places = [min(place, len(nodes) - 1) for place in path]
-            tokens = [nodes[place][0] for place in places]
+            indices = [min(index, len(nodes) - 1) for index in path]
+            tokens = [nodes[index][0] for index in indices]
             outcomes.append(
-                Outcome(places, tokens, extra=extra % vocab, bonus=False, drafted=max(len(nodes) - 1, 0))
+                Outcome(indices, tokens, extra=extra % vocab, bonus=False, drafted=max(len(nodes) - 1, 0))
             )
-            self._before[row] = (list(self.texts[row]), nodes, places)
+            self._before[row] = (list(self.texts[row]), nodes, indices)
             self.texts[row] = self.texts[row] + tokens
             self.nodes[row] = []
         self.drafter.commit(outcomes)
@@ -189,8 +189,8 @@ class DrafterMirror:
 
     def _unchanged(self) -> None:
         if self._returned is not None:
-            logits, kept = self._returned
-            if not bool(((logits == kept) | (logits.isnan() & kept.isnan())).all()):
+            logits, unchanged = self._returned
+            if not bool(((logits == unchanged) | (logits.isnan() & unchanged.isnan())).all()):
                 raise LawBroken(
                     "The logits that distributions() returned were changed by the next call.",
                     likely="a buffer is returned that the next call writes to; return a copy of it.",
@@ -206,15 +206,15 @@ class DrafterMirror:
         self.drafter.release()
         for answer in self.answers:
             text = answer.texts[answer.row]
-            wanted = oracle([*text, *answer.tokens]) if oracle else alone(self.drafter, text, answer.tokens)
-            wanted = wanted.to(answer.found.device)
-            assert wanted.shape == answer.found.shape, (
-                f"A node's logits have the shape {tuple(answer.found.shape)}, not {tuple(wanted.shape)}."
+            expected = oracle([*text, *answer.tokens]) if oracle else alone(self.drafter, text, answer.tokens)
+            expected = expected.to(answer.logits.device)
+            assert expected.shape == answer.logits.shape, (
+                f"A node's logits have the shape {tuple(answer.logits.shape)}, not {tuple(expected.shape)}."
             )
-            if (off := difference(answer.found, wanted)) > TOLERANCE:
-                raise self._broken(answer, wanted, off, oracle)
+            if (off := difference(answer.logits, expected)) > TOLERANCE:
+                raise self._broken(answer, expected, off, oracle)
 
-    def _broken(self, answer: Answer, wanted: Tensor, off: float, oracle: LogitsAfter | None) -> LawBroken:
+    def _broken(self, answer: Answer, expected: Tensor, off: float, oracle: LogitsAfter | None) -> LawBroken:
         drafter = self.drafter
 
         def why() -> str:
@@ -223,22 +223,22 @@ class DrafterMirror:
                 for mistake, text in answer.others()
                 if text
             )
-            known = diagnosis.likely_mistake(answer.found, wanted, others, tolerance=TOLERANCE)
+            likely = logits_mistakes.likely_mistake(answer.logits, expected, others, tolerance=TOLERANCE)
             text = answer.texts[answer.row]
-            if not known and difference(alone(drafter, text, answer.tokens), wanted) > TOLERANCE:
+            if not likely and difference(alone(drafter, text, answer.tokens), expected) > TOLERANCE:
                 if oracle:
                     return "the same text and path are wrong alone too: look at what a single row answers."
                 return "something is remembered beyond release(), or chance is at work."
-            return known
+            return likely
 
-        text = ", ".join(diagnosis.shortened(answer.texts[answer.row]))
+        text = ", ".join(logits_mistakes.shortened(answer.texts[answer.row]))
         against = "the model's" if oracle else "those that it gives for the same path alone"
         return LawBroken(
             f"The logits of node {answer.node} of row {answer.row} of {len(answer.texts)}, after "
             f"{answer.rounds} commits, are not {against}: off by {off:.2e}.\n"
             f"The text is [{text}], the nodes are "
-            f"{diagnosis.drawn(answer.nodes, path_to(answer.nodes, answer.node))}\n"
-            f"came {diagnosis.numbers(answer.found)}, should be {diagnosis.numbers(wanted)}",
+            f"{logits_mistakes.drawn(answer.nodes, path_to(answer.nodes, answer.node))}\n"
+            f"came {logits_mistakes.numbers(answer.logits)}, should be {logits_mistakes.numbers(expected)}",
             error=off,
             likely=explained(why),
         )
@@ -248,8 +248,8 @@ def alone(drafter: Drafter, text: Sequence[int], path: Sequence[int]) -> Tensor:
     """What a drafter without rows says behind `text` and a path, asked one node after another."""
     drafter.prefill([torch.tensor(text, dtype=torch.int64)])
     try:
-        for place, token in enumerate(path):
-            logits = drafter.distributions([_request([(token, place - 1)])])
+        for depth, token in enumerate(path):
+            logits = drafter.distributions([_request([(token, depth - 1)])])
         return logits[0, 0].clone()
     finally:
         drafter.release()

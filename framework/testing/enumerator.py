@@ -25,7 +25,7 @@ class BudgetExceeded(DraftwoodError):
     """A case has more random outcomes than the enumeration was allowed to visit."""
 
 
-class Endless(DraftwoodError):
+class EndlessRun(DraftwoodError):
     """One run asks for chance again and again; it would never end."""
 
 
@@ -40,20 +40,20 @@ class Enumerator(Randomness):
 
     script: list[int]
     weight: float = 1.0
-    _taken: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
+    _choices: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
     _questions: int = attrs.field(default=0, init=False)
 
     def _count(self) -> None:
         # Certain answers count too: a loop that waits for a rejection which cannot come asks for them.
         self._questions += 1
         if self._questions > MOST_QUESTIONS:
-            raise Endless(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
+            raise EndlessRun(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
 
     def _branch(self, weights: Sequence[float]) -> int:
         """Take one of the outcomes and multiply its weight in."""
-        place = len(self._taken)
-        outcome = self.script[place] if place < len(self.script) else 0
-        self._taken.append((outcome, len(weights)))
+        position = len(self._choices)
+        outcome = self.script[position] if position < len(self.script) else 0
+        self._choices.append((outcome, len(weights)))
         self.weight *= weights[outcome]
         return outcome
 
@@ -74,8 +74,8 @@ class Enumerator(Randomness):
             raise InvalidDistribution(
                 f"Cannot draw from the weights {chances}; they must be >= 0 with a finite sum above 0."
             )
-        open_tokens = [place for place, chance in enumerate(chances) if chance]
-        return support[open_tokens[self._branch([chances[place] / total for place in open_tokens])]]
+        open_tokens = [index for index, chance in enumerate(chances) if chance]
+        return support[open_tokens[self._branch([chances[index] / total for index in open_tokens])]]
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.double().clone()
@@ -87,11 +87,11 @@ class Enumerator(Randomness):
 
     def next_script(self) -> list[int] | None:
         """The script of the next outcome in depth-first order, or None after the last."""
-        taken = list(self._taken)
-        while taken:
-            outcome, possible = taken.pop()
+        choices = list(self._choices)
+        while choices:
+            outcome, possible = choices.pop()
             if outcome + 1 < possible:
-                return [earlier for earlier, _ in taken] + [outcome + 1]
+                return [earlier for earlier, _ in choices] + [outcome + 1]
         return None
 
 

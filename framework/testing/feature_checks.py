@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.protocols import StateBackend
-from draftwood.testing.broken import LawBroken, raises_on_purpose
-from draftwood.testing.diagnosis import Node, path_to
+from draftwood.testing.law_broken import LawBroken, raises_on_purpose
+from draftwood.testing.logits_mistakes import Node, path_to
 from draftwood.testing.mirror import Mirror
 from draftwood.testing.oracles import FeaturesAfter
 
@@ -33,7 +33,7 @@ def check_features(mirror: Mirror, oracle: FeaturesAfter | None, prompts: Sequen
         raises_on_purpose(f"keep_features({wrong})", partial(backend.keep_features, wrong))
     for last in (None, 2):
         with keeping(backend, layers, last=last):
-            beside = Beside(mirror, oracle, layers, last)
+            beside = FeatureMirror(mirror, oracle, layers, last)
             beside.rounds(prompts)
             raises_on_purpose(
                 "keep_features() of other layers beside rows", lambda: backend.keep_features([0, 0])
@@ -59,20 +59,24 @@ def check_output_head(mirror: Mirror, prompt: list[int]) -> None:
         assert logits.shape == (len(text), backend.vocab_size), (
             f"output_head() of {tuple(states.shape)} has the shape {tuple(logits.shape)}."
         )
-        for place in range(len(text)):
-            wanted = mirror.logits_after(text[: place + 1])
-            off = _off(logits[place], wanted)
+        for index in range(len(text)):
+            expected = mirror.logits_after(text[: index + 1])
+            off = _off(logits[index], expected)
             if not off <= mirror.tolerance:
                 raise LawBroken(
-                    f"output_head() of the features behind {text[: place + 1]} is off by {off:.2e}.",
+                    f"output_head() of the features behind {text[: index + 1]} is off by {off:.2e}.",
                     error=off,
                     likely="a scale or soft-cap of the logits, or the final norm, is left out or done twice.",
                 )
         mirror.release(None)
     tokens = torch.tensor([[1, 2], [2, 1]], device=backend.device)
-    found = backend.input_embeddings(tokens)
-    assert found.shape == (2, 2, backend.hidden_size), f"input_embeddings() has the shape {found.shape}."
-    assert torch.equal(found[0], found[1].flip(0)), "input_embeddings() depends on where a token stands."
+    embeddings = backend.input_embeddings(tokens)
+    assert embeddings.shape == (2, 2, backend.hidden_size), (
+        f"input_embeddings() has the shape {embeddings.shape}."
+    )
+    assert torch.equal(embeddings[0], embeddings[1].flip(0)), (
+        "input_embeddings() depends on where a token stands."
+    )
 
 
 @contextmanager
@@ -92,7 +96,7 @@ def twice(states: Tensor) -> Tensor:
 
 
 @attrs.define
-class Beside:
+class FeatureMirror:
     """What should be known of the features of every row: how many of its tokens were taken."""
 
     mirror: Mirror
@@ -110,21 +114,21 @@ class Beside:
             if round_ == 2:
                 self.join([[2, 1, 2], []])
             for _ in range(1 + round_ % 2):
-                mirror.extend([self._grown(len(held), rng) for held in mirror.nodes])
+                mirror.extend([self._grown(len(uncommitted), rng) for uncommitted in mirror.nodes])
             if round_ == 3:
                 mirror.release([0])
                 del self.taken[0]
-            ends = [rng.randint(-1, len(held) - 1) for held in mirror.nodes]
+            ends = [rng.randint(-1, len(uncommitted) - 1) for uncommitted in mirror.nodes]
             paths = [mirror.path(row, end) for row, end in enumerate(ends)]
-            nodes = [list(held) for held in mirror.nodes]
+            nodes = [list(uncommitted) for uncommitted in mirror.nodes]
             mirror.commit(paths)
             if round_ != 4:
                 self.take(paths, nodes)
 
     def _grown(self, have: int, rng: random.Random) -> list[Node]:
-        places = range(have, have + rng.randint(2, 5))
+        new_nodes = range(have, have + rng.randint(2, 5))
         vocab = min(self.mirror.backend.vocab_size, 50)
-        return [(rng.randrange(vocab), rng.randint(-1, place - 1)) for place in places]
+        return [(rng.randrange(vocab), rng.randint(-1, node - 1)) for node in new_nodes]
 
     def join(self, texts: list[list[int]]) -> None:
         """Rows join."""
@@ -133,9 +137,11 @@ class Beside:
 
     def take(self, paths: Sequence[Sequence[int]] = (), nodes: Sequence[list[Node]] = ()) -> None:
         """Take all features, and compare them; `paths` of `nodes` were just committed."""
-        texts, found = self.mirror.texts, self.mirror.backend.take_features()
-        assert len(found) == len(texts), f"There are {len(found)} tensors of features for {len(texts)} rows."
-        for row, (text, states) in enumerate(zip(texts, found, strict=True)):
+        texts, features = self.mirror.texts, self.mirror.backend.take_features()
+        assert len(features) == len(texts), (
+            f"There are {len(features)} tensors of features for {len(texts)} rows."
+        )
+        for row, (text, states) in enumerate(zip(texts, features, strict=True)):
             new = len(text) - self.taken[row]
             if self.last is not None:
                 new = min(new, self.last)
@@ -146,14 +152,14 @@ class Beside:
                     likely=self._of_lengths(row, len(states), new),
                 )
             self.taken[row] = len(text)
-            path, held = (paths[row], nodes[row]) if paths else ((), [])
+            path, old_nodes = (paths[row], nodes[row]) if paths else ((), [])
             if new:
-                self._compare(row, states, text, path, held)
+                self._compare(row, states, text, path, old_nodes)
 
-    def _of_lengths(self, row: int, found: int, new: int) -> str:
-        if found < new and not self.taken[row]:
+    def _of_lengths(self, row: int, count: int, new: int) -> str:
+        if count < new and not self.taken[row]:
             return "the prompt's are left out; keep those of a prefill's passes too."
-        if found < new:
+        if count < new:
             return "some commits are left out, or rows that were released did not take theirs along."
         if self.last is not None:
             return "`last` is not heeded."
@@ -162,40 +168,42 @@ class Beside:
     def _compare(
         self, row: int, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node]
     ) -> None:
-        wanted = self._wanted(text)[-len(states) :]
-        assert states.shape == wanted.shape, (
-            f"Features have the shape {tuple(states.shape)}, and should have {tuple(wanted.shape)}."
+        expected = self._expected(text)[-len(states) :]
+        assert states.shape == expected.shape, (
+            f"Features have the shape {tuple(states.shape)}, and should have {tuple(expected.shape)}."
         )
-        off = [_off(found, right) for found, right in zip(states, wanted, strict=True)]
-        place = next((place for place, one in enumerate(off) if one > self.mirror.tolerance), None)
-        if place is None:
+        off = [_off(actual, right) for actual, right in zip(states, expected, strict=True)]
+        position = next(
+            (position for position, error in enumerate(off) if error > self.mirror.tolerance), None
+        )
+        if position is None:
             return
-        behind = len(states) - place  # from the end
+        behind = len(states) - position  # from the end
         raise LawBroken(
             f"The features {self.layers} of token {len(text) - behind} of row {row} are off by "
-            f"{off[place]:.2e} of their size.",
-            error=off[place],
-            likely=self._why(states[place], text, path, nodes, behind),
+            f"{off[position]:.2e} of their size.",
+            error=off[position],
+            likely=self._why(states[position], text, path, nodes, behind),
         )
 
     def _why(
-        self, found: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], behind: int
+        self, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], behind: int
     ) -> str:
         """The mistake that wrong features look like: another order of layers, or another node."""
         read = text[: len(text) - behind + 1]
         for other in permutations(self.layers):
-            if _off(found, self._wanted(read, other)[-1]) <= self.mirror.tolerance:
+            if _off(states, self._expected(read, other)[-1]) <= self.mirror.tolerance:
                 return f"the layers stand in the order {list(other)}, and {self.layers} was asked for."
         if behind > len(path):
             return ""
         before = text[: len(text) - len(path)]
         for node in range(len(nodes)):
-            tokens = [nodes[place][0] for place in path_to(nodes, node)]
-            if _off(found, self._wanted(before + tokens)[-1]) <= self.mirror.tolerance:
+            tokens = [nodes[index][0] for index in path_to(nodes, node)]
+            if _off(states, self._expected(before + tokens)[-1]) <= self.mirror.tolerance:
                 return f"they are those of node {node}, and node {path[-behind]} was accepted."
         return ""
 
-    def _wanted(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:
+    def _expected(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:
         if self.oracle is None:
             raise InvalidInput(
                 f"{type(self.mirror.backend).__name__} gives features, but names no model to compare them "
@@ -205,8 +213,8 @@ class Beside:
         return states if self.last is None else twice(states)
 
 
-def _off(found: Tensor, wanted: Tensor) -> float:
+def _off(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, in units of the largest number where that is above 1."""
-    found, wanted = found.double().cpu(), wanted.double().cpu()
-    off = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+    actual, expected = actual.double().cpu(), expected.double().cpu()
+    off = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
     return off if off == off else float("inf")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.proposals import (
     Deterministic,
     Proposal,
@@ -16,8 +16,8 @@ from draftwood.proposals import (
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TorchRandomness
 from draftwood.sampling import SamplingParams
-from draftwood.testing.pairs import fitting_pairs
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.small_strategies import fitting_pairs
+from draftwood.testing.toy import NextTokenModel, ToyModel
 from draftwood.tree import TokenTree, TreeBuilder
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -40,7 +40,9 @@ def distributions(draw: st.DrawFn, vocab_size: int, *, dtype: torch.dtype = torc
 
 
 @st.composite
-def toy_models(draw: st.DrawFn, vocab_size: int | None = None, *, near: ToyModel | None = None) -> ToyModel:
+def toy_models(
+    draw: st.DrawFn, vocab_size: int | None = None, *, near: NextTokenModel | None = None
+) -> ToyModel:
     """Toy models of `vocab_size` (default: 2 to 4) tokens: flat, moderate, nearly one-hot, sparse, one-hot.
 
     With `near`, a model of its vocabulary that resembles it more or less, or is its equal.
@@ -77,7 +79,7 @@ def token_trees(
         room = min(max_children, max_nodes + 1 - len(tree))
         count = draw(st.integers(0, room)) if room else 0
         if count:
-            law = draw(st.sampled_from(list(known_laws() if laws is None else laws)))
+            law = draw(st.sampled_from(list(registered_laws() if laws is None else laws)))
             tree.add_children(node, *draw(_children(law, count, vocab_size, dtype)))
         node += 1
     return tree.finish()

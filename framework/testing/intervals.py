@@ -1,4 +1,4 @@
-"""Interval splitting: the exact law of a function of uniforms, found by calling it."""
+"""Interval splitting: the exact law of a function of uniforms, from calls of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Each time it must foretell more: what has no boxes would otherwise pass one day,
 
 
 class CannotEnumerate(DraftwoodError):
-    """Chance is used in a way that has no finite list of outcomes that could be found; draw samples."""
+    """Chance is used in a way that has no finite list of outcomes; draw samples."""
 
 
 def split_uniforms(
@@ -42,7 +42,7 @@ def split_uniforms(
     """Every result of `run` with its exact probability, where `run` takes `count` independent uniforms.
 
     A uniform is a multiple of 2^-bits in [0, 1), as `torch.rand` makes them on the CPU: 53 bits in
-    float64, 24 in float32. Every piece is found to the last of them: weights have no error but the
+    float64, 24 in float32. Every piece is exact to the last of them: weights have no error but the
     rounding of their product.
 
     The results must be constant on boxes whose sides are those of one uniform after the other: where the
@@ -68,7 +68,7 @@ def split_uniforms(
     Raises:
         CannotEnumerate: the results are not constant on such boxes, or `run` has chance of its own.
     """
-    splitting = _Splitting(run, count, bits, _places(guesses, bits))
+    splitting = _Splitting(run, count, bits, _grid_points(guesses, bits))
     generator = torch.Generator().manual_seed(seed)
     for refined in range(ROUNDS):
         root = splitting.split(())
@@ -84,13 +84,13 @@ def split_uniforms(
     )
 
 
-def _places(guesses: Iterable[float], bits: int) -> list[int]:
+def _grid_points(guesses: Iterable[float], bits: int) -> list[int]:
     """The uniforms nearest to the guesses inside of (0, 1); those that rounding alone sets apart are one."""
-    places: list[int] = []
-    for place in sorted(round(guess * 2**bits) for guess in guesses if 0 < guess < 1):
-        if not places or place - places[-1] > _near(bits):
-            places.append(place)
-    return places
+    points: list[int] = []
+    for point in sorted(round(guess * 2**bits) for guess in guesses if 0 < guess < 1):
+        if not points or point - points[-1] > _near(bits):
+            points.append(point)
+    return points
 
 
 def _near(bits: int) -> int:
@@ -106,8 +106,8 @@ class _Branch(Generic[T]):
     below: list[_Branch[T] | T]
 
     def at(self, point: Point) -> T:
-        place = next(place for place, end in enumerate(self.ends) if point[0] < end)
-        below = self.below[place]
+        index = next(index for index, end in enumerate(self.ends) if point[0] < end)
+        below = self.below[index]
         return below.at(point[1:]) if isinstance(below, _Branch) else below
 
     def leaves(self, step: float) -> Iterator[tuple[float, T]]:
@@ -119,7 +119,7 @@ class _Branch(Generic[T]):
                 yield weight, below
 
     def breaks(self, depth: int = 0) -> Iterator[tuple[int, int]]:
-        """For all uniforms: its place and an end of a piece."""
+        """For all uniforms: its number and an end of a piece."""
         for end, below in zip(self.ends, self.below, strict=True):
             yield depth, end
             if isinstance(below, _Branch):
@@ -132,7 +132,7 @@ class _Splitting(Generic[T]):
     count: int
     bits: int
     guesses: list[int]
-    _known: dict[Point, T] = attrs.field(factory=dict, init=False)
+    _results: dict[Point, T] = attrs.field(factory=dict, init=False)
     _missed: list[Point] = attrs.field(factory=list, init=False)
     _later: list[list[Point]] = attrs.field(init=False)
 
@@ -145,9 +145,9 @@ class _Splitting(Generic[T]):
             self._later.append(list(dict.fromkeys([(0,) * left, (top,) * left, *map(tuple, inner)])))
 
     def result(self, point: Point) -> T:
-        if point not in self._known:
-            self._known[point] = self.run([x / 2**self.bits for x in point])
-        return self._known[point]
+        if point not in self._results:
+            self._results[point] = self.run([x / 2**self.bits for x in point])
+        return self._results[point]
 
     def learn(self, missed: Sequence[Point]) -> None:
         """Look from now on also where the splitting was wrong."""
@@ -161,13 +161,15 @@ class _Splitting(Generic[T]):
     def trials(self, root: _Branch[T], count: int, generator: torch.Generator) -> Iterator[Point]:
         top = 2**self.bits - 1
         ends: list[list[int]] = [[0, top] for _ in range(self.count)]
-        for place, end in root.breaks():
-            ends[place] += [end - 1, min(end, top)]
+        for uniform, end in root.breaks():
+            ends[uniform] += [end - 1, min(end, top)]
         for number in range(count):
             if number % 2:
                 yield tuple(torch.randint(top + 1, (self.count,), generator=generator).tolist())
             else:
-                yield tuple(one[int(torch.randint(len(one), (), generator=generator))] for one in ends)
+                yield tuple(
+                    choices[int(torch.randint(len(choices), (), generator=generator))] for choices in ends
+                )
 
     def split(self, before: Point) -> _Branch[T]:
         """The pieces of the uniform behind `before`, each with those of the uniforms behind it."""

@@ -7,19 +7,20 @@ from collections.abc import Hashable, Mapping, Sequence
 import attrs
 import torch
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.errors import InvalidInput
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import StopConditions
-from draftwood.testing.arithmetic import rounding
-from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round, target_rows
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round_law, target_rows
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
-from draftwood.testing.toy import ToyBackend, ToyModel
-from draftwood.testing.watched import Watched, drawn_as_text
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.tolerances import rounding
+from draftwood.testing.toy import NextTokenModel, ToyBackend
+from draftwood.testing.tree_text import tree_as_text
 
 Law = Mapping[tuple[int, ...], float]
 """For every sequence of tokens, its probability."""
@@ -41,16 +42,16 @@ class JointLaw:
     runs: int
     fault: str = ""
 
-    def worst(self, wanted: Law) -> tuple[int, ...]:
-        """The sequence whose probability is furthest from that in `wanted`."""
-        return max({**wanted, **self.probabilities}, key=lambda text: self._off(wanted, text))
+    def worst(self, expected: Law) -> tuple[int, ...]:
+        """The sequence whose probability is furthest from that in `expected`."""
+        return max({**expected, **self.probabilities}, key=lambda text: self._off(expected, text))
 
-    def error(self, wanted: Law) -> float:
-        """The largest difference from `wanted` in any sequence's probability."""
-        return self._off(wanted, self.worst(wanted))
+    def error(self, expected: Law) -> float:
+        """The largest difference from `expected` in any sequence's probability."""
+        return self._off(expected, self.worst(expected))
 
-    def _off(self, wanted: Law, text: tuple[int, ...]) -> float:
-        off = abs(self.probabilities.get(text, 0.0) - wanted.get(text, 0.0))
+    def _off(self, expected: Law, text: tuple[int, ...]) -> float:
+        off = abs(self.probabilities.get(text, 0.0) - expected.get(text, 0.0))
         return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
@@ -58,7 +59,7 @@ def joint_law(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -81,31 +82,31 @@ def joint_law(
             the next root are part of the proof. 1 enumerates one round, and lets the target itself
             write what is missing: cheaper, since equal trees are verified once.
         budget: random outcomes that one enumeration may visit.
-        trees: what `drawn_trees` found for the policy, drafter, prompt and temperature, so that several
+        trees: what `drawn_trees` gave for the policy, drafter, prompt and temperature, so that several
             verifiers can be judged on trees drawn once; for one round. None draws them.
 
     Raises:
         AssertionError: the verifier raises or does not end; the message draws the tree.
         BudgetExceeded: a round has more outcomes than `budget`.
     """
-    watched = Watched(verifier)
+    checked = CheckedVerifier(verifier)
     if rounds not in (None, 1):
         raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
-    case = _Case(policy, watched, target, drafter, temperature, budget)
+    case = _Case(policy, checked, target, drafter, temperature, budget)
     if rounds:
         law, expected, runs = case.one_round(tuple(prompt), tokens, trees)
     elif trees is None:
         law, expected, runs = case.all_rounds(tuple(prompt), tokens)
     else:
         raise InvalidInput("Given trees are those of one round; give rounds=1 with them.")
-    return JointLaw(law, expected, runs, watched.fault)
+    return JointLaw(law, expected, runs, checked.fault)
 
 
 @attrs.frozen(eq=False)
 class _Case:
     policy: TreePolicy
     verifier: Verifier
-    target: ToyModel
+    target: NextTokenModel
     drafter: Drafter
     temperature: float
     budget: int
@@ -117,7 +118,7 @@ class _Case:
             trees = drawn_trees(
                 self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
             )
-        emitted = one_round(
+        emitted = one_round_law(
             trees,
             self.verifier,
             target=self.target,
@@ -146,7 +147,7 @@ class _Case:
         # A round's law depends on the text before it and on what the policy has learnt alone, so each of
         # their pairs is enumerated once.
         unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
-            ((), learning.first_state(self.policy)): 1.0
+            ((), policy_states.first_state(self.policy)): 1.0
         }
         while unfinished:
             start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
@@ -174,7 +175,7 @@ class _Case:
 
         Checks that the commit left the state of the new text.
         """
-        row = Row(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
+        row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
         backend = ToyBackend(self.target)
         sampling = SamplingParams(temperature=self.temperature)
         loop = RoundLoop(
@@ -201,7 +202,7 @@ class _Case:
 
 
 def target_law(
-    target: ToyModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
+    target: NextTokenModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
 ) -> dict[tuple[int, ...], float]:
     """The joint law of `tokens` tokens under sequential sampling from the target."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
@@ -218,7 +219,7 @@ def largest_error(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -230,7 +231,7 @@ def largest_error(
 
     Takes what `joint_law` takes and raises what it raises.
     """
-    found = joint_law(
+    joint = joint_law(
         policy,
         verifier,
         target=target,
@@ -241,14 +242,14 @@ def largest_error(
         rounds=rounds,
         budget=budget,
     )
-    return found.error(target_law(target, prompt=prompt, tokens=tokens, temperature=temperature))
+    return joint.error(target_law(target, prompt=prompt, tokens=tokens, temperature=temperature))
 
 
 def assert_lossless(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: ToyModel,
+    target: NextTokenModel,
     drafter: Drafter,
     prompt: Sequence[int] = (0,),
     tokens: int = 3,
@@ -264,13 +265,13 @@ def assert_lossless(
         tolerance: largest difference of a probability; None is what the models' dtype allows.
 
     Returns:
-        The joint law found, with its expected tokens a round.
+        The joint law, with its expected tokens a round.
 
     Raises:
-        AssertionError: it does not. The message names the worst sequence with the probability found and
-            wanted, and draws the tree from which it most likely comes.
+        AssertionError: it does not. The message names the worst sequence with its probability and
+            the expected one, and draws the tree from which it most likely comes.
     """
-    found = joint_law(
+    joint = joint_law(
         policy,
         verifier,
         target=target,
@@ -282,21 +283,21 @@ def assert_lossless(
         budget=budget,
         trees=trees,
     )
-    if found.fault:
-        raise LawBroken(found.fault)
-    wanted = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
-    worst, error = found.worst(wanted), found.error(wanted)
+    if joint.fault:
+        raise LawBroken(joint.fault)
+    expected = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
+    worst, error = joint.worst(expected), joint.error(expected)
     if tolerance is None:
         tolerance = rounding(target.dtype)
     if not error <= tolerance:
         case = _Case(policy, verifier, target, drafter, temperature, budget)
         raise LawBroken(
             f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
-            f"{found.probabilities.get(worst, 0.0):.12g} and should have {wanted.get(worst, 0.0):.12g} "
+            f"{joint.probabilities.get(worst, 0.0):.12g} and should have {expected.get(worst, 0.0):.12g} "
             f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}",
             error=error,
         )
-    return found
+    return joint
 
 
 def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], tolerance: float) -> str:
@@ -304,9 +305,9 @@ def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], toleran
     for done in range(len(worst)):
         text, rest = (*prompt, *worst[:done]), worst[done:]
         law, _, _ = case.one_round(text, len(rest))
-        wanted = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
+        expected = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
         # A later prefix of the worst sequence may do better than the worst of its round.
-        if JointLaw(law, 0.0, 0).error(wanted) > tolerance:
+        if JointLaw(law, 0.0, 0).error(expected) > tolerance:
             return f"The round after {text} is biased. {_likely_tree(case, text, rest)}"
     return "Every round alone is exact: the bias lies in what one round leaves to the next."
 
@@ -316,9 +317,9 @@ def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) ->
         case.policy, case.drafter, prompt=prompt, temperature=case.temperature, budget=case.budget
     )
 
-    def chance(place: int) -> float:
-        emitted = one_round(
-            [trees[place]],
+    def chance(index: int) -> float:
+        emitted = one_round_law(
+            [trees[index]],
             case.verifier,
             target=case.target,
             prompt=prompt,
@@ -330,6 +331,6 @@ def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) ->
     likely = trees[max(range(len(trees)), key=chance)].tree
     rows = target_rows(likely, case.target, prompt, case.temperature)
     return (
-        f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their way is marked):\n"
-        f"{drawn_as_text(likely, rows, rest)}"
+        f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their path is marked):\n"
+        f"{tree_as_text(likely, rows, rest)}"
     )

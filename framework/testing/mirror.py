@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from draftwood.protocols import StateBackend
-from draftwood.testing import diagnosis
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.dependence import Story, Suspect, as_tensors, explained
-from draftwood.testing.diagnosis import Node, difference, path_to
+from draftwood.testing import logits_mistakes
+from draftwood.testing.call_log import CallLog, as_tensors
+from draftwood.testing.input_dependence import WrongNode, explained
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.logits_mistakes import Node, difference, path_to
 from draftwood.testing.oracles import LogitsAfter
 
 
@@ -28,7 +29,7 @@ class Mirror:
         nodes: uncommitted nodes of every row.
         worst: largest difference seen.
         explains: look for the likely mistake at once, for which the backend loses its rows.
-        story: all calls.
+        log: all calls.
     """
 
     backend: StateBackend
@@ -38,12 +39,12 @@ class Mirror:
     nodes: list[list[Node]] = attrs.field(factory=list)
     worst: float = 0.0
     explains: bool = True
-    story: Story = attrs.field(factory=Story, init=False, repr=False)
+    log: CallLog = attrs.field(factory=CallLog, init=False, repr=False)
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False, repr=False)
 
     def prefill(self, rows: Sequence[Sequence[int]]) -> None:
         """Append rows."""
-        self.story.prefill(rows)
+        self.log.prefill(rows)
         self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
         self.texts += [list(row) for row in rows]
         self.nodes += [[] for _ in rows]
@@ -51,7 +52,7 @@ class Mirror:
 
     def release(self, rows: Sequence[int] | None) -> None:
         """Forget rows; None means all."""
-        self.story.release(rows, self.texts)
+        self.log.release(rows, self.texts)
         self.backend.release(rows)
         rows = range(len(self.texts)) if rows is None else rows
         self.texts = [text for row, text in enumerate(self.texts) if row not in rows]
@@ -60,30 +61,28 @@ class Mirror:
 
     def extend(self, new: Sequence[Sequence[Node]]) -> None:
         """Append nodes to every row and compare all their logits; padding holds what must not matter."""
-        self.story.extend(new)
+        self.log.extend(new)
         tokens, parents, counts = as_tensors(new)
-        given = tokens.clone(), parents.clone()
+        original = tokens.clone(), parents.clone()
         logits = self.backend.extend(tokens, parents, counts)
-        if not (torch.equal(tokens, given[0]) and torch.equal(parents, given[1])):
+        if not (torch.equal(tokens, original[0]) and torch.equal(parents, original[1])):
             raise LawBroken(
-                "extend() writes to the tokens or parents that it was given.",
+                "extend() writes to the tokens or parents of its call.",
                 likely="padding is masked in place; do it on a copy.",
             )
-        wanted = (*tokens.shape, self.backend.vocab_size)
-        assert tuple(logits.shape) == wanted, (
-            f"The logits have the shape {tuple(logits.shape)}, not {wanted}."
-        )
+        shape = (*tokens.shape, self.backend.vocab_size)
+        assert tuple(logits.shape) == shape, f"The logits have the shape {tuple(logits.shape)}, not {shape}."
         for row, nodes in enumerate(new):
             start = len(self.nodes[row])
             self.nodes[row] += nodes
-            for place in range(len(nodes)):
-                self._compare(logits[row, place], row, place, start)
+            for column in range(len(nodes)):
+                self._compare(logits[row, column], row, column, start)
         self._after("extend")
         self._returned = logits, logits.clone()
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep one path a row."""
-        self.story.commit(paths, self.texts, self.nodes)
+        self.log.commit(paths, self.texts, self.nodes)
         self.backend.commit(paths)
         for row, path in enumerate(paths):
             self.texts[row] += [self.nodes[row][node][0] for node in path]
@@ -91,17 +90,17 @@ class Mirror:
         self._after("commit")
 
     def path(self, row: int, node: int) -> list[int]:
-        """Places from a root of `row` down to `node`."""
+        """Region indices from a root of `row` down to `node`."""
         return path_to(self.nodes[row], node)
 
     def check_lengths(self) -> None:
         """The backend counts committed tokens as the lists do."""
-        expected, found = [len(text) for text in self.texts], self.backend.lengths
-        if found != expected:
-            name, _ = self.story.calls[-1] if self.story.calls else ("no call", None)
+        expected, lengths = [len(text) for text in self.texts], self.backend.lengths
+        if lengths != expected:
+            name, _ = self.log.calls[-1] if self.log.calls else ("no call", None)
             raise LawBroken(
-                f"lengths is {found} after {name}, and should be {expected}.",
-                likely=_of_lengths(list(found), expected, name),
+                f"lengths is {lengths} after {name}, and should be {expected}.",
+                likely=_of_lengths(list(lengths), expected, name),
             )
 
     def check_state(self) -> None:
@@ -113,17 +112,17 @@ class Mirror:
     def _after(self, call: str) -> None:
         """What holds after every call."""
         if self._returned is not None:
-            logits, kept = self._returned
+            logits, unchanged = self._returned
             self._returned = None
-            if not bool(((logits == kept) | (logits.isnan() & kept.isnan())).all()):
+            if not bool(((logits == unchanged) | (logits.isnan() & unchanged.isnan())).all()):
                 raise LawBroken(
                     f"The logits that extend() returned were changed by the {call} that came after.",
                     likely="a buffer is returned that the next call writes to; return a copy of it.",
                 )
         self.check_lengths()
 
-    def _compare(self, logits: Tensor, row: int, place: int, start: int) -> None:
-        node = start + place
+    def _compare(self, logits: Tensor, row: int, column: int, start: int) -> None:
+        node = start + column
         tokens = self.tokens(row, node)
         expected = self.logits_after(tokens).to(logits.device)
         assert expected.shape == logits.shape, (
@@ -133,64 +132,69 @@ class Mirror:
         self.worst = max(self.worst, off)
         if off <= self.tolerance:
             return
-        wrong = WrongLogits(self, row, place, start, logits.clone(), expected, off)
+        wrong = WrongLogits(self, row, column, start, logits.clone(), expected, off)
         raise wrong.explained() if self.explains else wrong
 
     def tokens(self, row: int, node: int) -> list[int]:
         """The committed tokens of `row` and those on the path of `node`."""
-        return self.texts[row] + [self.nodes[row][place][0] for place in self.path(row, node)]
+        return self.texts[row] + [self.nodes[row][above][0] for above in self.path(row, node)]
 
 
 class WrongLogits(LawBroken):
     """A node's logits are not those of its text and path."""
 
     def __init__(
-        self, mirror: Mirror, row: int, place: int, start: int, found: Tensor, wanted: Tensor, off: float
+        self, mirror: Mirror, row: int, column: int, start: int, logits: Tensor, expected: Tensor, off: float
     ) -> None:
-        nodes, node = list(mirror.nodes[row]), start + place
-        tokens = ", ".join(diagnosis.shortened(mirror.tokens(row, node)))
-        self.said = (
+        nodes, node = list(mirror.nodes[row]), start + column
+        tokens = ", ".join(logits_mistakes.shortened(mirror.tokens(row, node)))
+        self.description = (
             f"node {node} of row {row} (after [{tokens}]) is off by {off:.2e}, more than "
             f"{mirror.tolerance:.0e}.\n"
             f"The row holds {len(mirror.texts[row])} committed tokens and the nodes "
-            f"{diagnosis.drawn(nodes, path_to(nodes, node))}\n"
-            f"came {diagnosis.numbers(found)}, should be {diagnosis.numbers(wanted)}"
+            f"{logits_mistakes.drawn(nodes, path_to(nodes, node))}\n"
+            f"came {logits_mistakes.numbers(logits)}, should be {logits_mistakes.numbers(expected)}"
         )
-        super().__init__(self.said, error=off)
-        self._mirror, self._place, self._found, self._wanted = mirror, (row, place, start), found, wanted
+        super().__init__(self.description, error=off)
+        self._mirror, self._position, self._logits, self._expected = (
+            mirror,
+            (row, column, start),
+            logits,
+            expected,
+        )
 
     def explained(self) -> LawBroken:
         """The same with the mistake that it looks like; the backend loses its rows."""
-        return LawBroken(self.said, error=self.error, likely=explained(self._why))
+        return LawBroken(self.description, error=self.error, likely=explained(self._why))
 
     def _why(self) -> str:
-        mirror, (row, place, start) = self._mirror, self._place
+        mirror, (row, column, start) = self._mirror, self._position
         others = ((mistake, mirror.logits_after(tokens)) for mistake, tokens in self._others() if tokens)
         tolerance = mirror.tolerance
-        if why := diagnosis.likely_mistake(self._found, self._wanted, others, tolerance=tolerance):
+        if why := logits_mistakes.likely_mistake(self._logits, self._expected, others, tolerance=tolerance):
             return why
-        suspect = Suspect(
+        suspect = WrongNode(
             mirror.backend,
             mirror.logits_after,
-            mirror.story,
+            mirror.log,
             row,
-            place,
+            column,
             list(mirror.texts[row]),
             list(mirror.nodes[row]),
-            start + place,
-            self._found,
+            start + column,
+            self._logits,
             tolerance,
         )
         return suspect.why()
 
     def _others(self) -> Iterator[tuple[str, list[int]]]:
-        mirror, (row, place, start) = self._mirror, self._place
-        text, nodes, node = mirror.texts[row], mirror.nodes[row], start + place
+        mirror, (row, column, start) = self._mirror, self._position
+        text, nodes, node = mirror.texts[row], mirror.nodes[row], start + column
         tokens = [nodes[step][0] for step in path_to(nodes, node)]
-        before = mirror.story.rows[row].before
+        before = mirror.log.rows[row].before
         if before is not None:
-            yield from diagnosis.after_another_commit(*before, tokens)
-        yield from diagnosis.alternatives(text, nodes, node, start=start)
+            yield from logits_mistakes.after_another_commit(*before, tokens)
+        yield from logits_mistakes.alternatives(text, nodes, node, start=start)
         for other, theirs in enumerate(mirror.texts):
             if other == row:
                 continue
@@ -200,16 +204,16 @@ class WrongLogits(LawBroken):
                     f"rows are exchanged: row {row} has the answer of row {other}.",
                     mirror.tokens(other, node),
                 )
-        for gone in mirror.story.gone:
+        for gone in mirror.log.gone:
             yield f"row {row} stands on the text of a row that was released.", gone + tokens
 
 
-def _of_lengths(found: list[int], expected: list[int], call: str) -> str:
+def _of_lengths(lengths: list[int], expected: list[int], call: str) -> str:
     """The mistake that wrong lengths look like."""
     if call == "release":
         return "another row than the named one was released, or the rows behind it did not move up."
-    if call == "commit" and len(found) == len(expected):
+    if call == "commit" and len(lengths) == len(expected):
         return "the commit kept more or fewer nodes than its path names."
     if call == "extend":
         return "nodes are counted before they are committed."
-    return "rows are appended behind the others, in the order in which they are given."
+    return "rows are appended behind the others, in the order of the call."

@@ -23,7 +23,7 @@ _KEPT = 4096
 
 @attrs.define(eq=False)
 class PlainForward:
-    """A module's own forward over a whole text, without cache, mask or other rows.
+    """A module's plain forward over a text, without cache, mask or other rows.
 
     Attributes:
         module: takes `input_ids` `[1, n]` and gives logits `[1, n, vocab]`, or an object that has them as
@@ -31,15 +31,15 @@ class PlainForward:
     """
 
     module: torch.nn.Module
-    _known: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
+    _cache: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
 
     def __call__(self, tokens: list[int]) -> Tensor:
         key = tuple(tokens)
-        if key not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[key] = self._run(tokens)
-        return self._known[key]
+        if key not in self._cache:
+            if len(self._cache) >= _KEPT:
+                self._cache.clear()
+            self._cache[key] = self._run(tokens)
+        return self._cache[key]
 
     def _run(self, tokens: list[int]) -> Tensor:
         output = _plain(self.module, tokens)
@@ -49,7 +49,7 @@ class PlainForward:
 
 @attrs.define(eq=False)
 class PlainFeatures:
-    """What the decoder layers of a module read in its own forward over a whole text, and what its body gives.
+    """What the decoder layers of a module read in its plain forward over a text, and what its body gives.
 
     Attributes:
         module: has one outermost `ModuleList` of `count` decoder layers.
@@ -70,9 +70,9 @@ class PlainFeatures:
         body = self.module.get_submodule(name.rpartition(".")[0])
         read: dict[int, Tensor] = {}
 
-        def at(place: int) -> Callable[[Any, Any, Any], None]:
-            def note(_: Any, given: Any, named: Any) -> None:
-                read[place] = (given[0] if given else named["hidden_states"]).clone()
+        def reader(layer: int) -> Callable[[Any, Any, Any], None]:
+            def note(_: Any, args: Any, named: Any) -> None:
+                read[layer] = (args[0] if args else named["hidden_states"]).clone()
 
             return note
 
@@ -80,7 +80,8 @@ class PlainFeatures:
             read[self.count] = output[0].clone()
 
         hooks = [
-            part.register_forward_pre_hook(at(place), with_kwargs=True) for place, part in enumerate(parts)
+            part.register_forward_pre_hook(reader(layer), with_kwargs=True)
+            for layer, part in enumerate(parts)
         ]
         hooks.append(body.register_forward_hook(behind))
         try:
@@ -93,7 +94,7 @@ class PlainFeatures:
 
 @torch.no_grad()
 def _plain(module: torch.nn.Module, tokens: list[int]) -> Any:
-    """What a module's own forward gives for one whole text."""
+    """What a module's plain forward gives for one text."""
     first = next(module.parameters(), None)
     embedding = getattr(module, "get_input_embeddings", lambda: None)()
     weight = getattr(embedding, "weight", first)
@@ -114,8 +115,8 @@ def oracle_of(part: object) -> LogitsAfter | None:
     model = getattr(part, "model", None)
     if isinstance(model, torch.nn.Module):
         return PlainForward(model)
-    found = getattr(model, "logits", None)
-    return found if callable(found) else None
+    logits = getattr(model, "logits", None)
+    return logits if callable(logits) else None
 
 
 def features_oracle_of(backend: StateBackend) -> FeaturesAfter | None:
@@ -123,9 +124,9 @@ def features_oracle_of(backend: StateBackend) -> FeaturesAfter | None:
 
     Whatever has a method `features` answers by that, another torch module by its plain forward.
     """
-    found = getattr(backend.model, "features", None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    features = getattr(backend.model, "features", None)
+    if callable(features):
+        return features  # type: ignore[no-any-return]
     if isinstance(backend.model, torch.nn.Module):
         return PlainFeatures(backend.model, backend.feature_layers)
     return None

@@ -14,16 +14,23 @@ from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.block_efficiency import drawn_trees
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.cases import TOYS, VOCAB, Toys, bigram, large, narrow
 from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.interleaved import assert_rows_apart
+from draftwood.testing.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.learnt_states import learnt_states
 from draftwood.testing.lossless import assert_lossless
-from draftwood.testing.own_chance import no_chance_but_the_streams
-from draftwood.testing.pairs import fits, toy_drafter
-from draftwood.testing.pasts import pasts
+from draftwood.testing.proof_models import (
+    PROOF_MODELS,
+    VOCAB,
+    ProofModels,
+    bigram_models,
+    large_models,
+    narrow_models,
+)
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
-from draftwood.testing.toy import Constant, ToyModel
+from draftwood.testing.row_isolation import assert_rows_isolated
+from draftwood.testing.small_strategies import fits, toy_drafter
+from draftwood.testing.toy import ConstantModel, NextTokenModel
 from draftwood.testing.verifier_checks import assert_declared, for_models
 from draftwood.tree import TokenTree
 
@@ -62,18 +69,18 @@ def check_declaration(policy: TreePolicy, models: int) -> None:
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:
     """Law P: children follow the declared proposal, and the other declarations hold."""
-    for_models(lambda target, *drafts: prove_law(policy, Toys(target, drafts)), None, models)
+    for_models(lambda target, *drafts: prove_law(policy, ProofModels(target, drafts)), None, models)
 
 
 def check_learnt(policy: TreePolicy, models: int) -> None:
     """Law P holds after whatever the policy may have learnt, in pasts as long as its memory."""
-    for toys in TOYS[:2]:
+    for toys in PROOF_MODELS[:2]:
         drafter = toy_drafter(policy, *toys.drafts)
-        for learnt in pasts(policy, drafter, prompt=PROMPT):
+        for learnt in learnt_states(policy, drafter, prompt=PROMPT):
             try:
                 assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
             except LawBroken as broken:
-                after = LawBroken(f"After {learnt.past} it knows {learnt.state}, and then: {broken}")
+                after = LawBroken(f"After {learnt.history} it knows {learnt.state}, and then: {broken}")
                 after.error, after.likely = broken.error, broken.likely  # its sentence stands there already
                 raise after from broken
 
@@ -81,18 +88,18 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
 def check_deep(policy: TreePolicy, models: int) -> None:
     """Law P holds down to four levels, over drafts that leave few tokens open."""
     for supports in ((2, 1, 2, 1), (1, 2, 1, 2)):
-        prove_law(policy, narrow(22, supports, start=len(PROMPT), drafters=2))
+        prove_law(policy, narrow_models(22, supports, start=len(PROMPT), drafters=2))
 
 
 def deeper(policy: TreePolicy) -> TreePolicy | None:
     """The policy with long and narrow trees; None where it has no depth or length to raise."""
     if not attrs.has(type(policy)):
         return None
-    own = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
-    if not {"depth", "length"} & set(own):
+    settings = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
+    if not {"depth", "length"} & set(settings):
         return None
     try:
-        return attrs.evolve(policy, **own)  # type: ignore[misc]
+        return attrs.evolve(policy, **settings)  # type: ignore[misc]
     except Exception:  # these settings do not go together
         return None
 
@@ -100,18 +107,18 @@ def deeper(policy: TreePolicy) -> TreePolicy | None:
 def check_wide(policy: TreePolicy, models: int) -> None:
     """Law P holds over eight tokens, at the root and below it, and over 131,072."""
     for supports in ((8, 1), (1, 8, 1)):
-        prove_law(policy, narrow(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
-    prove_law(policy, large(len(PROMPT)))
+        prove_law(policy, narrow_models(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
+    prove_law(policy, large_models(len(PROMPT)))
 
 
 def check_arithmetic(policy: TreePolicy, models: int) -> None:
     """In float32, and from logits in half precision, children follow the declared law to its rounding."""
     for dtype in (torch.float32, torch.bfloat16):
-        for toys in TOYS[:2]:
+        for toys in PROOF_MODELS[:2]:
             prove_law(policy, toys.of(dtype))
 
 
-def prove_law(policy: TreePolicy, toys: Toys) -> None:
+def prove_law(policy: TreePolicy, toys: ProofModels) -> None:
     """Prove law P on one set of toys."""
     assert_proposal_law(policy, toy_drafter(policy, *toys.drafts), prompt=PROMPT)
 
@@ -120,9 +127,13 @@ def check_lossless(policy: TreePolicy, models: int) -> None:
     """With recursive rejection, and with traversal, the emitted tokens have the target's law.
 
     Law P speaks of siblings and paths. Here nodes that are neither may betray each other, as where two
-    branches share a draw: also over drafts that look at one token, which say the same in many places.
+    branches share a draw: also over drafts that look at one token, which give one distribution to many nodes.
     """
-    for toys, prompt, tokens in ((TOYS[0], PROMPT, 3), (TOYS[1], PROMPT, 3), (bigram(2), (1, 0, 1), 4)):
+    for toys, prompt, tokens in (
+        (PROOF_MODELS[0], PROMPT, 3),
+        (PROOF_MODELS[1], PROMPT, 3),
+        (bigram_models(2), (1, 0, 1), 4),
+    ):
         drafter = toy_drafter(policy, *toys.drafts)
         trees = drawn_trees(policy, drafter, prompt=prompt)
         for name in ("recursive-rejection", "traversal"):
@@ -144,7 +155,7 @@ def check_budget(policy: TreePolicy, models: int) -> None:
     """No tree has more drafted nodes than the attribute `budget`."""
     budget: int = policy.budget  # type: ignore[attr-defined]
 
-    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         for tree in _trees(policy, draft, other):
             drafted = len(tree) - 1
             assert drafted <= budget, f"{policy} drafts {drafted} nodes, over its budget of {budget}."
@@ -157,7 +168,7 @@ def check_branches(policy: TreePolicy, models: int) -> None:
     if policy.branches:
         return
 
-    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         for tree in _trees(policy, draft, other):
             parents = tree.parents.tolist()
             assert len(set(parents)) == len(parents), (
@@ -169,16 +180,16 @@ def check_branches(policy: TreePolicy, models: int) -> None:
 
 def check_nothing_to_propose(policy: TreePolicy, models: int) -> None:
     """A drafter with nothing to propose leaves a tree that law P allows, at most of guesses of its own."""
-    silent = Constant(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
+    silent = ConstantModel(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
     assert_proposal_law(policy, toy_drafter(policy, silent, silent), prompt=PROMPT)
 
 
 def check_repeatable(policy: TreePolicy, models: int) -> None:
     """The same seed gives the same tree, whatever was grown before."""
 
-    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         seeds = [draft.seed, draft.seed + 1, draft.seed]
-        with no_chance_but_the_streams(policy):
+        with forbid_hidden_randomness(policy):
             first, _, again = (_seeded(policy, draft, other, seed) for seed in seeds)
         assert _same(first, again), f"{policy} grows another tree from the same seed, {seeds[0]}."
 
@@ -188,8 +199,8 @@ def check_repeatable(policy: TreePolicy, models: int) -> None:
 def check_interleaved(policy: TreePolicy, models: int) -> None:
     """Rows whose trees are grown in turns get the trees that they get alone, and learn the same."""
 
-    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
-        assert_rows_apart(policy, [draft, other], [PROMPT, (0, 1)])
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        assert_rows_isolated(policy, [draft, other], [PROMPT, (0, 1)])
 
     for_models(grow, None, models)
 
@@ -198,23 +209,23 @@ def check_copies(policy: TreePolicy, models: int) -> None:
     """A copy, and one that went through pickle, grow the trees of the original."""
     copies = {"A deep copy": copy.deepcopy(policy), "A pickled copy": pickle.loads(pickle.dumps(policy))}
 
-    def grow(target: ToyModel, draft: ToyModel, other: ToyModel) -> None:
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         original = _seeded(policy, draft, other, draft.seed)
-        for name, one in copies.items():
-            assert _same(original, _seeded(one, draft, other, draft.seed)), (
+        for name, copied in copies.items():
+            assert _same(original, _seeded(copied, draft, other, draft.seed)), (
                 f"{name} of {policy} grows another tree from the same seed, {draft.seed}."
             )
 
     for_models(grow, None, models)
 
 
-def _trees(policy: TreePolicy, draft: ToyModel, other: ToyModel) -> Iterator[TokenTree]:
+def _trees(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel) -> Iterator[TokenTree]:
     drafter = toy_drafter(policy, draft, other)
     for _, tree in enumerate_outcomes(lambda rng: grow_tree(policy, drafter, prompt=PROMPT, rng=rng)):
         yield tree
 
 
-def _seeded(policy: TreePolicy, draft: ToyModel, other: ToyModel, seed: int) -> TokenTree:
+def _seeded(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel, seed: int) -> TokenTree:
     drafter = toy_drafter(policy, draft, other)
     return grow_tree(policy, drafter, prompt=PROMPT, rng=TorchRandomness.seeded(seed))
 

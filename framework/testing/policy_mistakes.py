@@ -8,41 +8,41 @@ from torch import Tensor
 _SAME = 1e-7
 
 
-def likely_mistake(found: Tensor, declared: Tensor, *, exists: float) -> str:
-    """The mistake by which children come with the law `found` instead of `declared`; empty if none fits.
+def likely_mistake(drawn: Tensor, declared: Tensor, *, exists: float) -> str:
+    """The mistake by which children come with the law `drawn` instead of `declared`; empty if none fits.
 
     Args:
-        found: `[vocab]`, given that the child exists.
+        drawn: `[vocab]`, where the child exists.
         declared: `[vocab]`.
-        exists: the chance that it does, given the context.
+        exists: the chance that it does, in this context.
     """
     if exists < 1 - _SAME:
         return (
             "a drawn node was dropped for its own token, or for what its token led to; decide whether a "
             "node exists before its token is drawn."
         )
-    if _same(found, _point(int(declared.argmax()), found)):
+    if _same(drawn, _point(int(declared.argmax()), drawn)):
         return (
             "the most likely token was taken and declared as drawn; declare Deterministic, or draw with "
             "draw_children."
         )
-    if float(found.max()) > 1 - _SAME:
+    if float(drawn.max()) > 1 - _SAME:
         return (
             "the token does not depend on the policy's rng: take all chance from it, or declare "
             "Deterministic."
         )
-    if _same(found, _normalised(declared.bfloat16().double())) or _same(
-        found, _normalised(declared.half().double())
+    if _same(drawn, _normalised(declared.bfloat16().double())) or _same(
+        drawn, _normalised(declared.half().double())
     ):
         return "it was drawn in half precision; draw from the tensor that the proposal names."
-    power = _power(found, declared)
+    power = _power(drawn, declared)
     if power is not None:
         return (
             f"the law was declared at another temperature than it was drawn at ({power:.3g} times); name the "
             "distribution that was drawn from."
         )
-    missing = (found == 0) & (declared > 0)
-    if bool(missing.any()) and _same(found, _normalised(declared.masked_fill(missing, 0))):
+    missing = (drawn == 0) & (declared > 0)
+    if bool(missing.any()) and _same(drawn, _normalised(declared.masked_fill(missing, 0))):
         return (
             f"the tokens {missing.nonzero().flatten().tolist()} were kept out of the draw; declare the law "
             "without them."
@@ -63,16 +63,16 @@ def _normalised(p: Tensor) -> Tensor:
     return p / total if float(total) > 0 else p
 
 
-def _power(found: Tensor, declared: Tensor) -> float | None:
-    """The a other than 1 with found = declared ** (1 / a), normalised."""
-    live = (declared > 0) & (found > 0)
-    if int(live.sum()) < 2 or bool(((found > 0) != (declared > 0)).any()):
+def _power(drawn: Tensor, declared: Tensor) -> float | None:
+    """The a other than 1 with drawn = declared ** (1 / a), normalised."""
+    live = (declared > 0) & (drawn > 0)
+    if int(live.sum()) < 2 or bool(((drawn > 0) != (declared > 0)).any()):
         return None
-    logs, other = found[live].log(), declared[live].log()
+    logs, other = drawn[live].log(), declared[live].log()
     first, last = int(other.argmin()), int(other.argmax())
     if float(other[last] - other[first]) < 1e-3:
         return None
     slope = float((logs[last] - logs[first]) / (other[last] - other[first]))
     if slope <= 0 or abs(slope - 1) < 1e-3:
         return None
-    return 1 / slope if _same(found, _normalised(declared**slope)) else None
+    return 1 / slope if _same(drawn, _normalised(declared**slope)) else None

@@ -9,19 +9,19 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.errors import DraftwoodError
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.request import Request, RequestLog
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import rounding
-from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.policy_mistakes import likely_mistake
 from draftwood.testing.sibling_counts import assert_counts_settled
-from draftwood.testing.watched import numbers
+from draftwood.testing.tolerances import rounding
+from draftwood.testing.tree_text import distribution_as_text
 from draftwood.tree import TokenTree
 
 Context = tuple[tuple[int, ...], tuple[int, ...]]
@@ -40,7 +40,7 @@ class _Existence:
 
 
 @attrs.define
-class _Drawn:
+class _DrawnLaw:
     """What was drawn in a context under one declared law: the probability of every token."""
 
     declared: Tensor
@@ -65,7 +65,7 @@ def assert_proposal_law(
     have the declared `conditional`. That is what verifiers rely on; nothing is asked of how nodes that
     are not on one path or siblings go together, nor where a policy gets its distributions from.
 
-    A policy may declare one of several laws in a context (by room, or by chance): each is held against the
+    A policy may declare one of several laws in a context (by room, or by chance): each is compared with the
     trees in which it is declared.
 
     Also checked: the requests, the shape of the tree, that every node with children has a proposal among
@@ -85,7 +85,7 @@ def assert_proposal_law(
         LawBroken: the message names the context, the two laws, and the likely mistake.
     """
     existence: dict[Context, _Existence] = {}
-    drawn: dict[tuple[Context, tuple[float, ...]], _Drawn] = {}
+    drawn: dict[tuple[Context, tuple[float, ...]], _DrawnLaw] = {}
 
     def grow(rng: Randomness) -> TokenTree:
         return grow_tree(policy, drafter, prompt=prompt, temperature=temperature, rng=rng, state=state)
@@ -106,33 +106,36 @@ def assert_proposal_law(
             key = (context, tuple(round(p, 13) for p in declared.tolist()))
             if key not in drawn:
                 law = type(proposal).__name__
-                drawn[key] = _Drawn(declared, law, torch.zeros_like(declared), allowed)
+                drawn[key] = _DrawnLaw(declared, law, torch.zeros_like(declared), allowed)
             drawn[key].weights[child] += weight
-    for (context, _), one in drawn.items():
-        _check_law(policy, context, one, existence[context])
-    assert_counts_settled(policy, trees, max((one.allowed for one in drawn.values()), default=0.0))
+    for (context, _), law_drawn in drawn.items():
+        _check_law(policy, context, law_drawn, existence[context])
+    assert_counts_settled(
+        policy, trees, max((law_drawn.allowed for law_drawn in drawn.values()), default=0.0)
+    )
 
 
-def _check_law(policy: TreePolicy, context: Context, drawn: _Drawn, existence: _Existence) -> None:
+def _check_law(policy: TreePolicy, context: Context, drawn: _DrawnLaw, existence: _Existence) -> None:
     total = float(drawn.weights.sum())
     if total < _NEGLIGIBLE:
         return
-    found = drawn.weights / total
-    off = float((found - drawn.declared).abs().max())
+    actual = drawn.weights / total
+    off = float((actual - drawn.declared).abs().max())
     if off <= drawn.allowed:
         return
     path, earlier = context
     behind = f" behind the siblings {earlier}" if earlier else ""
     raise LawBroken(
         f"{policy} breaks law P after {path}{behind}: child {len(earlier)}, where it exists, has the law "
-        f"{numbers(found)}, and {drawn.law} declares {numbers(drawn.declared)} (off by {off:.2g}).",
+        f"{distribution_as_text(actual)}, and {drawn.law} declares {distribution_as_text(drawn.declared)} "
+        f"(off by {off:.2g}).",
         error=off,
-        likely=likely_mistake(found, drawn.declared, exists=existence.with_child / existence.weight),
+        likely=likely_mistake(actual, drawn.declared, exists=existence.with_child / existence.weight),
     )
 
 
 def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:
-    """For every node and place: the context, the child's token (None after the last) and its proposal."""
+    """For every node and child number: the context, the child's token (None after the last), its proposal."""
     tokens = tree.tokens.tolist()
     for node in range(len(tree)):
         path = tuple(tokens[above] for above in tree.path(node))
@@ -172,7 +175,7 @@ def grow_tree(
     drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     asked = RequestLog()
     try:
-        growing = learning.grow(policy, prompt[-1], rng, state)
+        growing = policy_states.grow(policy, prompt[-1], rng, state)
         request = next(growing)
         while True:
             _check_request(policy, request, asked, prompt[-1])

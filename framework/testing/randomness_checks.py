@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.randomness import Randomness, UniformRandomness
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 
 _DRAWS = 4000
 _DEVIATIONS = 6.0
@@ -71,14 +71,15 @@ def check_without_replacement(rng: Randomness, models: int) -> None:
 def check_edges(rng: UniformRandomness, models: int) -> None:
     """At the ends of the unit interval nothing of weight 0 is drawn, and no other token is favoured."""
     for u in (0.0, _TOP):
-        one = _At(rng, u)
-        if one.accept(0.0) or not one.accept(1.0):
+        fixed = _At(rng, u)
+        if fixed.accept(0.0) or not fixed.accept(1.0):
             raise LawBroken(
-                f"With the uniform {u!r}, accept(0) is {one.accept(0.0)} and accept(1) {one.accept(1.0)}.",
+                f"With the uniform {u!r}, accept(0) is {fixed.accept(0.0)} and accept(1) "
+                f"{fixed.accept(1.0)}.",
                 likely="the coin's test is coin <= p; a coin may be exactly 0, so it must be coin < p.",
             )
         for law in ((0.0, 1.0, 0.0), (0.0, 0.5, 0.5, 0.0), (0.0, 5e-324, 1.0, 0.0)):
-            token = one.choose(torch.tensor(law, dtype=torch.float64))
+            token = fixed.choose(torch.tensor(law, dtype=torch.float64))
             if not law[token]:
                 raise LawBroken(
                     f"With the uniform {u!r}, choose({list(law)}) draws {token}, whose weight is 0.",
@@ -87,11 +88,11 @@ def check_edges(rng: UniformRandomness, models: int) -> None:
     # The interval of each token is as long as its weight: exactly, for weights in eighths.
     weights = torch.tensor([3.0, 0.0, 1.0, 4.0], dtype=torch.float64) / 8
     drawn = torch.tensor([_At(rng, k / 64).choose(weights) for k in range(64)])
-    found = torch.bincount(drawn, minlength=len(weights)) / 64
-    if not torch.equal(found.double(), weights):
+    shares = torch.bincount(drawn, minlength=len(weights)) / 64
+    if not torch.equal(shares.double(), weights):
         raise LawBroken(
-            f"choose({weights.tolist()}) gives the tokens to parts {found.tolist()} of the unit interval.",
-            error=float((found - weights).abs().max()),
+            f"choose({weights.tolist()}) gives the tokens to parts {shares.tolist()} of the unit interval.",
+            error=float((shares - weights).abs().max()),
         )
 
 
@@ -117,9 +118,9 @@ def check_uniforms(rng: UniformRandomness, models: int) -> None:
 def check_ahead(rng: UniformRandomness, models: int) -> None:
     """`ahead(n)` shows the next `n` uniforms and leaves them in the stream."""
     rng = copy.deepcopy(rng)
-    shown, again, taken = rng.ahead(5), rng.ahead(5), rng.uniforms(5)
-    if not (torch.equal(shown, again) and torch.equal(shown, taken)):
-        raise LawBroken(f"ahead(5) shows {shown.tolist()} and uniforms(5) then takes {taken.tolist()}.")
+    shown, again, drawn = rng.ahead(5), rng.ahead(5), rng.uniforms(5)
+    if not (torch.equal(shown, again) and torch.equal(shown, drawn)):
+        raise LawBroken(f"ahead(5) shows {shown.tolist()} and uniforms(5) then takes {drawn.tolist()}.")
 
 
 @attrs.define(eq=False)
@@ -149,10 +150,10 @@ def _counts(what: str, drawn: Tensor, weights: Tensor) -> None:
         _count(f"{what} == {token}", count, p, len(drawn))
 
 
-def _count(what: str, found: int, p: float, draws: int) -> None:
+def _count(what: str, count: int, p: float, draws: int) -> None:
     allowed = _DEVIATIONS * math.sqrt(draws * p * (1 - p))
-    if abs(found - draws * p) > allowed:
+    if abs(count - draws * p) > allowed:
         raise LawBroken(
-            f"{what} came {found} times in {draws}, and should come {draws * p:.0f} times.",
-            error=abs(found / draws - p),
+            f"{what} came {count} times in {draws}, and should come {draws * p:.0f} times.",
+            error=abs(count / draws - p),
         )

@@ -13,9 +13,9 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.proposals import Proposal
 from draftwood.testing.block_efficiency import drawn_trees, target_rows
-from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.shapes import Shape, Shaped
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.toy import NextTokenModel, ToyModel
+from draftwood.testing.tree_shapes import Shape, ShapedPolicy
 from draftwood.tree import TokenTree
 
 PROMPT = (0,)
@@ -48,8 +48,8 @@ class SamplerCase:
     uniforms: Float[Tensor, "*rows k"]
 
     def children(self, row: int) -> list[int]:
-        """The drafted tokens (their places in `draft_tokens`) behind a row of the target, in drawn order."""
-        return [place for place, parent in enumerate(self.parents.tolist()) if parent == row]
+        """The drafted tokens (their indices in `draft_tokens`) behind a row of the target, in drawn order."""
+        return [index for index, parent in enumerate(self.parents.tolist()) if parent == row]
 
 
 @attrs.frozen(eq=False)
@@ -62,10 +62,10 @@ class Draft:
     target_rows: Tensor
 
 
-def sampler_models(vocab_size: int = 3) -> dict[str, tuple[ToyModel, ToyModel]]:
+def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
     """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
 
-    def model(seed: int, **options: Any) -> ToyModel:
+    def model(seed: int, **options: Any) -> NextTokenModel:
         return ToyModel(vocab_size, seed, **options)
 
     plain = model(1)
@@ -84,10 +84,10 @@ def sampler_models(vocab_size: int = 3) -> dict[str, tuple[ToyModel, ToyModel]]:
 def shape_of(parents: Sequence[int]) -> Shape:
     """The nested shape of a tree whose drafted token `i` stands behind row `parents[i]`."""
     below: list[list[Shape]] = [[] for _ in range(len(parents) + 1)]
-    for place, parent in enumerate(parents):
-        if not 0 <= parent <= place:
+    for index, parent in enumerate(parents):
+        if not 0 <= parent <= index:
             raise InvalidInput(
-                f"Drafted token {place} has the parent row {parent}; give 0 for the root, or i + 1 for an "
+                f"Drafted token {index} has the parent row {parent}; give 0 for the root, or i + 1 for an "
                 "earlier drafted token i."
             )
     for row in range(len(parents), 0, -1):
@@ -96,8 +96,8 @@ def shape_of(parents: Sequence[int]) -> Shape:
 
 
 def drafts(
-    target: ToyModel,
-    draft: ToyModel,
+    target: NextTokenModel,
+    draft: NextTokenModel,
     *,
     parents: Sequence[int],
     law: type[Proposal],
@@ -107,10 +107,10 @@ def drafts(
 
     Where the law runs out of tokens a draft has fewer of them.
     """
-    policy = Shaped(shape_of(parents), law)
-    found = []
-    for one in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
-        tree = one.tree
+    policy = ShapedPolicy(shape_of(parents), law)
+    made = []
+    for weighted in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
+        tree = weighted.tree
         rows = target_rows(tree, target, PROMPT, 1.0)
         above = tree.parents[1 : len(tree)]
         proposed = target_rows(tree, draft, PROMPT, 1.0)[above]
@@ -122,8 +122,8 @@ def drafts(
             law=law,
             uniforms=torch.zeros(0, dtype=dtype),
         )
-        found.append(Draft(one.weight, case, tree, rows))
-    return found
+        made.append(Draft(weighted.weight, case, tree, rows))
+    return made
 
 
 def likely_breaks(draft: Draft) -> Iterator[float]:
@@ -150,5 +150,5 @@ def _residual(target: Tensor, draft: Tensor) -> Tensor:
     return rest / rest.sum() if rest.any() else target
 
 
-Models = Mapping[str, tuple[ToyModel, ToyModel]]
+Models = Mapping[str, tuple[NextTokenModel, NextTokenModel]]
 """By name: a target and a draft over one vocabulary."""

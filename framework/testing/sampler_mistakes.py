@@ -42,8 +42,8 @@ def _wrong(draft: Draft, rng: Randomness, mistake: str) -> tuple[int, ...]:
     out: list[int] = []
     tokens = draft.case.draft_tokens.tolist()
     proposed = draft.case.draft_probs.double()
-    for place, token in enumerate(tokens):
-        target, drawn = draft.target_rows[place], proposed[place]
+    for index, token in enumerate(tokens):
+        target, drawn = draft.target_rows[index], proposed[index]
         t, d = float(target[token]), float(drawn[token])
         ratio = {"ignored": t, "inverse": d / t if t else 1.0, "all": 1.0}.get(mistake, t / d)
         if not rng.accept(min(ratio, 1.0)):
@@ -64,13 +64,13 @@ def _left(target: Tensor, drawn: Tensor, token: int, mistake: str) -> Tensor:
 
 
 def likely_mistake(possible: Sequence[Draft], emitted: Sequence[Emitted], tolerance: float) -> str:
-    """The mistake whose law on every draft is the one found, in a sentence; empty if none is, or no chain."""
-    if any(one.case.parents.tolist() != list(range(len(one.case.parents))) for one in possible):
+    """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is, or no chain."""
+    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft in possible):
         return ""
     for mistake, sentence in MISTAKES.items():
         if all(
-            _off(wrong_law(one, mistake), found) <= tolerance
-            for one, found in zip(possible, emitted, strict=True)
+            _off(wrong_law(draft, mistake), law) <= tolerance
+            for draft, law in zip(possible, emitted, strict=True)
         ):
             return sentence
     return ""

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.randomness import Randomness
-from draftwood.testing.broken import LawBroken
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.intervals import CannotEnumerate, split_uniforms
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import target_law
 from draftwood.testing.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
-from draftwood.testing.torch_chance import RAISED, torch_chance
-from draftwood.testing.toy import ToyModel
-from draftwood.testing.watched import drawn_as_text
+from draftwood.testing.torch_randomness import RAISED, torch_randomness
+from draftwood.testing.toy import NextTokenModel
+from draftwood.testing.tree_text import tree_as_text
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -33,7 +33,7 @@ Emitted = dict[Text, float]
 
 
 @attrs.define(eq=False)
-class WatchedSampler:
+class CheckedSampler:
     """Calls the sampler, counts, and remembers the first thing that none may do."""
 
     sampler: Sampler
@@ -43,7 +43,7 @@ class WatchedSampler:
     calls: int = 0
     fault: str = ""
 
-    def enumerated(self, draft: Draft, target: ToyModel) -> Emitted:
+    def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
         law: Emitted = {}
 
         def with_uniforms(u: Sequence[float]) -> Text:
@@ -51,7 +51,7 @@ class WatchedSampler:
             return self._call(draft, case, target)
 
         def with_chance(rng: Randomness) -> Text:
-            return self._call(draft, draft.case, target, torch_chance(rng))
+            return self._call(draft, draft.case, target, torch_randomness(rng))
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -69,144 +69,149 @@ class WatchedSampler:
         return law
 
     def sampled(
-        self, possible: Sequence[Draft], target: ToyModel, samples: int, batched: bool
+        self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
     ) -> list[dict[Text, int]]:
         """For every draft, how often what came of it."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            weights = torch.tensor([one.weight for one in possible], dtype=torch.float64)
+            weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
             rows = torch.multinomial(weights, samples, replacement=True)
             judged = (
                 self._together(possible, target, rows) if batched else self._alone(possible, target, rows)
             )
-            for place, text, many in judged:
-                counts[place][text] = counts[place].get(text, 0) + many
+            for index, text, count in judged:
+                counts[index][text] = counts[index].get(text, 0) + count
         return counts
 
     def _alone(
-        self, possible: Sequence[Draft], target: ToyModel, rows: Tensor
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
     ) -> Iterator[tuple[int, Text, int]]:
-        for place in rows.tolist():
+        for index in rows.tolist():
             u = torch.rand(self.uniforms or 0, dtype=self.dtype)
-            draft = possible[place]
-            yield place, self._call(draft, attrs.evolve(draft.case, uniforms=u), target), 1
+            draft = possible[index]
+            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u), target), 1
 
     def _together(
-        self, possible: Sequence[Draft], target: ToyModel, rows: Tensor
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
     ) -> Iterator[tuple[int, Text, int]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
-        for place, draft in enumerate(possible):
-            shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(place)
-        for places in shapes.values():
-            cases = [possible[place].case for place in places]
-            mine = rows[torch.isin(rows, torch.tensor(places))]
-            at = torch.searchsorted(torch.tensor(places), mine)
+        for index, draft in enumerate(possible):
+            shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
+        for indices in shapes.values():
+            cases = [possible[index].case for index in indices]
+            mine = rows[torch.isin(rows, torch.tensor(indices))]
+            at = torch.searchsorted(torch.tensor(indices), mine)
             batch = attrs.evolve(
                 cases[0],
-                draft_tokens=torch.stack([one.draft_tokens for one in cases])[at],
-                target_probs=torch.stack([one.target_probs for one in cases])[at],
-                draft_probs=torch.stack([one.draft_probs for one in cases])[at],
+                draft_tokens=torch.stack([case.draft_tokens for case in cases])[at],
+                target_probs=torch.stack([case.target_probs for case in cases])[at],
+                draft_probs=torch.stack([case.draft_probs for case in cases])[at],
                 uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
             )
             self.calls += len(at)
-            found = torch.as_tensor(self.sampler(batch))
-            if found.ndim != 2 or len(found) != len(mine):
+            emitted = torch.as_tensor(self.sampler(batch))
+            if emitted.ndim != 2 or len(emitted) != len(mine):
                 raise LawBroken(
-                    f"The sampler returns {tuple(found.shape)} for a batch of {len(mine)} drafts."
+                    f"The sampler returns {tuple(emitted.shape)} for a batch of {len(mine)} drafts."
                 )
-            both, many = torch.cat([mine.unsqueeze(1), found.long()], 1).unique(dim=0, return_counts=True)
-            for (place, *row), times in zip(both.tolist(), many.tolist(), strict=True):
+            distinct, counts = torch.cat([mine.unsqueeze(1), emitted.long()], 1).unique(
+                dim=0, return_counts=True
+            )
+            for (index, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
                 text = tuple(token for token in row if token >= 0)
-                self._judge(possible[place], text, target)
-                yield place, text, times
+                self._judge(possible[index], text, target)
+                yield index, text, count
 
     def _call(
         self,
         draft: Draft,
         case: SamplerCase,
-        target: ToyModel,
+        target: NextTokenModel,
         chance: AbstractContextManager[None] | None = None,
     ) -> Text:
         self.calls += 1
-        # A sampler may write to what it is given, as engines' kernels do.
-        given = attrs.evolve(
+        # A sampler may write to its arguments, as engines' kernels do.
+        copied = attrs.evolve(
             case, target_probs=case.target_probs.clone(), draft_probs=case.draft_probs.clone()
         )
         try:
             # Only the sampler's own chance is replaced: the toy models draw theirs.
             with chance or nullcontext():
-                found = self.sampler(given)
+                emitted = self.sampler(copied)
         except (CannotEnumerate, InvalidInput):
             raise
         except Exception as error:
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
-        text = tuple(found.flatten().tolist() if isinstance(found, Tensor) else (int(one) for one in found))
+        text = tuple(
+            emitted.flatten().tolist() if isinstance(emitted, Tensor) else (int(token) for token in emitted)
+        )
         self._judge(draft, text, target, case)
         return text
 
-    def _judge(self, draft: Draft, text: Text, target: ToyModel, case: SamplerCase | None = None) -> None:
+    def _judge(
+        self, draft: Draft, text: Text, target: NextTokenModel, case: SamplerCase | None = None
+    ) -> None:
         if self.fault:
             return
         most = draft.tree.depth + 1
         if not 1 <= len(text) <= most:
             self._blame(draft, f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens", case)
             return
-        for place, token in enumerate(text):
+        for position, token in enumerate(text):
             if not 0 <= token < target.vocab_size:
                 self._blame(draft, f"emits {text}; token {token} does not exist", case)
                 return
-            if not float(target.probs([*PROMPT, *text[:place]])[token]) > 0:
-                wrong = (
-                    f"emits {text}, though the target gives token {token} probability 0 after {text[:place]}"
-                )
+            if not float(target.probs([*PROMPT, *text[:position]])[token]) > 0:
+                before = text[:position]
+                wrong = f"emits {text}, though the target gives token {token} probability 0 after {before}"
                 self._blame(draft, wrong, case)
                 return
 
     def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
         if not self.fault:
-            given = case is not None and len(case.uniforms)
-            at = f" at the uniforms {case.uniforms.tolist()}" if given and case is not None else ""
-            self.fault = f"{what}{at}, on the draft\n{drawn_as_text(draft.tree, draft.target_rows)}"
+            has_uniforms = case is not None and len(case.uniforms)
+            at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
+            self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_rows)}"
 
 
 def continued(
-    possible: Sequence[Draft], emitted: Sequence[Emitted], target: ToyModel, tokens: int
+    possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
 ) -> dict[Text, float]:
     """The law of the first `tokens` tokens, where the target writes what was not emitted."""
     law: Emitted = {}
     rests: dict[Text, Emitted] = {}
-    for one, law_of_one in zip(possible, emitted, strict=True):
+    for draft, law_of_one in zip(possible, emitted, strict=True):
         for text, chance in law_of_one.items():
             if text not in rests:
                 rests[text] = _rests(text, target, tokens)
             for rest, weight in rests[text].items():
-                whole = (*text, *rest)[:tokens]
-                law[whole] = law.get(whole, 0.0) + one.weight * chance * weight
+                continuation = (*text, *rest)[:tokens]
+                law[continuation] = law.get(continuation, 0.0) + draft.weight * chance * weight
     return law
 
 
 def written_on(
-    counts: Sequence[dict[Text, int]], target: ToyModel, tokens: int, seed: int
+    counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
 ) -> dict[Text, int]:
     """As `continued`, drawn: what the target writes behind every single sample."""
     generator = torch.Generator().manual_seed(seed + 1)
     texts: dict[Text, int] = {}
     together: dict[Text, int] = {}
-    for one in counts:
-        for text, count in one.items():
+    for counted in counts:
+        for text, count in counted.items():
             together[text] = together.get(text, 0) + count
     for text, count in sorted(together.items()):
         rests = _rests(text, target, tokens)
         weights = torch.tensor(list(rests.values()), dtype=torch.float64)
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
-        for rest, many in zip(rests, torch.bincount(drawn, minlength=len(rests)).tolist(), strict=True):
-            whole = (*text, *rest)[:tokens]
-            texts[whole] = texts.get(whole, 0) + many
+        for rest, times in zip(rests, torch.bincount(drawn, minlength=len(rests)).tolist(), strict=True):
+            continuation = (*text, *rest)[:tokens]
+            texts[continuation] = texts.get(continuation, 0) + times
     return texts
 
 
-def _rests(text: Text, target: ToyModel, tokens: int) -> Emitted:
+def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
     """What the target writes behind `text`, up to `tokens` in all."""
     return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))

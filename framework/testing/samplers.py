@@ -16,8 +16,8 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.goodness import SIGNIFICANCE, Sampled, judge
+from draftwood.testing.chi_square import SIGNIFICANCE, ChiSquareResult, chi_square_test
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import JointLaw, target_law
 from draftwood.testing.sampler_cases import (
     PROMPT,
@@ -27,16 +27,16 @@ from draftwood.testing.sampler_cases import (
     sampler_models,
 )
 from draftwood.testing.sampler_mistakes import likely_mistake
-from draftwood.testing.sampler_runs import Emitted, Sampler, Text, WatchedSampler, continued, written_on
-from draftwood.testing.torch_chance import RAISED
-from draftwood.testing.watched import drawn_as_text
+from draftwood.testing.sampler_runs import CheckedSampler, Emitted, Sampler, Text, continued, written_on
+from draftwood.testing.torch_randomness import RAISED
+from draftwood.testing.tree_text import tree_as_text
 
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
 
 @attrs.frozen
 class SamplerReport:
-    """What a sampler's law was found to be.
+    """How far a sampler's law is from the target's.
 
     Attributes:
         errors: by model, the largest difference of a sequence's probability from the target's; where
@@ -89,11 +89,11 @@ def prove_sampler(
             probabilities are float32 or less.
 
     Returns:
-        The report, with the error found.
+        The report, with the error.
 
     Raises:
         LawBroken: it does not, or `report.fault`. The message has the worst sequence with the probability
-            found and wanted, and the draft from which it most likely comes.
+            that it has and should have, and the draft from which it most likely comes.
     """
     report = measure_sampler(
         sampler,
@@ -144,9 +144,9 @@ def measure_sampler(
     - `uniforms=k`: it takes k uniforms as `case.uniforms`, and has no other chance. Enumerated by interval
       splitting (`draftwood.testing.intervals` says what that can miss).
     - neither: it draws with `torch.rand`, `torch.rand_like` and `torch.multinomial`, and does nothing with
-      the uniforms but compare them. Enumerated exactly (`draftwood.testing.torch_chance`).
+      the uniforms but compare them. Enumerated exactly (`draftwood.testing.torch_randomness`).
     - `samples=N`: any chance at all. N drafts a model are drawn and judged, and a chi-square test says
-      whether their law is the target's; `report.smallest_bias` says what it would have found. Needs scipy.
+      whether their law is the target's; `report.smallest_bias` says what it would have detected. Needs scipy.
 
     Args:
         sampler: takes a `SamplerCase`, returns the emitted tokens.
@@ -171,42 +171,44 @@ def measure_sampler(
         raise InvalidInput("batched=True needs samples=N; outcomes are enumerated one draft at a time.")
     if law not in LAWS:
         raise InvalidInput(
-            f"law is {getattr(law, '__name__', law)}; give one of {[one.__name__ for one in LAWS]}."
+            f"law is {getattr(law, '__name__', law)}; give one of {[drawn.__name__ for drawn in LAWS]}."
         )
-    watched = WatchedSampler(sampler, dtype, uniforms, seed)
+    checked = CheckedSampler(sampler, dtype, uniforms, seed)
     errors, expected, worst = {}, {}, _Worst()
-    judged: list[Sampled] = []
-    known = sampler_models(vocab_size) if models is None else models
-    for name, (target, draft) in known.items():
+    tests: list[ChiSquareResult] = []
+    named_models = sampler_models(vocab_size) if models is None else models
+    for name, (target, draft) in named_models.items():
         possible = drafts(target, draft, parents=parents, law=law, dtype=dtype)
-        tokens = max(one.tree.depth for one in possible) + 1
-        wanted = target_law(target, prompt=PROMPT, tokens=tokens)
+        tokens = max(drawn.tree.depth for drawn in possible) + 1
+        expected_law = target_law(target, prompt=PROMPT, tokens=tokens)
         if samples is None:
-            emitted = [watched.enumerated(one, target) for one in possible]
-            found = JointLaw(continued(possible, emitted, target, tokens), 0.0, 0)
+            emitted = [checked.enumerated(drawn, target) for drawn in possible]
+            law_found = JointLaw(continued(possible, emitted, target, tokens), 0.0, 0)
         else:
-            counts = watched.sampled(possible, target, samples, batched)
+            counts = checked.sampled(possible, target, samples, batched)
             texts = written_on(counts, target, tokens, seed)
-            judged.append(judge(texts, wanted, models=len(known)))
-            found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
-            emitted = [{text: count / sum(one.values()) for text, count in one.items()} for one in counts]
-        errors[name] = found.error(wanted)
+            tests.append(chi_square_test(texts, expected_law, models=len(named_models)))
+            law_found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
+            emitted = [
+                {text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts
+            ]
+        errors[name] = law_found.error(expected_law)
         expected[name] = sum(
-            one.weight * chance * len(text)
-            for one, law_of_one in zip(possible, emitted, strict=True)
+            drawn.weight * chance * len(text)
+            for drawn, law_of_one in zip(possible, emitted, strict=True)
             for text, chance in law_of_one.items()
             if text != RAISED
         )
-        worst.see(name, found, wanted, possible, emitted)
+        worst.see(name, law_found, expected_law, possible, emitted)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
-        calls=watched.calls,
-        fault=watched.fault,
+        calls=checked.calls,
+        fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(watched.fault, worst) if samples is None else "",
-        p_value=min(1.0, len(judged) * min(one.p_value for one in judged)) if judged else None,
-        smallest_bias=max(one.smallest_bias for one in judged) if judged else None,
+        likely=_likely(checked.fault, worst) if samples is None else "",
+        p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
+        smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
     )
 
 
@@ -222,23 +224,23 @@ class _Worst:
     def see(
         self,
         model: str,
-        found: JointLaw,
-        wanted: dict[Text, float],
+        law: JointLaw,
+        expected_law: dict[Text, float],
         possible: Sequence[Draft],
         emitted: Sequence[Emitted],
     ) -> None:
-        error = found.error(wanted)
+        error = law.error(expected_law)
         if not error > self.error:
             return
         self.error, self.drafts, self.emitted = error, possible, emitted
-        tokens = found.worst(wanted)
-        place = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
-        likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[place].items()))
+        tokens = law.worst(expected_law)
+        likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
+        likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
         self.text = (
-            f"tokens {tokens} have probability {found.probabilities.get(tokens, 0.0):.12g} and should have "
-            f"{wanted.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
-            f"They most likely come of this draft (their way is marked), of which comes {{{likely}}}:\n"
-            f"{drawn_as_text(possible[place].tree, possible[place].target_rows, tokens)}"
+            f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "
+            f"{expected_law.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
+            f"They most likely come of this draft (their path is marked), of which comes {{{likely}}}:\n"
+            f"{tree_as_text(possible[likeliest].tree, possible[likeliest].target_rows, tokens)}"
         )
 
 
@@ -252,6 +254,6 @@ def _likely(fault: str, worst: _Worst) -> str:
     return "" if worst.error < 1e-9 else likely_mistake(worst.drafts, worst.emitted, 1e-6)
 
 
-def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, place: int) -> float:
-    begun = sum(chance for text, chance in emitted[place].items() if tokens[: len(text)] == text)
-    return possible[place].weight * begun
+def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:
+    begun = sum(chance for text, chance in emitted[index].items() if tokens[: len(text)] == text)
+    return possible[index].weight * begun

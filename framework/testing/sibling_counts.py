@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.tree import TokenTree
 
 _NEGLIGIBLE = 1e-200
@@ -81,38 +81,40 @@ def assert_counts_settled(
             if not part.last:
                 continue
             tokens = tuple(last.tokens for last in part.last)
-            found = weights.setdefault(part.key, {})
-            found[tokens] = found.get(tokens, 0.0) + weight
+            by_tokens = weights.setdefault(part.key, {})
+            by_tokens[tokens] = by_tokens.get(tokens, 0.0) + weight
             examples.setdefault(part.key, {})[tokens] = part
-    for key, found in weights.items():
-        total = math.fsum(found.values())
+    for key, by_tokens in weights.items():
+        total = math.fsum(by_tokens.values())
         if total < _NEGLIGIBLE:
             continue
-        left, values = _without_their_laws(found, examples[key])
-        place = left.abs().argmax()
-        error = float(left.flatten()[place]) / total
-        drawn = sum(len(tokens) for tokens in next(iter(found)))
+        left, values = _without_their_laws(by_tokens, examples[key])
+        worst_index = left.abs().argmax()
+        error = float(left.flatten()[worst_index]) / total
+        drawn = sum(len(tokens) for tokens in next(iter(by_tokens)))
         if abs(error) > tolerance * drawn:
-            at = torch.unravel_index(place, left.shape)
+            at = torch.unravel_index(worst_index, left.shape)
             worst = [axis[int(number)] for axis, number in zip(values, at, strict=True)]
             _complain(policy, next(iter(examples[key].values())), worst, error)
 
 
 def _without_their_laws(
-    found: dict[tuple[tuple[int, ...], ...], float], examples: dict[tuple[tuple[int, ...], ...], _Part]
+    by_tokens: dict[tuple[tuple[int, ...], ...], float], examples: dict[tuple[tuple[int, ...], ...], _Part]
 ) -> tuple[Tensor, list[list[tuple[int, ...]]]]:
     """The weights with one axis for each set, less what has the set's law; and the tokens along every axis.
 
-    Tokens that never came need no place: what is missing there is over elsewhere.
+    Tokens that never came need no entry: what is missing there is over elsewhere.
     """
-    chances: list[dict[tuple[int, ...], float]] = [{} for _ in next(iter(found))]
+    chances: list[dict[tuple[int, ...], float]] = [{} for _ in next(iter(by_tokens))]
     for part in examples.values():
         for of_axis, last in zip(chances, part.last, strict=True):
             of_axis[last.tokens] = last.chance
     values = [sorted(of_axis) for of_axis in chances]
     left = torch.zeros([len(axis) for axis in values], dtype=torch.float64)
-    for tokens, weight in found.items():
-        left[tuple(axis.index(one) for axis, one in zip(values, tokens, strict=True))] = weight
+    for tokens, weight in by_tokens.items():
+        left[tuple(axis.index(last_tokens) for axis, last_tokens in zip(values, tokens, strict=True))] = (
+            weight
+        )
     for number, (axis, of_axis) in enumerate(zip(values, chances, strict=True)):
         law = torch.tensor([of_axis[tokens] for tokens in axis], dtype=torch.float64)
         shape = [-1 if other == number else 1 for other in range(len(values))]

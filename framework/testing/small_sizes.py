@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 
 # Static shapes; both skip a rank.
 _TWO = ((0,), (2,))
@@ -20,7 +20,7 @@ COMBINED: Mapping[str, Sequence[Any]] = {
     "paths": (2,),
     "shape": (_THREE,),
     "width": (2,),
-    "law": known_laws(),
+    "law": registered_laws(),
 }
 """Values to try in every combination."""
 

@@ -2,72 +2,37 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import final
 
 import attrs
 import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least, probability
 from draftwood.protocols import StateBackend
-
-
-def _same_vocabulary(model: ToyModel, _: object, near: ToyModel | None) -> None:
-    if near is not None and near.vocab_size != model.vocab_size:
-        raise InvalidInput(
-            f"near has {near.vocab_size} tokens and the model {model.vocab_size}; give them one vocabulary."
-        )
+from draftwood.validators import at_least, probability
 
 
 @attrs.frozen(eq=False)
-class ToyModel:
-    """A next-token distribution for every context: `logits(text)` is random but fixed by text and seed.
+class NextTokenModel(ABC):
+    """A next-token distribution for every text: what a proof needs of a model.
 
     Attributes:
         vocab_size: number of tokens.
-        seed: two models with different seeds have nothing in common.
-        sharpness: standard deviation of the logits; large values give nearly one-hot distributions.
-        order: how many last tokens the distribution depends on.
-        sparsity: chance that a token is forbidden (-inf) in a context; one token is always left, so
-            that a high value makes many contexts one-hot.
-        near: a model that this one resembles, so that a draft can be near its target.
-        mix: the share of `near`: probabilities are `mix * near.probs + (1 - mix)` times its own.
+        seed: of a model that is made at random; checks seed their own draws by it too.
         dtype: of its logits. A proof in float32 or bfloat16 runs the arithmetic of production, from logits
             that are rounded as a model rounds them.
     """
 
     vocab_size: int = attrs.field(validator=at_least(1))
     seed: int = 0
-    sharpness: float = 1.5
-    order: int = attrs.field(default=8, validator=at_least(1))
-    sparsity: float = attrs.field(default=0.0, validator=probability)
-    near: ToyModel | None = attrs.field(default=None, validator=_same_vocabulary)
-    mix: float = attrs.field(default=0.5, validator=probability)
-    dtype: torch.dtype = torch.float64
-    _known: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
+    dtype: torch.dtype = attrs.field(default=torch.float64, kw_only=True)
 
+    @abstractmethod
     def logits(self, text: Sequence[int]) -> Tensor:
         """`[vocab]` of the model's `dtype`."""
-        own = self._own((len(text), *text[-self.order :]))
-        if self.near is not None:
-            own = (self.mix * self.near.probs(text) + (1 - self.mix) * own.softmax(-1)).log()
-        return own.to(self.dtype)
-
-    def _own(self, context: tuple[int, ...]) -> Tensor:
-        if context not in self._known:
-            key = self.seed
-            for token in context:
-                key = (key * 1_000_003 + token + 1) % (2**61 - 1)
-            generator = torch.Generator().manual_seed(key)
-            logits = self.sharpness * torch.randn(self.vocab_size, dtype=torch.float64, generator=generator)
-            if self.sparsity:
-                lots = torch.rand(self.vocab_size, dtype=torch.float64, generator=generator)
-                forbidden = lots < self.sparsity
-                forbidden[lots.argmax()] = False
-                logits = logits.masked_fill(forbidden, -torch.inf)
-            self._known[context] = logits
-        return self._known[context]
 
     def probs(self, text: Sequence[int], temperature: float = 1.0) -> Tensor:
         """The law of its logits, whatever their dtype: float64 `[vocab]`, summing to 1.
@@ -80,8 +45,59 @@ class ToyModel:
         return (logits / temperature).softmax(-1)
 
 
+def _same_vocabulary(model: ToyModel, _: object, near: NextTokenModel | None) -> None:
+    if near is not None and near.vocab_size != model.vocab_size:
+        raise InvalidInput(
+            f"near has {near.vocab_size} tokens and the model {model.vocab_size}; give them one vocabulary."
+        )
+
+
+@final
 @attrs.frozen(eq=False)
-class Constant(ToyModel):
+class ToyModel(NextTokenModel):
+    """Logits that are random, and fixed by the seed and the last tokens of the text.
+
+    Attributes:
+        sharpness: standard deviation of the logits; large values give nearly one-hot distributions.
+        order: how many last tokens the distribution depends on.
+        sparsity: chance that a token is forbidden (-inf) in a context; one token is always left, so
+            that a high value makes many contexts one-hot.
+        near: a model that this one resembles, so that a draft can be near its target.
+        mix: the share of `near`: probabilities are `mix * near.probs + (1 - mix)` times its own.
+    """
+
+    sharpness: float = 1.5
+    order: int = attrs.field(default=8, validator=at_least(1))
+    sparsity: float = attrs.field(default=0.0, validator=probability)
+    near: NextTokenModel | None = attrs.field(default=None, validator=_same_vocabulary)
+    mix: float = attrs.field(default=0.5, validator=probability)
+    _cache: dict[tuple[int, ...], Tensor] = attrs.field(factory=dict, init=False, repr=False)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        logits = self._random((len(text), *text[-self.order :]))
+        if self.near is not None:
+            logits = (self.mix * self.near.probs(text) + (1 - self.mix) * logits.softmax(-1)).log()
+        return logits.to(self.dtype)
+
+    def _random(self, context: tuple[int, ...]) -> Tensor:
+        if context not in self._cache:
+            key = self.seed
+            for token in context:
+                key = (key * 1_000_003 + token + 1) % (2**61 - 1)
+            generator = torch.Generator().manual_seed(key)
+            logits = self.sharpness * torch.randn(self.vocab_size, dtype=torch.float64, generator=generator)
+            if self.sparsity:
+                lots = torch.rand(self.vocab_size, dtype=torch.float64, generator=generator)
+                forbidden = lots < self.sparsity
+                forbidden[lots.argmax()] = False
+                logits = logits.masked_fill(forbidden, -torch.inf)
+            self._cache[context] = logits
+        return self._cache[context]
+
+
+@final
+@attrs.frozen(eq=False)
+class ConstantModel(NextTokenModel):
     """The same probabilities `p` `[vocab_size]` in every context."""
 
     p: Tensor = attrs.field(kw_only=True)
@@ -92,9 +108,9 @@ class Constant(ToyModel):
 
 @attrs.define(eq=False)
 class ToyBackend(StateBackend):
-    """A `ToyModel` behind the backend protocol; the state is the list of tokens itself."""
+    """A toy model behind the backend protocol; the state is the list of tokens itself."""
 
-    model: ToyModel
+    model: NextTokenModel
     max_length: int | None = None
     weight_bytes: int = 0
     eos_token_ids: tuple[int, ...] = ()
@@ -121,8 +137,8 @@ class ToyBackend(StateBackend):
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         gone = set(range(len(self._committed)) if rows is None else rows)
-        self._committed = [text for place, text in enumerate(self._committed) if place not in gone]
-        self._nodes = [nodes for place, nodes in enumerate(self._nodes) if place not in gone]
+        self._committed = [text for row, text in enumerate(self._committed) if row not in gone]
+        self._nodes = [nodes for row, nodes in enumerate(self._nodes) if row not in gone]
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         counts = [tokens.shape[1]] * len(tokens) if counts is None else counts

@@ -15,25 +15,32 @@ from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
-from draftwood.testing.cases import TOYS, VOCAB, WIDE, Toys, large, narrow
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.generators import distributions, token_trees, toy_models
+from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.lossless import assert_lossless
-from draftwood.testing.own_chance import no_chance_but_the_streams
-from draftwood.testing.pairs import toy_drafter
-from draftwood.testing.rounds import assert_round_lossless
-from draftwood.testing.shapes import (
+from draftwood.testing.proof_models import (
+    PROOF_MODELS,
+    VOCAB,
+    WIDE_MODELS,
+    ProofModels,
+    large_models,
+    narrow_models,
+)
+from draftwood.testing.round_proof import assert_round_lossless
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.toy import ConstantModel, NextTokenModel, ToyModel
+from draftwood.testing.tree_shapes import (
     BRANCHING,
     CHAINS,
     DEEP,
     DEEP_CHAINS,
     Shape,
-    Shaped,
+    ShapedPolicy,
     ShapeTrees,
     TooNarrow,
 )
-from draftwood.testing.toy import Constant, ToyModel
-from draftwood.testing.watched import Watched
 from draftwood.tree import TokenTree
 
 _LARGEST = (
@@ -103,40 +110,40 @@ def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The emitted tokens have the target's law on trees of several small shapes."""
 
-    def prove(toys: Toys) -> None:
+    def prove(toys: ProofModels) -> None:
         for shape in shapes(verifier, *_LARGEST):
             prove_round(verifier, shape, law, toys)
 
-    for_models(lambda target, *drafts: prove(Toys(target, drafts)), verifier, models)
+    for_models(lambda target, *drafts: prove(ProofModels(target, drafts)), verifier, models)
 
 
 def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out where a sibling's existence depends on the tokens of those before it."""
 
-    def prove(target: ToyModel, *drafts: ToyModel) -> None:
+    def prove(target: NextTokenModel, *drafts: NextTokenModel) -> None:
         for shape in shapes(verifier, "three", "two, the first with a child", "two, the second with a child"):
-            policy = Shaped(shape, law, adaptive=True)
+            policy = ShapedPolicy(shape, law, adaptive=True)
             drafter = toy_drafter(policy, *drafts)
             assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
 
-    for_models(prove, verifier, models // 2, toys=TOYS[:2])
+    for_models(prove, verifier, models // 2, toys=PROOF_MODELS[:2])
 
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
-    (toys,) = chosen(verifier, [narrow(5, (3, 2, 2, 2), drafters=2)])
+    (toys,) = chosen(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where the chain is too much beside a leaf, it is proved alone.
-        cases = [(one, toys) for one in (shape, *DEEP_CHAINS.values())]
+        cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
         affordable(verifier, cases, law, depth_first=True, padding=2)
 
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
-    (wide,) = chosen(verifier, WIDE)
+    (wide,) = chosen(verifier, WIDE_MODELS)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
-    (many,) = chosen(verifier, [large()])
+    (many,) = chosen(verifier, [large_models()])
     prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
@@ -144,7 +151,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
         cases = []
         for siblings in (5, 3):
             open_tokens = siblings if distinct else 2
-            (toys,) = chosen(verifier, [narrow(6, (open_tokens,), vocab_size=6, target_support=3)])
+            (toys,) = chosen(verifier, [narrow_models(6, (open_tokens,), vocab_size=6, target_support=3)])
             cases.append((((),) * siblings, toys))
         affordable(verifier, cases, law)
 
@@ -161,7 +168,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
     """In float32, and from logits in half precision, it is as exact as that arithmetic allows."""
     names = ("chain of 2", "two, the first with a child", "three")
     dtypes = (torch.float32, torch.bfloat16)
-    for toys, dtype in zip(chosen(verifier, TOYS[:2]), dtypes, strict=True):
+    for toys, dtype in zip(chosen(verifier, PROOF_MODELS[:2]), dtypes, strict=True):
         for shape in shapes(verifier, *names):
             prove_round(verifier, shape, law, toys.of(dtype))
 
@@ -169,7 +176,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
 def check_rounds(verifier: Verifier, models: int) -> None:
     """Several rounds of the production loop, in which the extra token is the next root."""
     law = min(laws_of(verifier), key=lambda law: (law.several_drafters, law.__name__))
-    policy = Shaped(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
+    policy = ShapedPolicy(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
     target = ToyModel(2, seed=1, sparsity=1.0 if verifier.greedy else 0.0)
     drafter = toy_drafter(policy, ToyModel(2, seed=2), ToyModel(2, seed=3))
     assert_lossless(policy, verifier, target=target, drafter=drafter)
@@ -177,13 +184,13 @@ def check_rounds(verifier: Verifier, models: int) -> None:
 
 def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """It is exact, or refuses with `InvalidDistribution`, where draft and target make residuals vanish."""
-    for name, (draft, wanted) in CORNERS.items():
-        if verifier.greedy and max(wanted) < 1:
+    for name, (draft, target_law) in CORNERS.items():
+        if verifier.greedy and max(target_law) < 1:
             continue
-        target = Constant(VOCAB, p=torch.tensor(wanted, dtype=torch.float64))
-        proposed = Constant(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
+        target = ConstantModel(VOCAB, p=torch.tensor(target_law, dtype=torch.float64))
+        proposed = ConstantModel(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
         for shape in shapes(verifier, "chain of 2", "two", "two, the first with a child"):
-            policy = Shaped(shape, law)
+            policy = ShapedPolicy(shape, law)
             drafter = toy_drafter(policy, proposed, proposed)
             try:
                 assert_lossless(policy, verifier, target=target, drafter=drafter, tokens=2, rounds=1)
@@ -193,7 +200,7 @@ def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 
 def check_bad_input(verifier: Verifier, models: int) -> None:
-    """Whatever tree and target it is given, it emits tokens that the target allows, or refuses.
+    """Whatever the tree and the target, it emits tokens that the target allows, or refuses.
 
     The trees need not obey law P: they may hold tokens that their proposals give probability 0. Targets
     come in float64, in float32, and rounded to half precision. Every outcome is visited, and the draws
@@ -216,15 +223,15 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
         rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
         dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
         target = rounded(torch.stack(rows), dtype)
-        watched = Watched(verifier, refusal=InvalidDistribution)
+        checked = CheckedVerifier(verifier, refusal=InvalidDistribution)
         try:
-            for _ in enumerate_outcomes(partial(watched.verify, tree, target), budget=2000):
+            for _ in enumerate_outcomes(partial(checked.verify, tree, target), budget=2000):
                 pass
             for u in (0.0, 1 - 2**-53):
-                watched.verify(tree, target, TapeRandomness(torch.full((1000,), u, dtype=torch.float64)))
+                checked.verify(tree, target, TapeRandomness(torch.full((1000,), u, dtype=torch.float64)))
         except (InvalidDistribution, BudgetExceeded):
             pass
-        assert not watched.fault, watched.fault
+        assert not checked.fault, checked.fault
 
     judge()
 
@@ -242,7 +249,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
         before = target.clone()
         marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
         try:
-            with no_chance_but_the_streams(verifier):
+            with forbid_hidden_randomness(verifier):
                 first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in "ab")
         except InvalidDistribution:
             return
@@ -274,14 +281,16 @@ def check_together(verifier: Verifier, models: int) -> None:
         trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
         alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
         try:
-            wanted = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
+            expected = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
         except InvalidDistribution:
             return
-        found = verifier.verify_rows(trees, rows, together)
-        assert len(found) == len(trees), f"{verifier} gives {len(found)} outcomes for {len(trees)} rows."
-        for row, (outcome, other) in enumerate(zip(found, wanted, strict=True)):
-            assert outcome == other, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {other}."
+        outcomes = verifier.verify_rows(trees, rows, together)
+        assert len(outcomes) == len(trees), (
+            f"{verifier} gives {len(outcomes)} outcomes for {len(trees)} rows."
+        )
+        for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
+            assert outcome == expected_outcome, (
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {expected_outcome}."
             )
             used, needed = together[row].used, alone[row].used
             assert used == needed, (
@@ -295,7 +304,7 @@ def prove_round(
     verifier: Verifier,
     shape: Shape,
     law: type[Proposal],
-    toys: Toys,
+    toys: ProofModels,
     *,
     depth_first: bool = False,
     padding: int = 0,
@@ -306,14 +315,14 @@ def prove_round(
         trees = ShapeTrees(shape, law, toys.drafts, depth_first=depth_first, padding=padding)
         assert_round_lossless(trees, verifier, toys.target, budget=budget)
     except TooNarrow:
-        policy = Shaped(shape, law)
+        policy = ShapedPolicy(shape, law)
         drafter = toy_drafter(policy, *toys.drafts)
         assert_lossless(policy, verifier, target=toys.target, drafter=drafter, rounds=1)
 
 
 def affordable(
     verifier: Verifier,
-    cases: Sequence[tuple[Shape, Toys]],
+    cases: Sequence[tuple[Shape, ProofModels]],
     law: type[Proposal],
     *,
     depth_first: bool = False,
@@ -331,9 +340,9 @@ def affordable(
         return
 
 
-def chosen(verifier: Verifier, toys: Sequence[Toys]) -> list[Toys]:
+def chosen(verifier: Verifier, toys: Sequence[ProofModels]) -> list[ProofModels]:
     """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
-    return [one.at_zero for one in toys] if verifier.greedy else list(toys)
+    return [toys_.at_zero for toys_ in toys] if verifier.greedy else list(toys)
 
 
 def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
@@ -341,9 +350,9 @@ def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:
-    """The shapes that `verifier` judges; those of `names` where any are given."""
-    known = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
-    return [shape for name, shape in known.items() if not names or name in names]
+    """The shapes that `verifier` judges; those of `names` where there are any."""
+    all_shapes = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
+    return [shape for name, shape in all_shapes.items() if not names or name in names]
 
 
 def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:
@@ -364,11 +373,11 @@ def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
 
 
 def for_models(
-    prove: Callable[[ToyModel, ToyModel, ToyModel], None],
+    prove: Callable[[NextTokenModel, NextTokenModel, NextTokenModel], None],
     verifier: Verifier | None,
     models: int,
     *,
-    toys: Sequence[Toys] = TOYS,
+    toys: Sequence[ProofModels] = PROOF_MODELS,
 ) -> None:
     """Call `prove` with the models of `toys`, then with `models` random ones.
 

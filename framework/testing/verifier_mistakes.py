@@ -33,7 +33,7 @@ MISTAKES: Mapping[str, str] = {
 
 
 @attrs.frozen
-class _Walk(Verifier):
+class _MistakenRejection(Verifier):
     """Recursive rejection with one of the mistakes; with none it is right."""
 
     mistake: str
@@ -55,38 +55,38 @@ class _Walk(Verifier):
     def _judge(
         self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
     ) -> tuple[int | None, Tensor]:
-        whole, rest = target, target
+        full_target, rest = target, target
         order = range(len(tokens))[:: -1 if self.mistake == "reverse" else 1]
-        for k, place in enumerate(order):
-            token, earlier = tokens[place], [tokens[other] for other in order[:k]]
+        for k, index in enumerate(order):
+            token, earlier = tokens[index], [tokens[other] for other in order[:k]]
             draft = (
                 proposal.conditional(0, ())
                 if self.mistake == "first law"
                 else proposal.conditional(k, earlier)
             )
-            against = whole if self.mistake == "whole target" else rest
-            wanted, offered = float(against[token]), float(draft[token])
+            against = full_target if self.mistake == "whole target" else rest
+            target_prob, draft_prob = float(against[token]), float(draft[token])
             if self.mistake == "draft ignored":
-                offered = 1.0
-            if wanted > 0 and rng.accept(min(1.0, wanted / offered) if offered > 0 else 1.0):
-                return place, target
+                draft_prob = 1.0
+            if target_prob > 0 and rng.accept(min(1.0, target_prob / draft_prob) if draft_prob > 0 else 1.0):
+                return index, target
             left = (rest - draft).clamp(min=0)
             if bool(left.any()):
                 rest = left if self.mistake == "not normalised" else left / left.sum()
-        return None, whole if self.mistake == "target for residual" else rest
+        return None, full_target if self.mistake == "target for residual" else rest
 
 
-def usual_mistake(found: Law, emits: Callable[[Verifier], Law]) -> str:
-    """The sentence of the one mistake whose law is `found`; empty where none fits, or all do.
+def usual_mistake(emitted_law: Law, emits: Callable[[Verifier], Law]) -> str:
+    """The sentence of the one mistake whose law is `emitted_law`; empty where none fits, or all do.
 
     Args:
-        found: the probability of every sequence of tokens.
+        emitted_law: the probability of every sequence of tokens.
         emits: the same of another verifier on the same trees.
     """
-    right = emits(_Walk(""))
+    right = emits(_MistakenRejection(""))
     for mistake, sentence in MISTAKES.items():
-        law = emits(_Walk(mistake))
-        if _distance(law, found) <= _SAME < _distance(law, right):
+        law = emits(_MistakenRejection(mistake))
+        if _distance(law, emitted_law) <= _SAME < _distance(law, right):
             return sentence
     return ""
 

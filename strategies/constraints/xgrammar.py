@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 
 from draftwood.errors import InvalidInput
-from draftwood.fields import as_ints
 from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint, ends, package
+from draftwood.validators import as_ints
 
 
 @attrs.frozen(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import attrs
@@ -12,6 +12,10 @@ from torch import Tensor
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 
 
+def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
+    return tuple(members)
+
+
 @attrs.define(eq=False)
 class Several(Drafter):
     """Stacks the logits of `members`: `[rows, nodes, drafters, vocab]`. For policies of the PerChild law.
@@ -19,7 +23,7 @@ class Several(Drafter):
     Source: SpecInfer, merge-based expansion (arXiv 2305.09781); several-drafter rejection in RSD's sense.
     """
 
-    members: tuple[Drafter, ...] = attrs.field(converter=tuple)
+    members: tuple[Drafter, ...] = attrs.field(converter=_as_members)
     source = "SpecInfer, section 3"
 
     def __attrs_post_init__(self) -> None:

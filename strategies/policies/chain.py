@@ -16,8 +16,8 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.validators import at_least, probability
 
 
 @attrs.frozen

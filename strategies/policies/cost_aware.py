@@ -18,9 +18,9 @@ from draftwood import (
     TreeBuilder,
     TreePolicy,
 )
-from draftwood.fields import probability
 from draftwood.pass_time import PassTime, as_pass_time
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
+from draftwood.validators import probability
 
 
 def _integers(value: Sequence[int] | str) -> tuple[int, ...]:

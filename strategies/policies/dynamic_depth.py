@@ -17,10 +17,10 @@ from draftwood import (
     RequestLog,
     TokenTree,
     TreePolicy,
-    learning,
+    policy_states,
 )
-from draftwood.fields import at_least, probability
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
+from draftwood.validators import at_least, probability
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
@@ -86,13 +86,13 @@ class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
         return self.history or self.policy.learns
 
     def first_state(self) -> DynamicDepthState:
-        return DynamicDepthState(self.stop_below, self.target, learning.first_state(self.policy))
+        return DynamicDepthState(self.stop_below, self.target, policy_states.first_state(self.policy))
 
     def grow(
         self, root: int, rng: Randomness, state: DynamicDepthState | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
         state = state or self.first_state()
-        growing = learning.grow(self.policy, root, rng, state.inner)
+        growing = policy_states.grow(self.policy, root, rng, state.inner)
         log, requested = RequestLog(), list[_RequestedNode]()
         drafted = 0  # nodes that the draft was asked for
         stopped = False
@@ -141,7 +141,7 @@ class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
         note = tree.note
         assert isinstance(note, _Note)
         grown = attrs.evolve(tree, note=note.inner)
-        inner = learning.observe(self.policy, state.inner, outcome, grown)
+        inner = policy_states.observe(self.policy, state.inner, outcome, grown)
         levels = tree.depth
         if not self.history or not levels:
             return attrs.evolve(state, inner=inner)

@@ -21,7 +21,6 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least
 from draftwood.strategies.acceptance_vectors import (
     CERTAINTY_POWER,
     as_acceptance,
@@ -29,6 +28,7 @@ from draftwood.strategies.acceptance_vectors import (
     validate_acceptance,
 )
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.validators import at_least
 
 
 def sampled_or_top(policy: object, __: object, law: type[Proposal]) -> None:

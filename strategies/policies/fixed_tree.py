@@ -18,8 +18,8 @@ from draftwood import (
     draw_children,
 )
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least, probability
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.validators import at_least, probability
 
 
 def as_branching(value: int | Sequence[int]) -> int | tuple[int, ...]:

@@ -8,8 +8,8 @@ import attrs
 from torch import Tensor
 
 from draftwood import Randomness, Request, TokenTree, TreePolicy, WithReplacement
-from draftwood.fields import at_least
 from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.validators import at_least
 
 
 @attrs.frozen

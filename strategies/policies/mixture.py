@@ -21,8 +21,8 @@ from draftwood import (
 )
 from draftwood.compatibility import needs_several_drafters
 from draftwood.errors import InvalidInput
-from draftwood.fields import at_least
 from draftwood.strategies.laws import as_law
+from draftwood.validators import at_least
 
 Text = tuple[int, ...]
 """The tokens from the root to a node."""
@@ -173,6 +173,6 @@ def merge_trees(trees: list[TokenTree], budget: int) -> TokenTree:
                 drawn.append(token)
                 below.setdefault(token, []).append((index, child))
         if drawn:
-            tree.add_children(node, drawn, PerChild(ps))  # type: ignore[arg-type]
+            tree.add_children(node, drawn, PerChild(ps))
             sources += [below.pop(token, []) for token in drawn]
     return tree.finish()

@@ -8,8 +8,8 @@ import attrs
 from torch import Tensor
 
 from draftwood import Deterministic, Randomness, Request, TokenTree, TreePolicy
-from draftwood.fields import at_least
 from draftwood.strategies.likely_paths import LikelyPaths
+from draftwood.validators import at_least
 
 
 @attrs.frozen

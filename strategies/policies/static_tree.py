@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
-    Drawn,
+    DrawnChildren,
     Proposal,
     Randomness,
     Request,
@@ -61,7 +61,7 @@ class StaticTree(SingleLawPolicy):
             level = below
         return tree.finish()
 
-    def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[Drawn]:
+    def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
         """Children of these `ranks`, a list for every node of a level."""
         if self.law is not Deterministic:
             return draw_children(self.law, probs, count=[len(some) for some in ranks], rng=rng)
@@ -74,12 +74,12 @@ class StaticTree(SingleLawPolicy):
         ]
 
 
-def _picked(likely: Drawn, ranks: Sequence[int], p: Tensor) -> Drawn:
+def _picked(likely: DrawnChildren, ranks: Sequence[int], p: Tensor) -> DrawnChildren:
     """The children of these ranks alone."""
     kept = [rank for rank in ranks if rank < len(likely.tokens)]
     tokens = [likely.tokens[rank] for rank in kept]
     law = Deterministic(tokens, p.shape[-1], p.dtype, p.device)
-    return Drawn(tokens, [likely.chances[rank] for rank in kept], law)
+    return DrawnChildren(tokens, [likely.chances[rank] for rank in kept], law)
 
 
 def _ranks(shape: Shape) -> dict[RankPath, list[int]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood import Randomness, Request, TokenTree, TreeBuilder, TreePolicy, WithoutReplacement
-from draftwood.fields import at_least
 from draftwood.strategies.policies.dyspec import start_children
+from draftwood.validators import at_least
 
 
 @attrs.frozen

@@ -8,10 +8,10 @@ import attrs
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
-from draftwood.fields import at_least, probability
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top, start_children
+from draftwood.validators import at_least, probability
 
 _ROUNDING = 1e-4  # the probabilities of a draft may add up to a little less than 1
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.fields import probability
 from draftwood.proposals import ANY_LAW
+from draftwood.validators import probability
 
 
 @attrs.frozen

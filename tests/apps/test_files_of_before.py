@@ -18,7 +18,7 @@ from typer.testing import Result
 from benchmarks.research.families import write
 from benchmarks.research.families_check import Finding
 from benchmarks.research.recipes import Task, stored
-from draftwood import InvalidInput, tuned
+from draftwood import InvalidInput, read_tuned
 from draftwood.apps.trace import READ, VERSION
 from draftwood.apps.view.reading import read
 from draftwood.strategies.drafters.medusa import load_heads, save_heads
@@ -85,14 +85,14 @@ def test_an_option_that_is_gone_is_refused_in_the_name_of_the_file_that_has_it(
 
 
 def test_a_tuned_file_of_version_1_is_read(tmp_path: Path) -> None:
-    assert tuned(BEFORE / "tuned-1.json").ordinary
+    assert read_tuned(BEFORE / "tuned-1.json").ordinary
     content = json.loads((BEFORE / "tuned-1.json").read_text())
     file = tmp_path / "tuned.json"
     file.write_text(json.dumps(content | {"recipe": "class-ordered", "options": {"branching": "2,2"}}))
-    assert tuned(file).method().policy.branches
+    assert read_tuned(file).method().policy.branches
     file.write_text(json.dumps(content | {"recipe": "class-ordered", "options": {"luck": 0.5}}))
     with pytest.raises(InvalidInput, match="names what is not here, so run draftwood tune again: .*'luck'"):
-        tuned(file)
+        read_tuned(file)
 
 
 def test_heads_without_a_version_are_those_of_version_1(copied: Callable[[str], Path]) -> None:

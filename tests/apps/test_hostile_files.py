@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftwood import DraftwoodError, InvalidInput, tuned
+from draftwood import DraftwoodError, InvalidInput, read_tuned
 from draftwood.apps.bench import command
 from draftwood.apps.bench.stored import check_cell
 from draftwood.apps.view import page
@@ -87,7 +87,7 @@ def test_tuned_files(content, tmp_path_factory):
     file.write_bytes(content)
 
     def use():
-        known = tuned(file)
+        known = read_tuned(file)
         assert known.sampling.temperature >= 0
         known.draft_sampling  # noqa: B018
 
@@ -114,10 +114,10 @@ def run(tmp_path_factory) -> Path:
     from typer.testing import CliRunner
 
     folder = tmp_path_factory.mktemp("runs") / "run"
-    words = "--prompts 2 --prompt-length 8 --new-tokens 4 --temperature 0 --temperature 1 --budget 2"
+    options = "--prompts 2 --prompt-length 8 --new-tokens 4 --temperature 0 --temperature 1 --budget 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
-        words = ["bench", "--to", str(folder), *words.split(), "--strategy", "leviathan"]
+        words = ["bench", "--to", str(folder), *options.split(), "--strategy", "leviathan"]
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     for name in ("results.json", "results.csv"):
@@ -205,7 +205,7 @@ def test_options_that_fail_in_a_way_of_their_own(tmp_path):
     file = tmp_path / "tuned.json"
     file.write_text(json.dumps(TUNED | {"recipe": "spechub", "options": {"length": 2**63}}))
     with pytest.raises(InvalidInput, match="'spechub' cannot be built from its options .OverflowError"):
-        tuned(file)
+        read_tuned(file)
 
 
 def test_an_index_nested_too_deeply(index, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,7 +66,7 @@ WANTED = {
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     launch = Configuration.launch
 
@@ -109,7 +108,7 @@ def test_a_whole_model_agrees_with_the_references(name: str, launched: list[str]
         logits = rounds(kind(model))
         assert all(relative_error(one, right) < 1e-5 for one, right in zip(logits, expected, strict=True))
         backend = kind(model)
-        backend.prefill([[1, 2, 3]])
+        backend.prefill([torch.tensor([1, 2, 3])])
         launched.clear()
         backend.extend(torch.tensor([[4, 5, 6]]), torch.tensor([[-1, 0, 0]]))
         backend.commit([[0, 2]])

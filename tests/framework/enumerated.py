@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import SpeculativeDecoder
-from draftwood.testing import ToyModel, decoding
+from draftwood.testing import NextTokenModel, decoder_law
 
 Law = dict[tuple[int, ...], float]
 PROMPT = [0, 1]
@@ -17,17 +17,18 @@ PROMPT = [0, 1]
 
 def written_law(decoder: SpeculativeDecoder, *, tokens: int, **options: Any) -> Law:
     """The law of the first `tokens` tokens after `PROMPT`, with `generate`'s own options."""
-    law = decoding.written_law(decoder, [PROMPT], options={"max_new_tokens": tokens, **options})
+    law = decoder_law.written_law(decoder, [PROMPT], options={"max_new_tokens": tokens, **options})
     return {text: chance for (text,), chance in law.items()}
 
 
-def sequential_law(model: ToyModel, probs: decoding.NextToken, *, tokens: int) -> Law:
+def sequential_law(model: NextTokenModel, probs: decoder_law.NextToken, *, tokens: int) -> Law:
     """The same one token at a time: `probs(text, logits)` `[vocab]` of the next token."""
-    return decoding.sequential_law(model, PROMPT, probs, tokens=tokens)
+    return decoder_law.sequential_law(model, PROMPT, probs, tokens=tokens)
 
 
-def error(found: Law, wanted: Law) -> float:
-    return max(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys())
+def error(actual: Law, expected: Law) -> float:
+    texts = actual.keys() | expected.keys()
+    return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in texts)
 
 
 def processed(processors: Sequence[Any], text: Sequence[int], logits: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ def residual(target, draft):
 def chain(case, mistake=""):
     """Speculative sampling along a chain: a coin a token, and one uniform for the last token."""
     *coins, last = case.uniforms
-    out = []
-    for place, (token, coin) in enumerate(zip(case.draft_tokens.tolist(), coins, strict=True)):
-        target, draft = case.target_probs[place], case.draft_probs[place]
+    out = list[int]()
+    for index, (token, coin) in enumerate(zip(case.draft_tokens.tolist(), coins, strict=True)):
+        target, draft = case.target_probs[index], case.draft_probs[index]
         ratio = target[token] if mistake == "draft ignored" else target[token] / draft[token]
         if not (coin <= ratio if mistake == "coin of zero" else coin < ratio):
             left = target if mistake == "target for residual" else residual(target, draft)
@@ -36,14 +36,14 @@ def tree(case, mistake=""):
     row, out = 0, []
     while True:
         left, law = case.target_probs[row], None
-        for place in case.children(row):
-            token = int(case.draft_tokens[place])
-            law = case.draft_probs[place].clone() if law is None else law
+        for index in case.children(row):
+            token = int(case.draft_tokens[index])
+            law = case.draft_probs[index].clone() if law is None else law
             if mistake == "pruned" and float(law[token]) < 0.3:
                 continue  # dropped because its own probability is low
-            if case.uniforms[place] * law[token] < left[token]:
+            if case.uniforms[index] * law[token] < left[token]:
                 out.append(token)
-                row = place + 1
+                row = index + 1
                 break
             left = residual(left, law)
             if mistake != "sibling left in":
@@ -75,9 +75,9 @@ def vllm(
     noise = torch.empty(rows, vocab).exponential_()
     out = torch.full((rows, max_spec_len + 1), -1)
     going = torch.ones(rows, dtype=torch.bool)
-    for place in range(max_spec_len):
-        live = going & (lengths > place)
-        at = (starts + place)[live]
+    for index in range(max_spec_len):
+        live = going & (lengths > index)
+        at = (starts + index)[live]
         token = draft_token_ids[at]
         p = target_probs[at, token] / draft_probs[at, token]
         coin = torch.rand(len(at))
@@ -87,7 +87,7 @@ def vllm(
         left = (target_probs[at] - draft_probs[at]).clamp(min=0)
         if mistake == "target for residual":
             left = target_probs[at]
-        out[live, place] = torch.where(accepted, token, (left / noise[live]).argmax(-1))
+        out[live, index] = torch.where(accepted, token, (left / noise[live]).argmax(-1))
         going[live] = accepted
     done = going.nonzero().squeeze(1)
     out[done, lengths[done]] = bonus_token_ids[done, 0].to(out)

@@ -1,6 +1,7 @@
 """What transformers' assisted generation writes, exactly: its sampler alone, and the whole of `generate`."""
 
 import copy
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -71,9 +72,9 @@ def test_a_coin_of_zero_accepts_a_forbidden_token():
     assert caught.value.error == pytest.approx(2**-24)
     assert "test coin < p" in caught.value.likely
     # By transformers' own hands: token 0 has no chance after the prompt, and comes.
-    wanted = torch.tensor([[[-torch.inf, 0.0], [0.0, 0.0]]])
+    expected = torch.tensor([[[-torch.inf, 0.0], [0.0, 0.0]]])
     with mock.patch.object(torch, "rand_like", torch.zeros_like):
-        tokens, _ = utils._speculative_sampling(torch.tensor([[0]]), torch.zeros(1, 1, 2), 1, wanted)
+        tokens, _ = utils._speculative_sampling(torch.tensor([[0]]), torch.zeros(1, 1, 2), 1, expected)
     assert int(tokens[0, 0]) == 0
 
 
@@ -85,9 +86,9 @@ def test_a_residual_that_rounding_left_empty_ends_in_an_error():
         both = torch.stack([target, target]).unsqueeze(0)
         return utils._speculative_sampling(torch.tensor([[0]]), draft[None, None], 1, both)[0]
 
-    found = torch_law(run)
-    assert found.probabilities[-1,] == pytest.approx(3 * 2**-24)
-    assert "nan" in found.fault
+    actual = torch_law(run)
+    assert actual.probabilities[-1,] == pytest.approx(3 * 2**-24)
+    assert "nan" in actual.fault
     with (
         mock.patch.object(torch, "rand_like", lambda like: torch.full_like(like, 1 - 2**-24)),
         pytest.raises(RuntimeError, match="probability tensor contains either"),
@@ -116,23 +117,23 @@ TARGET, DRAFT = tiny(1), tiny(2)
     ids=str,
 )
 def test_the_whole_of_generate_has_the_targets_law(assisted, plain):
-    wanted = law(TARGET, **plain)
-    found = law(TARGET, assistant=DRAFT, **assisted, **plain)
-    assert not found.fault
-    assert found.runs > wanted.runs
-    assert found.error(wanted.probabilities) < 2e-7
+    expected = law(TARGET, **plain)
+    actual = law(TARGET, assistant=DRAFT, **assisted, **plain)
+    assert not actual.fault
+    assert actual.runs > expected.runs
+    assert actual.error(expected.probabilities) < 2e-7
 
 
 def test_an_ensemble_weight_shows_in_generate():
-    found = law(TARGET, tokens=2, assistant=DRAFT, assistant_ensemble_weight=0.5)
-    assert 0.01 < found.error(law(TARGET, tokens=2).probabilities) < 0.5
+    actual = law(TARGET, tokens=2, assistant=DRAFT, assistant_ensemble_weight=0.5)
+    assert 0.01 < actual.error(law(TARGET, tokens=2).probabilities) < 0.5
 
 
 def test_an_assistant_that_is_the_target_may_end_in_an_error():
     target = tiny(1, scale=1.0)
-    found = law(target, tokens=2, assistant=copy.deepcopy(target), drafted=1)
-    raised = found.probabilities.get((-1,), 0.0)
-    assert bool(found.fault) == (raised > 0)  # whether it does depends on the last bits of a float32
+    actual = law(target, tokens=2, assistant=copy.deepcopy(target), drafted=1)
+    raised = actual.probabilities.get((-1,), 0.0)
+    assert bool(actual.fault) == (raised > 0)  # whether it does depends on the last bits of a float32
     assert raised < 1e-6
 
 
@@ -140,7 +141,7 @@ def test_an_assistant_that_is_the_target_may_end_in_an_error():
     "options", [{}, {"temperature": 0.7}, {"top_k": 2}, {"repetition_penalty": 2.0}], ids=str
 )
 def test_the_drafts_law_is_the_one_that_it_was_drawn_by(options):
-    drawn, off = [], []
+    drawn, off = list[Any](), list[float]()
     judge, draw = utils._speculative_sampling, torch.multinomial
 
     def judged(ids, logits, length, *rest, **more):
@@ -165,7 +166,7 @@ def test_the_drafts_law_is_the_one_that_it_was_drawn_by(options):
 
 def test_the_confidence_threshold_ends_a_draft_behind_the_token_and_keeps_it():
     """Whether a second token is drafted depends on the first, which stays: law P allows it."""
-    judge, lengths = utils._speculative_sampling, {}
+    judge, lengths = utils._speculative_sampling, dict[Any, Any]()
 
     def judged(ids, logits, length, *rest, **more):
         if ids.shape[1] - length == PROMPT.shape[1]:
@@ -173,8 +174,8 @@ def test_the_confidence_threshold_ends_a_draft_behind_the_token_and_keeps_it():
         return judge(ids, logits, length, *rest, **more)
 
     with mock.patch.object(utils, "_speculative_sampling", judged):
-        found = law(TARGET, assistant=DRAFT, threshold=0.4)
+        actual = law(TARGET, assistant=DRAFT, threshold=0.4)
     chances = DRAFT(PROMPT).logits[0, -1].softmax(-1).tolist()
     assert lengths == {token: {2 if chance >= 0.4 else 1} for token, chance in enumerate(chances)}
     assert {1, 2} == set.union(*lengths.values())
-    assert found.error(law(TARGET).probabilities) < 2e-7
+    assert actual.error(law(TARGET).probabilities) < 2e-7

@@ -1,6 +1,7 @@
 """What people really pass, and what they do with one decoder from several places."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -73,12 +74,12 @@ def test_logprobs_are_the_targets_own():
         output_logits=True,
         return_dict_in_generate=True,
     )
-    for prompt, new, found in zip(PROMPTS, out.tokens, out.logprobs, strict=True):
-        wanted = [
-            float(TARGET.logits(prompt + new[:place]).log_softmax(-1)[token])
-            for place, token in enumerate(new)
+    for prompt, new, actual in zip(PROMPTS, out.tokens, out.logprobs, strict=True):
+        expected = [
+            float(TARGET.logits(prompt + new[:index]).log_softmax(-1)[token])
+            for index, token in enumerate(new)
         ]
-        assert found == pytest.approx(wanted, abs=1e-5)
+        assert actual == pytest.approx(expected, abs=1e-5)
     assert len(out.logits) == 9
     assert out.logits[4].shape == (3, 5)
 
@@ -99,10 +100,10 @@ def test_two_threads_on_one_decoder_get_one_text_or_one_sentence():
         thread.start()
     for thread in threads:
         thread.join()
-    wanted = [sequentially(prompt, 30) for prompt in PROMPTS]
+    expected = [sequentially(prompt, 30) for prompt in PROMPTS]
     refused = [one for one in came if isinstance(one, Exception)]
     assert all(isinstance(one, InvalidInput) and "already decoding 3 row" in str(one) for one in refused)
-    assert all(one == wanted for one in came if not isinstance(one, Exception))
+    assert all(one == expected for one in came if not isinstance(one, Exception))
     assert len(refused) < 4
 
 
@@ -127,7 +128,7 @@ def test_two_decoders_on_one_backend_take_turns(shared):
 
 def test_a_backend_as_drafter_is_a_model_that_drafts():
     one = SpeculativeDecoder(ToyBackend(TARGET), ToyBackend(DRAFT), Chain(2), RecursiveRejection())
-    out = one.generate(PROMPTS, max_new_tokens=6, return_dict_in_generate=True)
+    out: Any = one.generate(PROMPTS, max_new_tokens=6, return_dict_in_generate=True)
     assert out.tokens == [sequentially(prompt, 6) for prompt in PROMPTS]
     assert any(record.outcome.accepted for round_ in out.statistics.rounds for record in round_.rows)
 
@@ -146,7 +147,7 @@ def test_logits_that_were_padded_to_another_width_draft_all_the_same(width):
         ToyBackend(target), ModelDrafter(ToyBackend(narrower)), DySpec(6), RecursiveRejection()
     )
     prompts = [[151, 3], [7]]
-    out = one.generate(prompts, max_new_tokens=25, return_dict_in_generate=True)
+    out: Any = one.generate(prompts, max_new_tokens=25, return_dict_in_generate=True)
     for prompt, new in zip(prompts, out.tokens, strict=True):
         text = list(prompt)
         for token in new:

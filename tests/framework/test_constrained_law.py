@@ -1,14 +1,16 @@
 """Constraints on toy models, enumerated: the law is that of masked sampling; and spans that they force."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
 
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, WithoutReplacement
-from draftwood import forced as forced_module
+from draftwood import forced_tokens as forced_module
 from draftwood.constraints import ConstrainedRow
-from draftwood.forced import as_drafted, with_forced_spans
-from draftwood.loop import RoundLoop, Row
+from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -52,7 +54,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
     def write(rng):
         sampling = SamplingParams(temperature=TEMPERATURE)
         backend, drafter = ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT))
-        row = Row(0, 0, policy, Streams(rng, rng))
+        row = BatchRow(0, 0, policy, Streams(rng, rng))
         row.constraint = ConstrainedRow.started(constraint, [0], vocab_size=3, ends=eos)
         loop = RoundLoop(
             target=backend,
@@ -65,12 +67,12 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
         )
         for one in (backend, drafter):
             one.prefill([torch.tensor([], dtype=torch.int64)])
-        text = []
+        text = list[int]()
         while loop.rows:
             text += loop.run().rows[0].tokens
         return tuple(text)
 
-    law = {}
+    law = dict[Any, float]()
     for weight, text in enumerate_outcomes(write):
         law[text] = law.get(text, 0.0) + weight
     return law
@@ -78,7 +80,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
 
 def masked_law(constraint, tokens, eos=frozenset()):
     """The same by sampling one token after another."""
-    law, open_ = {}, {(): (1.0, constraint.start([0]))}
+    law, open_ = dict[Any, float](), dict[Any, Any]({(): (1.0, constraint.start([0]))})
     while open_:
         text, (weight, state) = open_.popitem()
         if len(text) == tokens or (text and text[-1] in eos):
@@ -106,8 +108,8 @@ def test_the_law_is_that_of_masked_sampling(policy, verifier, spans, monkeypatch
     if not spans:
         monkeypatch.setattr(forced_module, "_LONGEST", 0)
     for eos in (frozenset(), frozenset({0})):
-        found, wanted = written_law(policy, verifier, SPANS, 3, eos), masked_law(SPANS, 3, eos)
-        assert max(abs(found.get(t, 0) - wanted.get(t, 0)) for t in {*found, *wanted}) < 1e-9
+        actual, expected = written_law(policy, verifier, SPANS, 3, eos), masked_law(SPANS, 3, eos)
+        assert max(abs(actual.get(t, 0) - expected.get(t, 0)) for t in {*actual, *expected}) < 1e-9
 
 
 def row_of(constraint, ends=()):
@@ -121,34 +123,34 @@ def bare(*tokens, parents=None):
 
 def longer(tree, ends=(), laws=(WithoutReplacement,)):
     like = torch.zeros(3, dtype=torch.float64)
-    return with_forced_spans(tree, row_of(SPANS, ends), laws=laws, like=like)
+    return with_forced_tokens(tree, row_of(SPANS, ends), laws=laws, like=like)
 
 
 def test_every_leaf_goes_on_as_far_as_it_must():
     # Leaves: 1, which 2 and then 0 must follow, and 0 1 2, which 0 must.
     tree = bare(0, 1, 0, 1, 2, parents=[-1, 0, 0, 2, 3])
-    found = longer(tree)
-    assert found.tokens.tolist() == [0, 1, 0, 1, 2, 2, 0, 0]
-    assert found.parents.tolist() == [-1, 0, 0, 2, 3, 1, 4, 5]
+    actual = longer(tree)
+    assert actual.tokens.tolist() == [0, 1, 0, 1, 2, 2, 0, 0]
+    assert actual.parents.tolist() == [-1, 0, 0, 2, 3, 1, 4, 5]
     for node, token in ((1, 2), (4, 0), (5, 0)):
-        assert found.proposals[node].conditional(0, ()).tolist() == [float(t == token) for t in range(3)]
+        assert actual.proposals[node].conditional(0, ()).tolist() == [float(t == token) for t in range(3)]
     assert longer(bare(0, 2)).size == 2  # two may follow
 
 
 def test_a_span_is_bounded_and_never_adds_an_end():
     for_ever = Table({0: {1: 0}})
     like = torch.zeros(3)
-    found = with_forced_spans(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
-    assert found.size == 1 + forced_module._LONGEST
+    actual = with_forced_tokens(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
+    assert actual.size == 1 + forced_module._LONGEST
     assert longer(bare(0, 1), ends={0}).tokens.tolist() == [0, 1, 2]
     assert longer(bare(0, 1), ends={2}).tokens.tolist() == [0, 1]
 
 
 def test_a_policy_learns_from_its_own_nodes_alone():
     outcome = Outcome(path=(0, 1, 4, 5), tokens=(0, 1, 2, 0), extra=1, bonus=False, drafted=5)
-    own = as_drafted(outcome, 3)
+    own = without_forced_tokens(outcome, 3)
     assert own == Outcome(path=(0, 1), tokens=(0, 1), extra=2, bonus=True, drafted=2)
-    assert as_drafted(outcome, 6) == outcome
+    assert without_forced_tokens(outcome, 6) == outcome
 
 
 def test_forced_tokens_take_no_draft_pass_and_few_rounds():
@@ -156,8 +158,8 @@ def test_forced_tokens_take_no_draft_pass_and_few_rounds():
         ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT)), Chain(1), RecursiveRejection()
     )
     forced = Table({n: {n % 3: n + 1} for n in range(40)})
-    found = decoder.generate([[0]], max_new_tokens=30, constraint=forced, return_dict_in_generate=True)
-    assert found.tokens == [[n % 3 for n in range(30)]]
+    actual: Any = decoder.generate([[0]], max_new_tokens=30, constraint=forced, return_dict_in_generate=True)
+    assert actual.tokens == [[n % 3 for n in range(30)]]
     # A drafted token, 16 that it forces, and one more of the target's.
-    assert found.statistics.target_calls == 2
-    assert found.statistics.draft_calls == 2
+    assert actual.statistics.target_calls == 2
+    assert actual.statistics.draft_calls == 2

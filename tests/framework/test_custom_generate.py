@@ -59,24 +59,24 @@ def test_what_breaks_a_call_comes_out_and_ends_the_stream(error):
             custom_generate=(speculative := loop()),
         )
     assert streamer.ends == 1
-    wanted = model("llama").generate(IDS, max_new_tokens=5)
-    assert torch.equal(model("llama").generate(IDS, max_new_tokens=5, custom_generate=speculative), wanted)
+    expected = model("llama").generate(IDS, max_new_tokens=5)
+    assert torch.equal(model("llama").generate(IDS, max_new_tokens=5, custom_generate=speculative), expected)
 
 
 def test_stop_strings_and_tokenizer_may_also_be_given_when_the_loop_is_made():
     options = {"max_new_tokens": 30, "do_sample": False}
-    whole = model("llama").generate(IDS, **options)[0, 3:]
-    stop = next(word for word in tokenizer().convert_ids_to_tokens(whole)[4:] if word.isalpha())
-    wanted = model("llama").generate(IDS, **options, stop_strings=stop, tokenizer=tokenizer())
-    assert wanted.shape[1] < 33
-    given = model("llama").generate(
+    full = model("llama").generate(IDS, **options)[0, 3:]
+    stop = next(word for word in tokenizer().convert_ids_to_tokens(full)[4:] if word.isalpha())
+    expected = model("llama").generate(IDS, **options, stop_strings=stop, tokenizer=tokenizer())
+    assert expected.shape[1] < 33
+    called = model("llama").generate(
         IDS, **options, stop_strings=stop, tokenizer=tokenizer(), custom_generate=loop()
     )
     made = model("llama").generate(
         IDS, **options, custom_generate=loop(stop_strings=stop, tokenizer=tokenizer())
     )
-    assert torch.equal(given, wanted)
-    assert torch.equal(made, wanted)
+    assert torch.equal(called, expected)
+    assert torch.equal(made, expected)
     with pytest.raises(InvalidInput, match="needs the tokenizer"):
         model("llama").generate(IDS, **options, custom_generate=loop(stop_strings=stop))
 
@@ -89,8 +89,8 @@ def test_a_model_that_was_resized_and_another_model_are_served():
     options = {"max_new_tokens": 8, "do_sample": False}
     for width in (VOCAB, VOCAB + 1, VOCAB):
         target.resize_token_embeddings(width)
-        wanted = target.generate(IDS, **options)
-        assert torch.equal(target.generate(IDS, **options, custom_generate=speculative), wanted)
+        expected = target.generate(IDS, **options)
+        assert torch.equal(target.generate(IDS, **options, custom_generate=speculative), expected)
     other = model("mistral")
     assert torch.equal(
         other.generate(IDS, **options, custom_generate=speculative), other.generate(IDS, **options)
@@ -104,12 +104,12 @@ def test_the_end_of_the_context_is_no_text_that_ends_silently():
         target.generate(IDS, **options, max_new_tokens=39)
     with pytest.raises(InvalidInput, match="end of the target's context after 38 new tokens"):
         target.generate(IDS, **options, max_new_tokens=39, custom_generate=loop())
-    wanted = target.generate(IDS, **options, max_new_tokens=38)
-    assert torch.equal(target.generate(IDS, **options, max_new_tokens=38, custom_generate=loop()), wanted)
-    whole = target.generate(wanted[:, :40], **options, max_new_tokens=1, custom_generate=loop())
-    assert torch.equal(whole, wanted)
+    expected = target.generate(IDS, **options, max_new_tokens=38)
+    assert torch.equal(target.generate(IDS, **options, max_new_tokens=38, custom_generate=loop()), expected)
+    full = target.generate(expected[:, :40], **options, max_new_tokens=1, custom_generate=loop())
+    assert torch.equal(full, expected)
     with pytest.raises(InvalidInput, match="has 41 tokens and the target's context holds 40; shorten it"):
-        target.generate(wanted, **options, max_new_tokens=1, custom_generate=loop())
+        target.generate(expected, **options, max_new_tokens=1, custom_generate=loop())
 
 
 @pytest.mark.parametrize("eos", [True, False])
@@ -122,13 +122,13 @@ def test_rows_that_criteria_end_are_padded_only_where_there_is_an_end_of_text(eo
     target.generation_config.eos_token_id = options["eos_token_id"]
     try:
         plain = target.generate(prompts, **options, stopping_criteria=[EndsRowsAtTheirToken()])
-        found = target.generate(
+        actual = target.generate(
             prompts, **options, stopping_criteria=[EndsRowsAtTheirToken()], custom_generate=loop()
         )
     finally:
         target.generation_config.eos_token_id = kept
     assert plain.shape[1] > 4
-    assert torch.equal(found, plain)
+    assert torch.equal(actual, plain)
     assert bool((plain[:, 3:] == target.generation_config.pad_token_id).any()) == eos
 
 

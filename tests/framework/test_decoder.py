@@ -1,6 +1,7 @@
 """The loop and the decoder: greedy equality, exact ends, streams, statistics. Driven by toy models."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -114,12 +115,12 @@ def test_end_of_text_anywhere_in_an_accepted_path_ends_the_row(eos):
         PROMPTS, max_new_tokens=30, eos_token_id=eos, return_dict_in_generate=True
     )
     for prompt, new, reason in zip(PROMPTS, out.tokens, out.finish_reasons, strict=True):
-        wanted = sequentially(prompt, 30)
-        if eos in wanted:
-            wanted, expected = wanted[: wanted.index(eos) + 1], "eos"
+        tokens = sequentially(prompt, 30)
+        if eos in tokens:
+            tokens, expected = tokens[: tokens.index(eos) + 1], "eos"
         else:
             expected = "length"
-        assert (new, reason) == (wanted, expected)
+        assert (new, reason) == (tokens, expected)
 
 
 def test_any_stopping_criterion_is_asked_after_every_token():
@@ -140,20 +141,20 @@ def test_any_stopping_criterion_is_asked_after_every_token():
 
 
 def test_finished_rows_leave_while_others_run_on():
-    wanted = [sequentially(p, 30) for p in PROMPTS]
-    eos = wanted[0][2]  # ends the first row early
+    tokens = [sequentially(p, 30) for p in PROMPTS]
+    eos = tokens[0][2]  # ends the first row early
     out = decoder(Chain(2)).generate(
         PROMPTS, max_new_tokens=30, eos_token_id=eos, return_dict_in_generate=True
     )
     rows = [len(r.rows) for r in out.statistics.rounds]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] == 3
-    assert [w[: len(new)] for w, new in zip(wanted, out.tokens, strict=True)] == out.tokens
+    assert [w[: len(new)] for w, new in zip(tokens, out.tokens, strict=True)] == out.tokens
 
 
 def test_the_stream_commits_what_generate_returns():
     one = decoder()
-    seen = [[] for _ in PROMPTS]
+    seen = [list[Any]() for _ in PROMPTS]
     for finished in one.stream(PROMPTS, max_new_tokens=12):
         for record in finished.rows:
             seen[record.row] += record.tokens
@@ -249,10 +250,10 @@ def test_the_trace_holds_each_tree_with_both_probabilities():
         tree = record.tree
         assert tree.tokens[0] == text[-1]
         for node in range(1, len(tree.tokens)):
-            above, place = [], tree.parents[node]
-            while place > 0:
-                above.append(tree.tokens[place])
-                place = tree.parents[place]
+            above, above_node = [], tree.parents[node]
+            while above_node > 0:
+                above.append(tree.tokens[above_node])
+                above_node = tree.parents[above_node]
             context = text + above[::-1]
             assert tree.target_probs[node] == float(int(TARGET.logits(context).argmax()) == tree.tokens[node])
         text += record.tokens

@@ -1,6 +1,7 @@
 """Ways in from elsewhere: loops from names, and texts that end at a string, as lm-eval asks for them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    found = zoo.tokenizer()
-    found.padding_side = "left"
-    return found
+    fast_tokenizer = zoo.tokenizer()
+    fast_tokenizer.padding_side = "left"
+    return fast_tokenizer
 
 
 def texts(model, tokenizer, prompts, stop, **options):
@@ -40,10 +41,10 @@ def texts(model, tokenizer, prompts, stop, **options):
         stop=stop,
         **options,
     )
-    found = tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
+    decoded = tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
     for string in stop:
-        found = [text.split(string)[0] for text in found]
-    return found, written.shape[1] - length
+        decoded = [text.split(string)[0] for text in decoded]
+    return decoded, written.shape[1] - length
 
 
 @pytest.mark.parametrize(
@@ -107,5 +108,6 @@ def test_learnt_tokens_in_front_of_the_text_are_refused(model, tokenizer, monkey
     inputs = tokenizer(PROMPTS[:1], return_tensors="pt")
     with pytest.raises(InvalidInput, match="prefix tuning"):
         model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model))
-    Wrapper.active_peft_config.is_prompt_learning = False  # an adapter of weights
+    config: Any = Wrapper.active_peft_config
+    config.is_prompt_learning = False  # an adapter of weights
     assert model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model)).shape[1] > 4

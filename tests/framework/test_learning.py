@@ -3,16 +3,16 @@
 import attrs
 import pytest
 
-from draftwood import Deterministic, InvalidInput, SamplingParams, learning
-from draftwood.forced import as_drafted
+from draftwood import Deterministic, InvalidInput, SamplingParams, policy_states
+from draftwood.forced_tokens import without_forced_tokens
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.testing import ToyModel, checks_for
-from draftwood.testing.interleaved import assert_rows_apart
-from draftwood.testing.pairs import small_policies
+from draftwood.testing.row_isolation import assert_rows_isolated
+from draftwood.testing.small_strategies import small_policies
 from tests.framework.decoding import PROMPTS, decoder
 from tests.framework.learners import Changes, Frozen, Grows, Leaves, Remembers
 from tests.framework.test_constrained_law import Table
@@ -62,7 +62,7 @@ def test_every_registered_policy_is_frozen(named):
 def test_rows_that_grow_in_turns_grow_as_alone(policy):
     for seed in range(3):
         models = [ToyModel(4, seed=seed, sharpness=2.0), ToyModel(4, seed=seed + 10)]
-        assert_rows_apart(policy, models, [(2, 0, 2), (0, 1), (3,)])
+        assert_rows_isolated(policy, models, [(2, 0, 2), (0, 1), (3,)])
 
 
 @learners
@@ -71,7 +71,7 @@ def test_calls_that_hand_nothing_on_are_equal(policy):
     assert first.tokens == again.tokens
     assert [trees(first, row) for row in range(3)] == [trees(again, row) for row in range(3)]
     assert first.policy_states == again.policy_states
-    assert learning.first_state(policy) not in first.policy_states
+    assert policy_states.first_state(policy) not in first.policy_states
 
 
 @learners
@@ -101,24 +101,24 @@ def greedy(policy, text, count, **options):
     ids=lambda one: type(one).__name__,
 )
 def test_a_call_goes_on_where_another_has_stopped(policy):
-    whole = greedy(policy, PROMPTS[0], 60)
-    rounds, text, differs = whole.statistics.rounds, list(PROMPTS[0]), False
+    full = greedy(policy, PROMPTS[0], 60)
+    rounds, text, differs = full.statistics.rounds, list(PROMPTS[0]), False
     for number, one in enumerate(rounds):
         text += one.rows[0].tokens
         if number % 3 or number == len(rounds) - 1:
             continue
         left = len(PROMPTS[0]) + 60 - len(text)
         later = greedy(policy, text, left, policy_state=one.rows[0].policy_state)
-        assert trees(later) == trees(whole)[number + 1 :]
-        assert later.policy_states == whole.policy_states
+        assert trees(later) == trees(full)[number + 1 :]
+        assert later.policy_states == full.policy_states
         differs |= trees(later) != trees(greedy(policy, text, left))
     assert differs, "what was learnt makes no difference here"
 
 
 def test_states_are_handed_on_to_all_rows_or_each_to_its_own():
     policy = Grows()
-    for given, lengths in ((4, [4, 4, 4]), ([1, 3, 2], [1, 3, 2])):
-        stream = decoder(policy).stream(PROMPTS, policy_state=given)
+    for start, lengths in ((4, [4, 4, 4]), ([1, 3, 2], [1, 3, 2])):
+        stream = decoder(policy).stream(PROMPTS, policy_state=start)
         assert [record.outcome.drafted for record in next(stream).rows] == lengths
     again = generate(policy, policy_state=generate(policy).policy_states)
     assert len(again.policy_states) == 3
@@ -140,13 +140,13 @@ def test_a_row_without_a_round_keeps_the_state_it_was_given():
 
 def test_a_policy_within_learns_by_its_own_note():
     policy = DynamicDepth(CostAware("layered-dyspec", (2, 4)), 0.9)
-    found = generate(policy, PROMPTS[:1])
-    (state,) = found.policy_states
+    out = generate(policy, PROMPTS[:1])
+    (state,) = out.policy_states
     assert sum(state.inner.rounds) > 1
     assert state.threshold != 0.9
     policy = DynamicDepth(Grows(), 0.0)
-    given = attrs.evolve(policy.first_state(), inner=3)
-    stream = decoder(policy).stream(PROMPTS[:1], policy_state=given)
+    start = attrs.evolve(policy.first_state(), inner=3)
+    stream = decoder(policy).stream(PROMPTS[:1], policy_state=start)
     assert next(stream).rows[0].outcome.drafted == 3
 
 
@@ -242,10 +242,10 @@ def test_the_tree_that_is_observed_ends_at_the_texts_limit():
 def test_forced_spans_are_no_part_of_what_is_observed():
     policy = Watches(length=1)
     forced = Table({n: {n % 3: n + 1} for n in range(40)})
-    found = generate(policy, [[0]], count=30, constraint=forced)
-    assert found.tokens == [[n % 3 for n in range(30)]]
-    rounds = [one.rows[0].outcome for one in found.statistics.rounds]
+    out = generate(policy, [[0]], count=30, constraint=forced)
+    assert out.tokens == [[n % 3 for n in range(30)]]
+    rounds = [one.rows[0].outcome for one in out.statistics.rounds]
     assert max(outcome.accepted for outcome in rounds) > 1
     for (size, own), outcome in zip(policy.seen, rounds, strict=True):
         assert size <= 2
-        assert own == as_drafted(outcome, size)
+        assert own == without_forced_tokens(outcome, size)

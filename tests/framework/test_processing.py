@@ -26,7 +26,8 @@ PROCESSORS = {
     "own tensor": own.HoldsATensorARow,
     "prefix function": lambda rows: hf.PrefixConstrainedLogitsProcessor(own.allowed, 1),
     "encoder": lambda rows: hf.EncoderRepetitionPenaltyLogitsProcessor(
-        1.5, torch.arange(rows * 2).view(rows, 2)
+        1.5,
+        torch.arange(rows * 2).view(rows, 2),  # type: ignore[arg-type]
     ),
 }
 
@@ -48,18 +49,18 @@ def test_every_node_is_processed_as_its_own_rows_continuation(data):
     for one in later:
         standing.append([one])
     given_scores = scores.clone()
-    found = process([PROCESSORS[name](rows) for name in names], given_scores, Prefixes(standing, paths))
+    actual = process([PROCESSORS[name](rows) for name in names], given_scores, Prefixes(standing, paths))
     assert torch.equal(given_scores, scores)
 
     for node, path in enumerate(paths):
         # In `generate` all rows have one length; what stands in the others must not matter.
         batch = torch.randint(VOCAB, (rows, len(text) + len(later) + len(path)))
         batch[row] = torch.tensor([*text, *later, *path])
-        wanted = torch.randn(rows, VOCAB)
-        wanted[row] = scores[node]
+        expected = torch.randn(rows, VOCAB)
+        expected[row] = scores[node]
         for name in names:
-            wanted = PROCESSORS[name](rows)(batch, wanted)
-        torch.testing.assert_close(found[node], wanted[row])
+            expected = PROCESSORS[name](rows)(batch, expected)
+        torch.testing.assert_close(actual[node], expected[row])
 
 
 class Remembers(hf.LogitsProcessor):

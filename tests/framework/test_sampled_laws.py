@@ -1,5 +1,7 @@
 """What is written above temperature 0 with filters, processors and constraints, by exact enumeration."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -55,7 +57,7 @@ def filters():
 
 def probs_of(params):
     """transformers' own way from logits to probabilities."""
-    warpers = [hf.TemperatureLogitsWarper(params.temperature)]
+    warpers: list[Any] = [hf.TemperatureLogitsWarper(params.temperature)]
     if params.top_k is not None:
         warpers.append(hf.TopKLogitsWarper(params.top_k))
     if params.top_p is not None:
@@ -67,9 +69,9 @@ def probs_of(params):
 
 @settings(max_examples=12, deadline=None)
 @given(STRATEGIES, filters(), filters())
-def test_filters_and_processors_of_the_target_decide_whatever_the_draft_has(strategy, wanted, drafted):
-    found = written_law(decoder(*strategy), tokens=2, sampling=wanted, draft_sampling=drafted)
-    assert error(found, sequential_law(TARGET, probs_of(wanted), tokens=2)) < 1e-12
+def test_filters_and_processors_of_the_target_decide_whatever_the_draft_has(strategy, expected, drafted):
+    actual = written_law(decoder(*strategy), tokens=2, sampling=expected, draft_sampling=drafted)
+    assert error(actual, sequential_law(TARGET, probs_of(expected), tokens=2)) < 1e-12
 
 
 def test_the_draft_has_filters_of_its_own():
@@ -111,8 +113,8 @@ def rising(text, logits):
 @given(STRATEGIES)
 def test_a_constraint_decides_and_nothing_else_changes(strategy):
     sampling = SamplingParams(1.0)
-    found = written_law(decoder(*strategy), tokens=2, sampling=sampling, constraint=Rises())
-    assert error(found, sequential_law(TARGET, rising, tokens=2)) < 1e-12
+    actual = written_law(decoder(*strategy), tokens=2, sampling=sampling, constraint=Rises())
+    assert error(actual, sequential_law(TARGET, rising, tokens=2)) < 1e-12
 
 
 def test_every_row_has_its_own_constraint():

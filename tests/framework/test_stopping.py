@@ -91,25 +91,25 @@ def test_criteria_end_rows_as_in_generate(data):
     prompts = torch.tensor([[3, 1]] * rows)
     names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=2, unique=True))
     eos = data.draw(st.booleans())
-    wanted = as_generate(prompts, texts, [KINDS[name](rows, eos) for name in names], eos=eos, limit=limit)
+    expected = as_generate(prompts, texts, [KINDS[name](rows, eos) for name in names], eos=eos, limit=limit)
 
     batch = CriteriaBatch([KINDS[name](rows, eos) for name in names], range(rows), prompts, PAD, eos)
     stops = StopConditions(frozenset([EOS] if eos else []), [limit] * rows, [False] * rows, batches=[batch])
-    found, running = [[] for _ in range(rows)], set(range(rows))
+    written, running = [list[int]() for _ in range(rows)], set(range(rows))
     while running:
         for row in sorted(running):
             count = data.draw(st.integers(1, 4))
-            new, reason = stops.take(row, texts[row][len(found[row]) :][:count])
-            found[row] += new
+            new, reason = stops.take(row, texts[row][len(written[row]) :][:count])
+            written[row] += new
             if reason is not None:
                 running.discard(row)
         for row, length in stops.ask().items():
-            assert length <= len(found[row])
-            del found[row][length:]
+            assert length <= len(written[row])
+            del written[row][length:]
             running.discard(row)
-    width = max(map(len, found))
-    padded = torch.tensor([row + [PAD] * (width - len(row)) for row in found])
-    assert torch.equal(torch.cat([prompts, padded], 1), wanted)
+    width = max(map(len, written))
+    padded = torch.tensor([row + [PAD] * (width - len(row)) for row in written])
+    assert torch.equal(torch.cat([prompts, padded], 1), expected)
 
 
 @pytest.mark.parametrize("count", range(1, 6))

@@ -12,9 +12,17 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyModel, drawn_trees, expected_tokens, joint_law, one_round, optimal_tokens
+from draftwood.testing import (
+    NextTokenModel,
+    ToyModel,
+    drawn_trees,
+    expected_tokens,
+    joint_law,
+    one_round_law,
+    optimal_tokens,
+)
 from draftwood.testing.generators import toy_models
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 
 POLICIES = [Chain(2), FixedTree(1, 2), FixedTree(2, 2, 3), FixedTree(1, 2, law="with-replacement"), DySpec(3)]
 
@@ -31,16 +39,16 @@ def test_drawn_trees_are_distinct_and_all(policy, target, draft):
     assert sum(one.weight for one in trees) == pytest.approx(1, abs=1e-12)
     keys = {(tuple(one.tree.tokens.tolist()), tuple(one.tree.parents.tolist())) for one in trees}
     assert len(keys) == len(trees)
-    law = one_round(trees, RecursiveRejection(), target=target, prompt=(1, 0))
+    law = one_round_law(trees, RecursiveRejection(), target=target, prompt=(1, 0))
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_expected_tokens_are_those_of_the_production_loop(policy):
     target, drafter = ToyModel(2, seed=1), toy_drafter(policy, ToyModel(2, seed=2))
-    found = joint_law(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=1)
+    tokens_a_round = joint_law(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=1)
     assert expected_tokens(policy, RecursiveRejection(), target=target, drafter=drafter) == pytest.approx(
-        found.expected_tokens, abs=1e-12
+        tokens_a_round.expected_tokens, abs=1e-12
     )
 
 
@@ -50,16 +58,16 @@ def test_expected_tokens_are_those_of_the_production_loop(policy):
 def test_no_verifier_beats_the_optimum(policy, target, draft):
     best = optimum(policy, target, draft)
     for verifier in (RecursiveRejection(), Traversal()):
-        found = expected_tokens(policy, verifier, target=target, drafter=toy_drafter(policy, draft))
-        assert found <= best + 1e-9
+        tokens_a_round = expected_tokens(policy, verifier, target=target, drafter=toy_drafter(policy, draft))
+        assert tokens_a_round <= best + 1e-9
 
 
 @settings(max_examples=15)
 @given(toy_models(3), toy_models(3))
 def test_block_verification_is_the_optimum_on_chains(target, draft):
     drafter = toy_drafter(Chain(2), draft)
-    found = expected_tokens(Chain(2), Traversal(), target=target, drafter=drafter)
-    assert found == pytest.approx(optimum(Chain(2), target, draft), abs=1e-9)
+    tokens_a_round = expected_tokens(Chain(2), Traversal(), target=target, drafter=drafter)
+    assert tokens_a_round == pytest.approx(optimum(Chain(2), target, draft), abs=1e-9)
 
 
 @pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
@@ -85,7 +93,7 @@ def test_a_draft_equal_to_its_target_is_accepted_whole():
 
 
 def test_a_draft_that_meets_nothing_of_its_target_gains_nothing():
-    class OneHot(ToyModel):
+    class OneHot(NextTokenModel):
         def logits(self, text):
             return torch.eye(3, dtype=torch.float64)[self.seed].log()
 

@@ -1,6 +1,7 @@
 """Interval splitting and torch's own chance under an enumerator: laws known by hand, and what is refused."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from draftwood.testing import CannotEnumerate, split_uniforms, torch_law
 
 
 def law(run, **options):
-    found = {}
+    pieces = dict[Any, Any]()
     for weight, result in split_uniforms(run, **options):
-        found[result] = found.get(result, 0.0) + weight
-    return found
+        pieces[result] = pieces.get(result, 0.0) + weight
+    return pieces
 
 
 def nested(u):
@@ -25,11 +26,11 @@ def nested(u):
 @pytest.mark.parametrize("bits", [53, 24])
 def test_the_law_is_exact_to_the_last_bit_of_the_uniforms(bits):
     step = 2.0**-bits
-    found = law(nested, count=3, guesses=[0.001], bits=bits)
+    pieces = law(nested, count=3, guesses=[0.001], bits=bits)
     first, second, third = (math.ceil(x / step) * step for x in (0.3, 1 / 7, 0.001))
-    assert found["low"] == pytest.approx(first * second, rel=1e-15)
-    assert found["left"] == pytest.approx((1 - first) * third, rel=1e-15)
-    assert sum(found.values()) == pytest.approx(1, abs=1e-15)
+    assert pieces["low"] == pytest.approx(first * second, rel=1e-15)
+    assert pieces["left"] == pytest.approx((1 - first) * third, rel=1e-15)
+    assert sum(pieces.values()) == pytest.approx(1, abs=1e-15)
 
 
 def test_a_coin_of_exactly_zero_has_its_weight():
@@ -64,12 +65,12 @@ def test_other_chance_is_refused():
 
 def compared(compare, dtype=torch.float32):
     """The probability that a comparison of one of torch's uniforms holds."""
-    found = torch_law(lambda: [int(compare(torch.rand(1, dtype=dtype))[0])])
-    return found.probabilities.get((1,), 0.0)
+    pieces = torch_law(lambda: [int(compare(torch.rand(1, dtype=dtype))[0])])
+    return pieces.probabilities.get((1,), 0.0)
 
 
 @pytest.mark.parametrize(
-    ("compare", "wanted"),
+    ("compare", "expected"),
     [
         (lambda u: u < 0.25, 0.25),
         (lambda u: u <= 0.25, 0.25 + 2**-24),
@@ -84,8 +85,8 @@ def compared(compare, dtype=torch.float32):
         (lambda u: (u < 0.5) & (u >= 0.25), 0.25),
     ],
 )
-def test_comparisons_of_torchs_uniforms_have_their_weight(compare, wanted):
-    assert compared(compare) == pytest.approx(wanted, abs=1e-16)
+def test_comparisons_of_torchs_uniforms_have_their_weight(compare, expected):
+    assert compared(compare) == pytest.approx(expected, abs=1e-16)
 
 
 def test_a_wide_uniform_is_zero_less_often():
@@ -97,21 +98,21 @@ def test_several_uniforms_and_choices_are_independent():
         coins = torch.rand_like(torch.zeros(2, 2)) < torch.tensor([[0.5], [0.1]])
         return [*coins.flatten().int(), torch.multinomial(torch.tensor([1.0, 3.0]), 1)]
 
-    found = torch_law(run)
-    assert found.runs == 32
-    assert found.probabilities[1, 1, 0, 1, 1] == pytest.approx(0.25 * 0.09 * 0.75, rel=1e-6)
+    pieces = torch_law(run)
+    assert pieces.runs == 32
+    assert pieces.probabilities[1, 1, 0, 1, 1] == pytest.approx(0.25 * 0.09 * 0.75, rel=1e-6)
 
 
 def test_rows_of_multinomial_are_drawn_one_by_one():
     rows = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]], dtype=torch.float64)
-    found = torch_law(lambda: torch.multinomial(rows, num_samples=1))
-    assert found.probabilities == pytest.approx({(0, 1): 0.1, (0, 2): 0.4, (1, 1): 0.1, (1, 2): 0.4})
+    pieces = torch_law(lambda: torch.multinomial(rows, num_samples=1))
+    assert pieces.probabilities == pytest.approx({(0, 1): 0.1, (0, 2): 0.4, (1, 1): 0.1, (1, 2): 0.4})
 
 
 def test_what_raises_keeps_its_weight():
-    found = torch_law(lambda: [1 // int(torch.rand(1) < 0.75)])
-    assert found.probabilities == pytest.approx({(1,): 0.75, (-1,): 0.25})
-    assert found.fault == "raises (ZeroDivisionError: integer division or modulo by zero)"
+    pieces = torch_law(lambda: [1 // int(torch.rand(1) < 0.75)])
+    assert pieces.probabilities == pytest.approx({(1,): 0.75, (-1,): 0.25})
+    assert pieces.fault == "raises (ZeroDivisionError: integer division or modulo by zero)"
 
 
 @pytest.mark.parametrize(

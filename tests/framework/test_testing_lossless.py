@@ -13,13 +13,14 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.testing import (
     ToyModel,
     assert_lossless,
+    checked_verifier,
     drawn_trees,
     joint_law,
     largest_error,
     target_law,
-    watched,
 )
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.tree_text import distribution_as_text
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 TARGET, DRAFT = ToyModel(2, seed=1), ToyModel(2, seed=2)
@@ -34,10 +35,10 @@ def case(policy=TREE, draft=DRAFT, target=TARGET):
 @pytest.mark.parametrize("policy", [Chain(2), TREE], ids=["chain", "tree"])
 def test_one_round_and_several_prove_the_same(policy, verifier):
     laws = [joint_law(policy, verifier, rounds=rounds, **case(policy)) for rounds in (None, 1)]
-    wanted = target_law(TARGET)
-    assert all(law.error(wanted) < 1e-14 for law in laws)
+    expected = target_law(TARGET)
+    assert all(law.error(expected) < 1e-14 for law in laws)
     assert laws[0].expected_tokens == pytest.approx(laws[1].expected_tokens, abs=1e-12)
-    assert sum(wanted.values()) == pytest.approx(1)
+    assert sum(expected.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("rounds", [None, 1])
@@ -59,7 +60,7 @@ def test_a_failure_draws_the_tree_with_both_laws():
     with pytest.raises(AssertionError) as raised:
         assert_lossless(TREE, TargetAgain(), rounds=1, tokens=1, **case())
     message = str(raised.value)
-    draft, target = (watched.numbers(model.probs([0])) for model in (DRAFT, TARGET))
+    draft, target = (distribution_as_text(model.probs([0])) for model in (DRAFT, TARGET))
     assert "TargetAgain() is biased: tokens (" in message
     assert "The round after (0,) is biased. Of 2 trees" in message
     assert f"* 0: token 0\n     target {target}\n" in message
@@ -109,14 +110,14 @@ class Rootless(FirstChildren):
     ("verifier", "message"),
     [
         (Raises(), r"Raises\(\) raises \(IndexError: "),
-        (Endless(), r"Endless\(\) does not end \(Endless: One run asked for chance 10000 times"),
+        (Endless(), r"Endless\(\) does not end \(EndlessRun: One run asked for chance 10000 times"),
         (Sleeps(), r"Sleeps\(\) does not end \(TimeoutError"),
         (DraftInstead(), r"though token \d has target probability 0 after node \d"),
     ],
     ids=["raises", "endless", "sleeps", "forbidden"],
 )
 def test_what_no_verifier_may_do_is_shown_with_its_tree(verifier, message, rounds, monkeypatch):
-    monkeypatch.setattr(watched, "SECONDS", 0.2)
+    monkeypatch.setattr(checked_verifier, "SECONDS", 0.2)
     target = ToyModel(3, seed=5, sparsity=0.6)
     options = case(target=target, draft=ToyModel(3, seed=2))
     with pytest.raises(AssertionError, match=rf"{message}[\s\S]* on the tree\n  0: token 0\n"):
@@ -151,10 +152,10 @@ class Learner(LearningPolicy):
 
 def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
     policy = Learner()
-    found = assert_lossless(policy, RecursiveRejection(), tokens=4, **case(Chain(1)))
+    joint = assert_lossless(policy, RecursiveRejection(), tokens=4, **case(Chain(1)))
     short = joint_law(Chain(1), RecursiveRejection(), tokens=4, **case(Chain(1)))
-    assert found.expected_tokens == pytest.approx(short.expected_tokens)
-    assert found.runs != short.runs
+    assert joint.expected_tokens == pytest.approx(short.expected_tokens)
+    assert joint.runs != short.runs
 
 
 @attrs.frozen(eq=False)
@@ -200,8 +201,8 @@ def test_other_numbers_of_rounds_are_refused():
 
 def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
     trees = drawn_trees(TREE, case()["drafter"])
-    given = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees, **case())
-    assert given == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
+    with_trees = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees, **case())
+    assert with_trees == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
     half = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees[:1], **case())
     assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
     with pytest.raises(InvalidInput, match="trees are those of one round; give rounds=1"):

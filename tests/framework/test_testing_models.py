@@ -6,11 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.proposals import Deterministic, check_distribution
 from draftwood.testing import ToyModel, assert_lossless
 from draftwood.testing.generators import distributions, pairs, sampling_params, token_trees, toy_models
-from draftwood.testing.pairs import fits, fitting_pairs, small_policies, small_verifiers, toy_drafter
+from draftwood.testing.small_strategies import (
+    fits,
+    fitting_pairs,
+    small_policies,
+    small_verifiers,
+    toy_drafter,
+)
 
 TEXTS = st.lists(st.integers(0, 1), max_size=4)
 
@@ -29,8 +35,8 @@ def test_sparsity_is_the_share_of_forbidden_tokens_and_leaves_one(sparsity):
     live = torch.tensor([int((model.probs([i, i // 7]) > 0).sum()) for i in range(400)]).double()
     assert live.min() >= 1
     # Beside the one that is always left, the others are forbidden with about this chance.
-    wanted = 4 * (1 - sparsity) + sparsity**4
-    assert abs(float(live.mean()) - wanted) < 0.15
+    expected = 4 * (1 - sparsity) + sparsity**4
+    assert abs(float(live.mean()) - expected) < 0.15
 
 
 def test_a_draft_comes_nearer_to_its_target_with_the_mix():
@@ -94,10 +100,10 @@ def test_trees_hold_what_their_proposals_may_draw(data):
     tree = data.draw(token_trees(3, max_nodes=5)).validated(3)
     assert len(tree) <= 6
     for node in range(len(tree)):
-        earlier = []
+        earlier = list[int]()
         for k, child in enumerate(tree.children(node)):
             law = tree.proposals[node]
-            assert type(law) in known_laws()
+            assert type(law) in registered_laws()
             assert law.conditional(k, earlier)[tree.tokens[child]] > 0
             earlier.append(int(tree.tokens[child]))
     assert all(tree.children(node) for node in tree.proposals)
@@ -120,9 +126,10 @@ def test_pairs_hold_every_registered_kind_that_fits():
     names = {one.name for one in small_verifiers()}
     assert "recursive-rejection" in names
     assert not {"greedy", "typical"} & names
-    found = fitting_pairs()
-    assert all(fits(policy, verifier) for policy, verifier in found)
-    assert {type(policy).__name__ for policy, _ in found} >= {"Chain", "FixedTree", "DySpec", "LayeredDySpec"}
+    fitting = fitting_pairs()
+    assert all(fits(policy, verifier) for policy, verifier in fitting)
+    names = {type(policy).__name__ for policy, _ in fitting}
+    assert names >= {"Chain", "FixedTree", "DySpec", "LayeredDySpec"}
 
 
 @settings(max_examples=30)

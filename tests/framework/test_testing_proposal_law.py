@@ -1,5 +1,7 @@
 """Law P by enumeration: what policies draw, what they declare, and what they ask for."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -16,8 +18,8 @@ from draftwood import (
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.testing import ToyModel, assert_proposal_law
-from draftwood.testing.pairs import small_policies, toy_drafter
-from draftwood.testing.shapes import BRANCHING, Shaped
+from draftwood.testing.small_strategies import small_policies, toy_drafter
+from draftwood.testing.tree_shapes import BRANCHING, ShapedPolicy
 
 DRAFTS = ToyModel(3, seed=1), ToyModel(3, seed=2)
 SPARSE = ToyModel(3, seed=3, sparsity=0.5), ToyModel(3, seed=4, sparsity=0.5)
@@ -37,7 +39,7 @@ def test_registered_policies_draw_what_they_declare(named):
 class Changed(TreePolicy):
     """A correct tree of two drawn children whose proposals are `declared` afterwards."""
 
-    declared: object
+    declared: Any
     laws = frozenset({WithoutReplacement, WithReplacement, Deterministic})
 
     def grow(self, root, rng):
@@ -96,11 +98,11 @@ class Hidden(TreePolicy):
     laws = frozenset({WithoutReplacement})
 
     def grow(self, root, rng):
-        return (yield from Shaped(BRANCHING["two"], WithoutReplacement, adaptive=True).grow(root, rng))
+        return (yield from ShapedPolicy(BRANCHING["two"], WithoutReplacement, adaptive=True).grow(root, rng))
 
 
 def test_an_adaptive_policy_obeys_the_law():
-    prove(Shaped(BRANCHING["two"], WithoutReplacement, adaptive=True))
+    prove(ShapedPolicy(BRANCHING["two"], WithoutReplacement, adaptive=True))
 
 
 @pytest.mark.parametrize("policy", [Calm(3), Hidden()], ids=["DySpec", "own"])
@@ -114,7 +116,7 @@ def test_a_policy_that_hides_that_it_is_adaptive_is_named(policy):
 class Asks(TreePolicy):
     """Yields what it is told to."""
 
-    asked: object
+    asked: Any
     result: object = None
     laws = frozenset({Deterministic})
 

@@ -1,6 +1,7 @@
 """The proof for foreign samplers: right ones pass exactly, each mistake is caught, and faults are named."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from draftwood.testing import (
     sglang_sampler,
     vllm_sampler,
 )
-from draftwood.testing.goodness import SIGNIFICANCE, judge
+from draftwood.testing.chi_square import SIGNIFICANCE, chi_square_test
 from tests.framework import foreign_samplers as foreign
 
 ALL = sampler_models()
@@ -49,7 +50,7 @@ def test_a_mistake_is_caught_with_its_size_and_name(mistake, error, likely):
     assert caught.value.error == pytest.approx(error, abs=1e-4)
     assert likely in caught.value.likely
     assert bool(likely) == bool(caught.value.likely)
-    assert "(their way is marked), of which comes {(" in str(caught.value)
+    assert "(their path is marked), of which comes {(" in str(caught.value)
 
 
 def test_a_coin_of_zero_is_caught_though_its_weight_is_none():
@@ -57,7 +58,7 @@ def test_a_coin_of_zero_is_caught_though_its_weight_is_none():
     message = r"though the target gives token \d probability 0 after .* at the uniforms \[.*0\.0"
     with pytest.raises(LawBroken, match=message) as caught:
         prove_sampler(wrong, uniforms=3, models=FEW)
-    assert caught.value.error < 1e-15
+    assert (caught.value.error or 0) < 1e-15
     assert "test coin < p" in caught.value.likely
     # Of uniforms with 24 bits one in 2^24 is 0.
     assert 2**-25 < measure_sampler(wrong, uniforms=3, models=FEW, dtype=torch.float32).error < 2**-23
@@ -79,11 +80,11 @@ def test_the_figures_are_those_of_the_formulas():
 def test_draws_of_torch_are_enumerated_where_no_uniforms_are_asked_for():
     def drawing(case, mistake=""):
         coins = torch.rand(len(case.draft_tokens), dtype=torch.float64)
-        for place, token in enumerate(case.draft_tokens.tolist()):
-            target, draft = case.target_probs[place], case.draft_probs[place]
-            if not coins[place] < target[token] / draft[token]:
+        for index, token in enumerate(case.draft_tokens.tolist()):
+            target, draft = case.target_probs[index], case.draft_probs[index]
+            if not coins[index] < target[token] / draft[token]:
                 left = target if mistake else foreign.residual(target, draft)
-                return [*case.draft_tokens[:place].tolist(), int(torch.multinomial(left, 1))]
+                return [*case.draft_tokens[:index].tolist(), int(torch.multinomial(left, 1))]
         return [*case.draft_tokens.tolist(), int(torch.multinomial(case.target_probs[-1], 1))]
 
     report = prove_sampler(drawing)
@@ -118,19 +119,19 @@ def test_a_draft_that_runs_out_of_tokens_has_fewer():
         return foreign.tree(case)
 
     models = {"narrow": (ToyModel(3, seed=1), ToyModel(3, seed=2, sparsity=1.0))}
-    options = {"parents": (0, 0, 1), "uniforms": 4, "models": models}
+    options: dict[str, Any] = {"parents": (0, 0, 1), "uniforms": 4, "models": models}
     assert prove_sampler(sampler, law=WithoutReplacement, **options).error < 1e-15
     assert sizes == {(0, 1)}
 
 
-SGLANG = {"parents": (0, 0, 1), "uniforms": 5, "models": FEW}
+SGLANG: dict[str, Any] = {"parents": (0, 0, 1), "uniforms": 5, "models": FEW}
 
 
 def test_sglangs_rule_is_lossless_whatever_the_law_without_equal_siblings():
     sampler = sglang_sampler(foreign.sglang)
     assert prove_sampler(sampler, law=Deterministic, **SGLANG).error < 1e-15
     assert prove_sampler(sampler, law=Deterministic, dtype=torch.float32, **SGLANG).error < 1e-6
-    two = {"parents": (0, 0), "uniforms": 4, "models": PLAIN}
+    two: dict[str, Any] = {"parents": (0, 0), "uniforms": 4, "models": PLAIN}
     assert prove_sampler(sampler, law=WithoutReplacement, **two).error < 1e-15
     assert measure_sampler(sampler, law=WithReplacement, **two).error > 0.02
 
@@ -153,14 +154,14 @@ def test_mistakes_behind_sglangs_signature_are_caught(mistake):
             law=Deterministic,
             **SGLANG | {"models": PLAIN},
         )
-    assert caught.value.error > 0.02
+    assert (caught.value.error or 0) > 0.02
 
 
-VLLM = {"samples": 50_000, "batched": True, "dtype": torch.float32, "models": FEW}
+VLLM: dict[str, Any] = {"samples": 50_000, "batched": True, "dtype": torch.float32, "models": FEW}
 
 
 def test_vllms_signature_is_proved_by_samples():
-    report = prove_sampler(vllm_sampler(foreign.vllm), **VLLM)
+    report: Any = prove_sampler(vllm_sampler(foreign.vllm), **VLLM)
     assert report.p_value > 0.001
     assert 0.01 < report.smallest_bias < 0.03
     assert report.calls == 2 * VLLM["samples"]
@@ -180,8 +181,8 @@ def test_a_deterministic_draft_verified_as_if_drawn_is_caught():
 
 def test_samples_one_by_one_and_in_batches_of_uniforms_agree():
     def rows(case):
-        found = torch.full((len(case.draft_tokens), 3), -1)
-        for row in range(len(found)):
+        emitted = torch.full((len(case.draft_tokens), 3), -1)
+        for row in range(len(emitted)):
             one = type(case)(
                 draft_tokens=case.draft_tokens[row],
                 parents=case.parents,
@@ -191,10 +192,10 @@ def test_samples_one_by_one_and_in_batches_of_uniforms_agree():
                 uniforms=case.uniforms[row],
             )
             tokens = foreign.chain(one)
-            found[row, : len(tokens)] = torch.tensor(tokens)
-        return found
+            emitted[row, : len(tokens)] = torch.tensor(tokens)
+        return emitted
 
-    options = {"uniforms": 3, "samples": 4000, "models": PLAIN}
+    options: dict[str, Any] = {"uniforms": 3, "samples": 4000, "models": PLAIN}
     exact = measure_sampler(foreign.chain, uniforms=3, models=PLAIN).expected_tokens["plain"]
     for report in (
         prove_sampler(foreign.chain, **options),
@@ -204,27 +205,31 @@ def test_samples_one_by_one_and_in_batches_of_uniforms_agree():
         assert report.p_value > 0.001
 
 
-def test_the_bias_that_is_stated_is_found():
-    wanted = {(token,): chance for token, chance in enumerate([0.3, 0.2, 0.15, 0.15, 0.1, 0.1])}
-    p = np.array(list(wanted.values()))
-    size = judge({text: round(1e5 * chance) for text, chance in wanted.items()}, wanted).smallest_bias
+def test_the_bias_that_is_stated_is_detected():
+    even_law: dict[tuple[int, ...], float] = {
+        (token,): chance for token, chance in enumerate([0.3, 0.2, 0.15, 0.15, 0.1, 0.1])
+    }
+    p = np.array(list(even_law.values()))
+    size = chi_square_test(
+        {text: round(1e5 * chance) for text, chance in even_law.items()}, even_law
+    ).smallest_bias
     # The law at this distance that is hardest to find: every probability off by the same factor.
     worst = p * (1 + 2 * size * np.array([1, 1, -1, -1, -1, -1]))
     assert abs(worst - p).sum() / 2 == pytest.approx(size)
     rng = np.random.default_rng(0)
 
-    def found(law):
+    def power(law):
         draws = rng.multinomial(100_000, law, size=200)
-        judged = [judge(dict(zip(wanted, row, strict=True)), wanted).p_value for row in draws]
-        return np.mean([p_value < SIGNIFICANCE for p_value in judged])
+        results = [chi_square_test(dict(zip(even_law, row, strict=True)), even_law) for row in draws]
+        return np.mean([result.p_value < SIGNIFICANCE for result in results])
 
-    assert found(worst) > 0.95
-    assert found(p + (worst - p) / 4) < 0.5
-    assert found(p) == 0
+    assert power(worst) > 0.95
+    assert power(p + (worst - p) / 4) < 0.5
+    assert power(p) == 0
 
 
 def test_a_sequence_that_cannot_come_is_found_once():
-    assert judge({(0,): 999, (1,): 1}, {(0,): 1.0, (1,): 0.0}).p_value == 0
+    assert chi_square_test({(0,): 999, (1,): 1}, {(0,): 1.0, (1,): 0.0}).p_value == 0
 
 
 @pytest.mark.parametrize(

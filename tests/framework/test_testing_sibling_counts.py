@@ -16,11 +16,11 @@ from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.testing import ToyModel, assert_proposal_law, drawn_trees, joint_law
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.lossless import target_law
-from draftwood.testing.pairs import toy_drafter
 from draftwood.testing.sibling_counts import assert_counts_settled
-from draftwood.testing.toy import Constant
+from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.toy import ConstantModel
 from tests.mutations.policy_mistakes import CousinsUndeclared, WinnerUndeclared
 
 PROMPT = (1,)
@@ -98,10 +98,10 @@ def off(policy, trees, drafter, seed):
     worst = 0.0
     for verifier in BY_LAW[law]:
         target = ToyModel(3, seed=seed + 1, sharpness=1.5)
-        found = joint_law(
+        joint = joint_law(
             policy, verifier, target=target, drafter=drafter, prompt=PROMPT, rounds=1, trees=trees
         )
-        worst = max(worst, found.error(target_law(target, prompt=PROMPT)))
+        worst = max(worst, joint.error(target_law(target, prompt=PROMPT)))
     return worst
 
 
@@ -151,6 +151,6 @@ def test_one_branch_may_count_what_another_has_drawn():
 
 def test_a_law_whose_certain_token_does_not_come_is_no_fault():
     # A probability of 1 beside one of 1e-30, which comes all the same where every outcome is visited.
-    draft = Constant(3, p=torch.tensor([1e-30, 1.0, 0.0], dtype=torch.float64))
+    draft = ConstantModel(3, p=torch.tensor([1e-30, 1.0, 0.0], dtype=torch.float64))
     policy = FixedTree(2, 1, 5)
     assert_proposal_law(policy, toy_drafter(policy, draft), prompt=PROMPT)

@@ -21,11 +21,11 @@ def tree_of(parents):
 
 def ancestors(parents, node):
     """The oracle: walk up, node by node."""
-    found = set()
+    collected = set()
     while node >= 0:
-        found.add(node)
+        collected.add(node)
         node = parents[node]
-    return found
+    return collected
 
 
 @given(parent_lists())

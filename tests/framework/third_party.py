@@ -24,8 +24,8 @@ class FirstChildren(Verifier):
         while children := tree.children(path[-1]):
             target, draft = target_probs[path[-1]], tree.proposals[path[-1]].conditional(0, ())
             token = int(tree.tokens[children[0]])
-            wanted, offered = float(target[token]), float(draft[token])
-            if not (wanted > 0 and rng.accept(wanted / offered if offered > 0 else 1.0)):
+            target_prob, draft_prob = float(target[token]), float(draft[token])
+            if not (target_prob > 0 and rng.accept(target_prob / draft_prob if draft_prob > 0 else 1.0)):
                 left = self.residual(target, draft)
                 extra = rng.choose(left if float(left.sum()) > 0 else target)
                 return Outcome.of(tree, path, extra=extra, bonus=False)

@@ -28,6 +28,7 @@ from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
+from tests.kernels import frames
 
 pytestmark = pytest.mark.triton
 
@@ -59,8 +60,7 @@ def agree(
     left_out: list[reference.Draws] = [([], [])] * (len(p) - len(wanted))
     assert reference.draw(probs=p, count=count, uniforms=uniforms, total=total) == wanted + left_out
     assert plain.used == sum(len(tokens) for tokens, _ in wanted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.reference, "draw", None)
+    with pytest.MonkeyPatch.context() as patch, frames.kernel_alone(dispatch, "draw"):
         patch.setattr(TapeRandomness, "without_replacement", None)
         found = draw_children(WithoutReplacement, p.to(device), count=count, rng=rng, total=total)
     assert [(one.tokens, one.chances) for one in found] == wanted
@@ -200,7 +200,7 @@ def test_the_plain_path_serves_where_no_kernel_does(monkeypatch: pytest.MonkeyPa
         wanted = draw_children(WithoutReplacement, p, count=2, rng=TapeRandomness(tape_of(6, 1)))
     for probs, rng in (
         (p.double(), TapeRandomness(tape_of(6, 1))),
-        (p, Stream(tape_of(6, 1))),
+        (p, Stream(tape_of(6, 1))),  # type: ignore[abstract]
     ):
         found = draw_children(WithoutReplacement, probs, count=2, rng=rng)
         assert [one.tokens for one in found] == [one.tokens for one in wanted]
@@ -232,8 +232,6 @@ def test_too_few_uniforms(device: torch.device) -> None:
 def test_the_reference_takes_the_rest(
     p: Tensor, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.support")
-    dispatch.support._logged.clear()
-    (tokens, chances), *_ = dispatch.draw(probs=p.to(device), count=1, uniforms=torch.zeros(2).double())
-    assert reason in caplog.text
+    with frames.reference_serves(reason, caplog):
+        (tokens, chances), *_ = dispatch.draw(probs=p.to(device), count=1, uniforms=torch.zeros(2).double())
     assert (tokens, chances) == ([0], [1.0])

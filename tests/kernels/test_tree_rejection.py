@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import attrs
 import pytest
@@ -44,6 +45,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.testing import ToyBackend
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
+from tests.kernels import frames
 from tests.strategies import plain
 
 pytestmark = pytest.mark.triton
@@ -110,7 +112,7 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
     if isinstance(proposal, Deterministic):
         return proposal
     if isinstance(proposal, PerChild):
-        return PerChild([p.to(device) for p in proposal.ps])  # type: ignore[arg-type]
+        return PerChild([p.to(device) for p in proposal.ps])
     assert isinstance(proposal, WithoutReplacement | WithReplacement | TopThenSample)
     return attrs.evolve(proposal, p=proposal.p.to(device))
 
@@ -203,7 +205,7 @@ def test_many_siblings_fail(law: type[Proposal], device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
-def test_what_is_left_stays_when_nothing_would_be(law: type[Proposal], device: torch.device) -> None:
+def test_what_is_left_stays_when_nothing_would_be(law: Any, device: torch.device) -> None:
     # The target is the draft, and the children are tokens that neither has: every residual vanishes.
     p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
     found = agree(one_node([1, 3, 4], law(p)), p.repeat(4, 1), torch.tensor([0.6, 0.9, 0.9]).double(), device)
@@ -370,17 +372,16 @@ def test_the_plain_verifier_takes_the_rest(
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
-    caplog.set_level("INFO", logger="draftwood.kernels.support")
-    dispatch.support._logged.clear()
+    laws: Mapping[int, Any] = tree.proposals
     double = attrs.evolve(
-        tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
+        tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
-    assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
-    assert (
-        "tree_rejection: the reference serves it, because its distributions are torch.float64" in caplog.text
-    )
+    reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+    with frames.reference_serves(reason, caplog):
+        assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
     assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
-    assert RecursiveRejection().verify(tree, targets, Coin(TapeRandomness(uniforms))) == wanted
+    coin = Coin(TapeRandomness(uniforms))  # type: ignore[abstract]
+    assert RecursiveRejection().verify(tree, targets, coin) == wanted
     ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
 
 

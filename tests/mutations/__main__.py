@@ -38,8 +38,8 @@ def report(mutations: Sequence[Mutation], console: Console) -> int:
             one.name,
             one.story,
             " ".join(map(str, worst.text)),
-            f"{worst.found:.6f}",
-            f"{worst.wanted:.6f}",
+            f"{worst.actual:.6f}",
+            f"{worst.expected:.6f}",
             f"{worst.error:.1e}",
             f"{clean:.0e}",
             "caught" if caught else "survives",
@@ -92,10 +92,10 @@ def _as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--to", type=Path, help="a page to write the table of checks to")
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     # A log has no width of its own.
     console = console if console.is_terminal else Console(width=150)
     torch.set_num_threads(1)
-    survivors = report(MUTATIONS, console) + report_checks(EVERY, console, given.to)
+    survivors = report(MUTATIONS, console) + report_checks(EVERY, console, options.to)
     sys.exit(survivors > 0)

@@ -43,11 +43,11 @@ class AllVisible(Cached):
 
 class SiblingsVisible(Cached):
     def visible(self, row: Row, node: int) -> Sequence[int]:
-        siblings = [place for place in range(node) if row.parents[place] == row.parents[node]]
+        siblings = [index for index in range(node) if row.parents[index] == row.parents[node]]
         return [*row.path(node)[:-1], *siblings, node]
 
 
-class PositionsByPlace(Cached):
+class PositionsByNode(Cached):
     def position(self, row: Row, node: int) -> int:
         return len(row.text) + node
 
@@ -91,8 +91,8 @@ class RowsStay(Cached):
     def release(self, rows: Sequence[int] | None = None) -> None:
         before, stay = self.rows, remaining_rows(rows, have=len(self.rows))
         super().release(rows)
-        for row, old, place in zip(self.rows, before, stay, strict=False):
-            fill = before[place].text
+        for row, old, index in zip(self.rows, before, stay, strict=False):
+            fill = before[index].text
             row.text = [*old.text, *fill][: len(fill)]
 
 
@@ -101,8 +101,8 @@ class CommitsRowByRow(Cached):
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         check_paths(paths, rows=len(self.rows))
-        for place, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
-            check_path(path, row.parents, row=place)
+        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+            check_path(path, row.parents, row=index)
             row.text += [row.nodes[node] for node in path]
             row.nodes, row.parents = [], []
 
@@ -115,9 +115,9 @@ class Unchecked(Cached):
 
 
 class ParentsOfTheCall(Cached):
-    def parent(self, row: Row, given: int, *, start: int) -> int:
-        place = given + start if given >= 0 else given
-        return place if place < len(row.parents) else given
+    def parent(self, row: Row, parent: int, *, start: int) -> int:
+        index = parent + start if parent >= 0 else parent
+        return index if index < len(row.parents) else parent
 
 
 class EmptyRowStartsWithPadding(Cached):
@@ -125,7 +125,7 @@ class EmptyRowStartsWithPadding(Cached):
         return row.text or [self.embedded(0, 0)]
 
     def seen(self, row: Row, node: int) -> Tensor:
-        return torch.stack([*self.visible_text(row), *(row.nodes[place] for place in row.path(node))])
+        return torch.stack([*self.visible_text(row), *(row.nodes[index] for index in row.path(node))])
 
 
 class EqualRowsShare(Cached):
@@ -218,7 +218,7 @@ class SlotNotCleared(Cached):
     def release(self, rows: Sequence[int] | None = None) -> None:
         stay = remaining_rows(rows, have=len(self.rows))
         if rows is not None:
-            self.free += [row for place, row in enumerate(self.rows) if place not in stay]
+            self.free += [row for index, row in enumerate(self.rows) if index not in stay]
         else:
             self.free = []
         super().release(rows)
@@ -233,7 +233,7 @@ class SlotNotCleared(Cached):
 
 class MaskOf64Bits(Cached):
     def visible(self, row: Row, node: int) -> Sequence[int]:
-        return [place for place in row.path(node) if place < 64 or place == node]
+        return [index for index in row.path(node) if index < 64 or index == node]
 
 
 class ShallowPaths(Cached):
@@ -246,11 +246,11 @@ class LogitsOfTheParents(Cached):
         have = [len(row.nodes) for row in self.rows]
         logits = super().extend(tokens, parents, counts)
         right = logits.clone()
-        for place, row in enumerate(self.rows):
-            for column in range(len(row.nodes) - have[place]):
-                above = row.parents[have[place] + column] - have[place]
+        for index, row in enumerate(self.rows):
+            for column in range(len(row.nodes) - have[index]):
+                above = row.parents[have[index] + column] - have[index]
                 if above >= 0:
-                    logits[place, column] = right[place, above]
+                    logits[index, column] = right[index, above]
         return logits
 
 
@@ -362,24 +362,24 @@ MISTAKES: list[Mistake] = [
     _of("a fifth row has the answers of the fourth", "a buffer for four rows", FourRows),
     _of("all earlier nodes are visible", "the tree mask forgotten", AllVisible),
     _of("siblings are visible", "a mask by depth with the wrong comparison", SiblingsVisible),
-    _of("positions count places", "arange instead of depths", PositionsByPlace),
+    _of("positions count nodes", "arange instead of depths", PositionsByNode),
     _of("a commit keeps first children", "vllm#55688: chains need no path", FirstChildKept),
     _of("a commit keeps the last but one node twice", "a slice that is one short", LastForgotten),
     _of("a commit keeps the first nodes", "vllm#55688: accepted paths are not contiguous", ContiguousKept),
     _of("a commit keeps one node too few", "the bonus token counted twice", ShortCommit),
     _of("an empty path keeps the root", "a falsy list", EmptyPathKeepsRoot),
-    _of("another row is released", "places counted from the end", OtherRowReleased),
-    _of("rows behind a released one do not move up", "states by slot, rows by place", RowsStay),
+    _of("another row is released", "rows counted from the end", OtherRowReleased),
+    _of("rows behind a released one do not move up", "states by slot, rows by number", RowsStay),
     _of("a bad path is found half way", "rows checked one by one", CommitsRowByRow),
     _of("tokens that are none go through", "an index clamped", Unchecked),
-    _of("parents count from the call's first node", "places that do not count on", ParentsOfTheCall),
+    _of("parents count from the call's first node", "region indices that do not count on", ParentsOfTheCall),
     _of("an empty row starts with padding", "a prefill of at least one token", EmptyRowStartsWithPadding),
     _of("equal rows share a state", "a prefix cache without a copy on write", EqualRowsShare),
     _of("a sliding window is one token short", "the token itself counted or not", WindowOneShort),
     _of("only the last 128 tokens are seen", "a window that the model does not have", LastTokensAlone),
     _of("one buffer is returned by all calls", "a static output of a captured graph", OneBuffer),
     _of("the first tree of a shape is replayed", "a mask captured with the graph", FirstShapeAgain),
-    _of("padding takes places", "places counted over the batch", PaddingTakesPlaces),
+    _of("padding takes places", "nodes counted over the batch", PaddingTakesPlaces),
     _of("positions count the padding at the left", "rows of differing length", PositionsOfTheLongest),
     _of("a new row finds what a released one left", "a slot that is not cleared", SlotNotCleared),
     _of("a mask holds 64 nodes", "one 64-bit word a node", MaskOf64Bits),

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.stopping import StopConditions
-from draftwood.testing import ToyBackend, ToyModel, enumerate_outcomes, joint_law, target_law
+from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law
 
 Law = dict[tuple[int, ...], float]
 
@@ -25,22 +25,22 @@ CLEAN, BETRAYED = 1e-12, 1e-6
 
 @attrs.frozen
 class Betrayal:
-    """The text whose probability is the most wrong, what was found and what was wanted."""
+    """The text whose probability is the most wrong, what it is and what it should be."""
 
     text: tuple[int, ...]
-    found: float
-    wanted: float
+    actual: float
+    expected: float
 
     @property
     def error(self) -> float:
-        return abs(self.found - self.wanted)
+        return abs(self.actual - self.expected)
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Processed(ToyModel):
+class Processed(NextTokenModel):
     """A toy model with logits processors in front of it, one context at a time."""
 
-    model: ToyModel
+    model: NextTokenModel
     processors: tuple[Any, ...]
 
     def logits(self, text: Sequence[int]) -> Tensor:
@@ -63,7 +63,7 @@ class Case:
 
     policy: TreePolicy
     verifier: Verifier
-    target: ToyModel
+    target: NextTokenModel
     drafter: Drafter
     temperature: float = 1.0
     tokens: int = 3
@@ -72,7 +72,7 @@ class Case:
     eos: frozenset[int] = frozenset()
     processors: tuple[Any, ...] = ()
 
-    def found(self) -> Law:
+    def actual(self) -> Law:
         """The law of the texts that the production code writes."""
         if self.carried:
             law: Law = {}
@@ -89,24 +89,24 @@ class Case:
             temperature=self.temperature,
         ).probabilities
 
-    def wanted(self) -> Law:
+    def expected(self) -> Law:
         """The law of sequential sampling."""
         law: Law = {}
         target = self.target
         if self.processors:
             target = Processed(target.vocab_size, model=target, processors=self.processors)
-        whole = target_law(target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
-        for text, chance in whole.items():
-            ends = next((place for place, token in enumerate(text, start=1) if token in self.eos), len(text))
+        uncut = target_law(target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
+        for text, chance in uncut.items():
+            ends = next((n for n, token in enumerate(text, start=1) if token in self.eos), len(text))
             law[text[:ends]] = law.get(text[:ends], 0.0) + chance
         return law
 
     def betrayal(self) -> Betrayal:
-        found, wanted = self.found(), self.wanted()
+        actual, expected = self.actual(), self.expected()
         return max(
             (
-                Betrayal(text, found.get(text, 0.0), wanted.get(text, 0.0))
-                for text in sorted(found.keys() | wanted.keys())
+                Betrayal(text, actual.get(text, 0.0), expected.get(text, 0.0))
+                for text in sorted(actual.keys() | expected.keys())
             ),
             key=lambda one: one.error,
         )
@@ -121,7 +121,7 @@ class Case:
             sampling=sampling,
             draft_sampling=sampling,
             stops=StopConditions(self.eos, [self.tokens], [False]),
-            rows=[Row(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
+            rows=[BatchRow(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
         )
         state = torch.tensor(prompt[:-1], dtype=torch.int64)
         backend.prefill([state])

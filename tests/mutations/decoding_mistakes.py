@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from draftwood import Randomness, SamplingParams, Streams, TokenTree, TorchRandomness, decoder, randomness
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import Path, Prefixes
 from draftwood.stopping import StopConditions
 from tests.mutations import suite
 from tests.mutations.mistake import Mistake
 
 _scores = RoundLoop._target_scores
-_constrained = Row.constrained
+_constrained = BatchRow.constrained
 
 
-def scores_at_the_root_alone(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+def scores_at_the_root_alone(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """Filters and processors change the root's logits and nobody else's."""
     right = _scores(self, row, tree, logits)
     return torch.cat([right[:1], logits[1 : tree.size].to(right.dtype)])
 
 
-def draft_sampling_for_both(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+def draft_sampling_for_both(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     return self.draft_sampling.scores(logits[: tree.size], row.prefixes([()] * tree.size))
 
 
@@ -62,7 +62,7 @@ def every_row_with_the_same_seed(seed: int | Sequence[int] | None, rows: int) ->
 _others: dict[str, Any] = {}
 
 
-def text_of_another_row(self: Row, paths: Sequence[Path]) -> Prefixes | None:
+def text_of_another_row(self: BatchRow, paths: Sequence[Path]) -> Prefixes | None:
     """Processors see the text of whichever row came last."""
     if self.text is None:
         return None
@@ -78,16 +78,16 @@ def warpers_the_other_way(self: SamplingParams) -> tuple[Any, ...]:
 _warpers = SamplingParams._build_warpers
 
 
-def masks_of_the_parents(self: Row, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+def masks_of_the_parents(self: BatchRow, logits: Tensor, paths: Sequence[Path]) -> Tensor:
     return _constrained(self, logits, [path[:-1] for path in paths])
 
 
-def root_from_the_path(self: Row, tokens: Sequence[int]) -> None:
+def root_from_the_path(self: BatchRow, tokens: Sequence[int]) -> None:
     _commit(self, tokens)
     self.root = tokens[-2] if len(tokens) > 1 else tokens[-1]
 
 
-_commit = Row.commit
+_commit = BatchRow.commit
 
 
 def ends_one_early(self: StopConditions, row: int, new: Sequence[int], scores: Any = None) -> Any:
@@ -176,7 +176,9 @@ MISTAKES = [
         (RoundLoop, "_target_scores", draft_sampling_for_both),
     ),
     _decoding(
-        "processors see another row's text", "a buffer shared by rows", (Row, "prefixes", text_of_another_row)
+        "processors see another row's text",
+        "a buffer shared by rows",
+        (BatchRow, "prefixes", text_of_another_row),
     ),
     _decoding(
         "filters before the temperature",
@@ -186,9 +188,11 @@ MISTAKES = [
     _decoding(
         "a node is masked by its parent's constraint state",
         "one step late",
-        (Row, "constrained", masks_of_the_parents),
+        (BatchRow, "constrained", masks_of_the_parents),
     ),
-    _decoding("the next root is the last accepted token", "off by one", (Row, "commit", root_from_the_path)),
+    _decoding(
+        "the next root is the last accepted token", "off by one", (BatchRow, "commit", root_from_the_path)
+    ),
     _decoding(
         "the last token at the limit is padding", "a cut path", (StopConditions, "take", ends_one_early)
     ),

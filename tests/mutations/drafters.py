@@ -42,9 +42,9 @@ class Listed(Drafter):
         logits = torch.full((len(requests), widest, self.vocab_size), -torch.inf, dtype=torch.float64)
         for row, request in enumerate(requests):
             start = len(self.nodes[row])
-            for place, (token, parent) in enumerate(self.asked(request)):
-                self.nodes[row].append((token, self.parent(parent, start, start + place)))
-                logits[row, place] = self.logits(row, self.path(row, start + place))
+            for index, (token, parent) in enumerate(self.asked(request)):
+                self.nodes[row].append((token, self.parent(parent, start, start + index)))
+                logits[row, index] = self.logits(row, self.path(row, start + index))
         return logits
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
@@ -57,8 +57,8 @@ class Listed(Drafter):
             return []
         return list(zip(request.tokens.tolist(), request.parents.tolist(), strict=True))
 
-    def parent(self, given: int, start: int, place: int) -> int:
-        return given
+    def parent(self, numbered: int, start: int, index: int) -> int:
+        return numbered
 
     def path(self, row: int, node: int) -> list[int]:
         tokens = []
@@ -117,8 +117,8 @@ class LastTokensAlone(Listed):
 
 
 class ParentsOfTheRequest(Listed):
-    def parent(self, given: int, start: int, place: int) -> int:
-        return given + start if 0 <= given + start < place and given >= 0 else given
+    def parent(self, numbered: int, start: int, index: int) -> int:
+        return numbered + start if 0 <= numbered + start < index and numbered >= 0 else numbered
 
 
 class NodesAsTheyStand(Listed):
@@ -148,8 +148,8 @@ class SilentRowsLeftOut(Listed):
 
 class LastRowsReleased(Listed):
     def release(self, rows: Sequence[int] | None = None) -> None:
-        held = len(self.texts)
-        super().release(None if rows is None else range(held - len(rows), held))
+        rows_before = len(self.texts)
+        super().release(None if rows is None else range(rows_before - len(rows), rows_before))
 
 
 class DropoutLeftOn(Listed):
@@ -230,7 +230,7 @@ class LearnsForGood(PromptLookup):
         for row in self._rows:
             for key, followers in row.table.items():  # type: ignore[attr-defined]
                 self.known.setdefault(key, Counter()).update(followers)
-            row.table = {key: Counter(found) for key, found in self.known.items()}  # type: ignore[attr-defined]
+            row.table = {key: Counter(followers) for key, followers in self.known.items()}  # type: ignore[attr-defined]
 
 
 LearnsForGood = attrs.define(eq=False)(LearnsForGood)  # type: ignore[misc]
@@ -263,7 +263,7 @@ MISTAKES: list[Mistake] = [
     _of("accepted paths are cut at four tokens", "a buffer for a few tokens", LongPathsCut),
     _of("rejected nodes stay in the state", "mlx-lm#1446: no roll back", AllNodesKept),
     _of("only the last 64 tokens are kept", "speculators#684: 1.08 tokens a round at 20k", LastTokensAlone),
-    _of("parents count from the request", "places that do not count on", ParentsOfTheRequest),
+    _of("parents count from the request", "request numbers that do not count on", ParentsOfTheRequest),
     _of("nodes see what stands before them", "a draft without a tree mask", NodesAsTheyStand),
     _of("all rows are answered as the first", "a batch written as if for one", FirstRow),
     _of("a fifth row is answered as the fourth", "a buffer for four rows", FourRows),

@@ -22,7 +22,7 @@ class Caught:
 
     check: str
     error: float | None
-    said: str
+    message: str
 
 
 @attrs.frozen
@@ -58,8 +58,8 @@ class Mistake:
 
     def _first_failure(self, build: Callable[[], object], only: str | None) -> Caught | None:
         checks = decoding_checks() if self.part == "decoding" else checks_for(build())
-        wanted = ((name, check) for name, check in checks if only in (None, name))
-        return next((caught for name, check in wanted if (caught := failure(name, check))), None)
+        named = ((name, check) for name, check in checks if only in (None, name))
+        return next((caught for name, check in named if (caught := failure(name, check))), None)
 
 
 def failure(name: str, check: Callable[[], None]) -> Caught | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
-    Drawn,
+    DrawnChildren,
     LearningPolicy,
     Outcome,
     Proposal,
@@ -125,7 +125,7 @@ class Fork(TreePolicy):
     depth: int = 3
     laws = frozenset({WithoutReplacement})
 
-    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[Drawn]:
+    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[DrawnChildren]:
         return draw_children(WithoutReplacement, probs, count=count, rng=rng)
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -146,12 +146,12 @@ class Fork(TreePolicy):
 class SharedDraws(Fork):
     """Draws once for all nodes of a level that have one distribution."""
 
-    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[Drawn]:
-        found: list[Drawn] = []
-        for place, p in enumerate(probs):
-            twin = next((earlier for earlier in range(place) if torch.equal(probs[earlier], p)), None)
-            found.append(super().draw(p[None], count, rng)[0] if twin is None else found[twin])
-        return found
+    def draw(self, probs: Tensor, count: int, rng: Randomness) -> list[DrawnChildren]:
+        drawn_nodes: list[DrawnChildren] = []
+        for index, p in enumerate(probs):
+            twin = next((earlier for earlier in range(index) if torch.equal(probs[earlier], p)), None)
+            drawn_nodes.append(super().draw(p[None], count, rng)[0] if twin is None else drawn_nodes[twin])
+        return drawn_nodes
 
 
 Habit = tuple[int, int, int]
@@ -259,9 +259,9 @@ class Buffered(StateBackend):
         for row, count in enumerate(counts):
             self.tokens[row, used[row] : used[row] + count] = tokens[row, :count]
             self.parents[row] += parents[row, :count].tolist()
-            for place in range(count):
+            for index in range(count):
                 text = self.tokens[row, : self.sizes[row]].tolist()
-                logits[row, place] = self.model.logits([*text, *self.path(row, have[row] + place)])
+                logits[row, index] = self.model.logits([*text, *self.path(row, have[row] + index)])
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -281,9 +281,9 @@ class Buffered(StateBackend):
             node = self.parents[row][node]
         return tokens[::-1]
 
-    def make_room(self, wanted: int) -> None:
-        if wanted > self.tokens.shape[1]:
-            grown = torch.zeros(len(self.tokens), 2 * wanted, dtype=torch.int64)
+    def make_room(self, needed: int) -> None:
+        if needed > self.tokens.shape[1]:
+            grown = torch.zeros(len(self.tokens), 2 * needed, dtype=torch.int64)
             held = self.held()
             grown[:, :held] = self.tokens[:, :held]
             self.tokens = grown

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftwood import Randomness, TokenTree, randomness
-from draftwood.loop import RoundLoop, Row
+from draftwood.loop import BatchRow, RoundLoop
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
@@ -24,7 +24,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.residual import Residual
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing import NextTokenModel, ToyBackend, ToyModel
 from tests.mutations import policies, verifiers
 from tests.mutations.case import Case, Mutation
 from tests.mutations.chance import MostLikely, OnGrid, Rounded
@@ -33,7 +33,7 @@ from tests.mutations.verifiers import Misled
 
 
 @attrs.frozen(eq=False)
-class Flat(ToyModel):
+class Flat(NextTokenModel):
     """The tokens of `support` are equally likely, in every context.
 
     With a power of two of them the probabilities are exact.
@@ -47,7 +47,7 @@ class Flat(ToyModel):
         return logits
 
 
-def drafter(model: ToyModel) -> ModelDrafter:
+def drafter(model: NextTokenModel) -> ModelDrafter:
     return ModelDrafter(ToyBackend(model))
 
 
@@ -72,7 +72,7 @@ def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tens
     return logits[: len(tree)]
 
 
-def seen_from_the_root(self: RoundLoop, row: Row, tree: TokenTree, logits: Tensor) -> Tensor:
+def seen_from_the_root(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """`RoundLoop._target_scores` whose processors see the root's context at every node."""
     return self.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 

@@ -41,8 +41,8 @@ class Attention(torch.nn.Module):
         return self.tokens[input_ids] + self.positions[: input_ids.shape[1]]
 
     def after(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1])
-        behind = places.unsqueeze(1) - places
+        positions = torch.arange(x.shape[1])
+        behind = positions.unsqueeze(1) - positions
         scores = (x @ self.query) @ (x @ self.key).mT / WIDTH**0.5
         scores = scores.masked_fill((behind < 0) | (behind >= self.window), -torch.inf)
         return x + scores.softmax(-1) @ (x @ self.value)
@@ -124,16 +124,16 @@ class Rowwise(StateBackend):
         have = [len(row.nodes) for row in self.rows]
         tokens, parents, counts = as_nodes(tokens, parents, counts, have=have, vocab=VOCAB)
         logits = torch.zeros(*tokens.shape, VOCAB)
-        for place, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
+        for index, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
             for column in range(count):
-                row.parents.append(self.parent(row, int(parents[place, column]), start=have[place]))
-                logits[place, column] = self.score(row, int(tokens[place, column]))
+                row.parents.append(self.parent(row, int(parents[index, column]), start=have[index]))
+                logits[index, column] = self.score(row, int(tokens[index, column]))
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         check_paths(paths, rows=len(self.rows))
-        for place, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
-            check_path(path, row.parents, row=place)
+        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+            check_path(path, row.parents, row=index)
         for row, path in zip(self.rows, paths, strict=True):
             row.text += [row.nodes[node] for node in self.accepted(row, path)]
             row.nodes, row.parents = [], []
@@ -146,9 +146,9 @@ class Rowwise(StateBackend):
         """Logits of the node whose parent was just noted; keeps it."""
         raise NotImplementedError
 
-    def parent(self, row: Row, given: int, *, start: int) -> int:
+    def parent(self, row: Row, numbered: int, *, start: int) -> int:
         """Its place, of what a call says that began behind `start` nodes."""
-        return given
+        return numbered
 
     def accepted(self, row: Row, path: Sequence[int]) -> Sequence[int]:
         """The nodes that a commit of `path` keeps."""
@@ -161,7 +161,7 @@ class Cached(Rowwise):
     model = Attention()
 
     def joined(self, text: Sequence[int]) -> Row:
-        return Row([self.embedded(token, place) for place, token in enumerate(text)])
+        return Row([self.embedded(token, index) for index, token in enumerate(text)])
 
     def embedded(self, token: int, position: int) -> Tensor:
         return self.model.tokens[token] + self.model.positions[position]
@@ -176,7 +176,7 @@ class Cached(Rowwise):
 
     def seen(self, row: Row, node: int) -> Tensor:
         """What the node's attention looks at, itself last."""
-        return torch.stack([*row.text, *(row.nodes[place] for place in self.visible(row, node))])
+        return torch.stack([*row.text, *(row.nodes[index] for index in self.visible(row, node))])
 
     def visible(self, row: Row, node: int) -> Sequence[int]:
         return row.path(node)
@@ -228,7 +228,7 @@ class Featured(Cached):
 
     def joined(self, text: Sequence[int]) -> Row:
         row = super().joined(text)
-        row.kept = [self.features(row.text[: place + 1]) for place in range(len(text))]
+        row.kept = [self.features(row.text[: index + 1]) for index in range(len(text))]
         return row
 
     def score(self, row: Row, token: int) -> Tensor:

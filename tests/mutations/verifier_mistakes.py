@@ -25,30 +25,30 @@ class Tokenwise(RecursiveRejection):
     """Recursive rejection written out once more, for mistakes to be made in: without one it is right."""
 
     def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
-        for place, token in enumerate(tokens):
-            draft = self.law(proposal, place, tokens[:place]).to(target.dtype)
-            if rng.accept(self.chance(target, draft, token, place)):
-                return place, target
-            target = self.left(target, draft, place)
+        for index, token in enumerate(tokens):
+            draft = self.law(proposal, index, tokens[:index]).to(target.dtype)
+            if rng.accept(self.chance(target, draft, token, index)):
+                return index, target
+            target = self.left(target, draft, index)
         return None, target
 
-    def law(self, proposal: Proposal, place: int, earlier: Sequence[int]) -> Tensor:
-        return proposal.conditional(place, earlier)
+    def law(self, proposal: Proposal, index: int, earlier: Sequence[int]) -> Tensor:
+        return proposal.conditional(index, earlier)
 
-    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
-        wanted, offered = float(target[token]), float(draft[token])
-        if wanted <= 0:
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
+        target_prob, offered = float(target[token]), float(draft[token])
+        if target_prob <= 0:
             return 0.0
-        return min(1.0, wanted / offered) if offered > 0 else 1.0
+        return min(1.0, target_prob / offered) if offered > 0 else 1.0
 
-    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
+    def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
         left = (target - draft).clamp(min=0)
         return left / left.sum() if bool(left.any()) else target
 
 
 class TargetForResidualInSingle(Tokenwise):
-    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
-        return target if target.dtype == torch.float32 else super().left(target, draft, place)
+    def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
+        return target if target.dtype == torch.float32 else super().left(target, draft, index)
 
 
 class WrongFromDepthTwo(Tokenwise):
@@ -70,47 +70,47 @@ class WrongFromDepthTwo(Tokenwise):
 class WrongFromTheThirdSibling(Tokenwise):
     """Later siblings than the second are judged by the second's law."""
 
-    def law(self, proposal: Proposal, place: int, earlier: Sequence[int]) -> Tensor:
-        return proposal.conditional(min(place, 1), earlier[:1])
+    def law(self, proposal: Proposal, index: int, earlier: Sequence[int]) -> Tensor:
+        return proposal.conditional(min(index, 1), earlier[:1])
 
 
 class FifthSiblingFree(Tokenwise):
     """A buffer of four siblings: what comes behind is accepted."""
 
-    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
-        return float(target[token] > 0) if place >= 4 else super().chance(target, draft, token, place)
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
+        return float(target[token] > 0) if index >= 4 else super().chance(target, draft, token, index)
 
 
 class LikeliestFirst(Tokenwise):
     """Tries the siblings in the order of the target's wish, by the laws of their places."""
 
     def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
-        order = sorted(range(len(tokens)), key=lambda place: -float(target[tokens[place]]))
-        place, left = super().judge([tokens[one] for one in order], proposal, target, rng)
-        return (None if place is None else order[place]), left
+        order = sorted(range(len(tokens)), key=lambda index: -float(target[tokens[index]]))
+        index, left = super().judge([tokens[one] for one in order], proposal, target, rng)
+        return (None if index is None else order[index]), left
 
 
 class DuplicatesOnce(Tokenwise):
     """Skips a sibling whose token was tried before."""
 
     def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
-        places = [place for place, token in enumerate(tokens) if token not in tokens[:place]]
-        place, left = super().judge([tokens[one] for one in places], proposal, target, rng)
-        return (None if place is None else places[place]), left
+        places = [index for index, token in enumerate(tokens) if token not in tokens[:index]]
+        index, left = super().judge([tokens[one] for one in places], proposal, target, rng)
+        return (None if index is None else places[index]), left
 
 
 class EpsilonBelow(Tokenwise):
     """Divides by the draft plus a small number, so as not to divide by zero."""
 
-    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
         return min(1.0, float(target[token]) / (float(draft[token]) + 1e-5))
 
 
 class TinyIsNothing(Tokenwise):
     """Takes target probabilities below a thousandth for nothing."""
 
-    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
-        return 0.0 if float(target[token]) < 1e-3 else super().chance(target, draft, token, place)
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
+        return 0.0 if float(target[token]) < 1e-3 else super().chance(target, draft, token, index)
 
 
 class SureIsGreedy(Tokenwise):
@@ -127,8 +127,8 @@ class SureIsGreedy(Tokenwise):
 class ResidualOfTheTopFour(Tokenwise):
     """Keeps of the residual the four largest entries alone."""
 
-    def left(self, target: Tensor, draft: Tensor, place: int) -> Tensor:
-        left = super().left(target, draft, place)
+    def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
+        left = super().left(target, draft, index)
         best = left.topk(min(4, len(left)))
         return torch.zeros_like(left).index_put_((best.indices,), best.values)
 
@@ -136,10 +136,10 @@ class ResidualOfTheTopFour(Tokenwise):
 class HalfPrecision(Tokenwise):
     """Compares in half precision where the target comes in float32."""
 
-    def chance(self, target: Tensor, draft: Tensor, token: int, place: int) -> float:
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
         if target.dtype == torch.float32:
             target, draft = target.half().float(), draft.half().float()
-        return super().chance(target, draft, token, place)
+        return super().chance(target, draft, token, index)
 
 
 class SiblingsInARow(Tokenwise):
@@ -254,7 +254,7 @@ MISTAKES = [
         ClassOrderedRejection,
         patches=[
             (ClassOrder, "_window", _peeking_window),
-            (Window, "open", classmethod(_open_by_token)),
+            (Window, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
         ],
     ),
     _verifier("wrong from the third sibling on", "a law kept from the second", WrongFromTheThirdSibling),

@@ -12,37 +12,37 @@ from rich.table import Table
 from transformers.utils import logging
 
 from tests.soak import faults, hostile, interrupts, kills, long_text
-from tests.soak.found import SHOWN, Found
+from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
 
 
-def _faults(given: Given) -> Iterator[Found]:
+def _faults(given: Given) -> Iterator[SoakResult]:
     yield faults.faults(given.faults, seed=given.seed)
 
 
-def _interrupts(given: Given) -> Iterator[Found]:
+def _interrupts(given: Given) -> Iterator[SoakResult]:
     yield interrupts.interrupts(given.interrupts, seed=given.seed)
     yield interrupts.command_line(given.commands, seed=given.seed)
 
 
-def _long_texts(given: Given) -> Iterator[Found]:
+def _long_texts(given: Given) -> Iterator[SoakResult]:
     for name in long_text.PAIRS:
         yield long_text.long_text(name, given.tokens)
 
 
-def _kills(given: Given) -> Iterator[Found]:
+def _kills(given: Given) -> Iterator[SoakResult]:
     yield kills.kills(given.kills, seed=given.seed)
     yield kills.full_disk(given.kills, seed=given.seed)
-    if (found := kills.small_disk()) is not None:
-        yield found
+    if (result := kills.small_disk()) is not None:
+        yield result
 
 
-def _files(given: Given) -> Iterator[Found]:
+def _files(given: Given) -> Iterator[SoakResult]:
     yield hostile.hostile(given.files, seed=given.seed)
 
 
-PARTS: dict[str, Callable[[Given], Iterator[Found]]] = {
+PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "faults": _faults,
     "interrupts": _interrupts,
     "long-texts": _long_texts,
@@ -51,24 +51,24 @@ PARTS: dict[str, Callable[[Given], Iterator[Found]]] = {
 }
 
 
-def table(founds: list[Found]) -> Table:
+def table(results: list[SoakResult]) -> Table:
     """A line for everything that was tried."""
     shown = Table(title="What was tried, and what was survived", title_justify="left")
     shown.add_column("what", overflow="fold")
     for heading in ("tried", "survived", "seconds"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("found", overflow="fold")
-    for found in founds:
-        figures = [f"{name}: {value}" for name, value in found.figures.items()]
-        if not figures or len(found.places) > 1:
-            figures += [", ".join(f"{place} {count}" for place, count in found.places.most_common(8))]
+    for result in results:
+        figures = [f"{name}: {value}" for name, value in result.figures.items()]
+        if not figures or len(result.attempts) > 1:
+            figures += [", ".join(f"{kind} {count}" for kind, count in result.attempts.most_common(8))]
         shown.add_row(
-            found.part,
-            str(found.done),
-            str(found.survived),
-            f"{found.seconds:.0f}",
+            result.part,
+            str(result.done),
+            str(result.survived),
+            f"{result.seconds:.0f}",
             "\n".join(figures),
-            style="red" if found.failures else None,
+            style="red" if result.failures else None,
         )
     return shown
 
@@ -90,15 +90,15 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     console = Console() if sys.stdout.isatty() else Console(width=150)
-    founds: list[Found] = []
+    results: list[SoakResult] = []
     for name in given.parts or PARTS:
-        for found in PARTS[name](given):
-            founds.append(found)
-            console.print(f"{found.part}: {found.survived} of {found.done} in {found.seconds:.0f} s")
-            for failure in found.failures[:SHOWN]:
+        for result in PARTS[name](given):
+            results.append(result)
+            console.print(f"{result.part}: {result.survived} of {result.done} in {result.seconds:.0f} s")
+            for failure in result.failures[:SHOWN]:
                 console.print(f"  {failure}", style="red", markup=False)
-    console.print(table(founds))
-    sys.exit(any(found.failures or not found.done for found in founds))
+    console.print(table(results))
+    sys.exit(any(result.failures or not result.done for result in results))
 
 
 if __name__ == "__main__":

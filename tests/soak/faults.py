@@ -13,9 +13,9 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, claims
+from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, locks
 from tests.generate_fuzz.processors import Collects
-from tests.soak.found import Found
+from tests.soak.result import SoakResult
 from tests.soak.subjects import Call, Subject
 
 BACKEND = ("prefill", "release", "extend", "commit")
@@ -48,25 +48,25 @@ class Points:
         error: what is raised there.
         twice: whether one like it is raised at the next moment too, as by one who presses Ctrl-C again.
         passed: moments so far.
-        place: where the error was raised; empty before.
+        point: where the error was raised; empty before.
     """
 
     at: int | None = None
     error: BaseException | None = None
     twice: bool = False
     passed: int = 0
-    place: str = ""
+    point: str = ""
 
-    def passing(self, place: str) -> None:
+    def passing(self, point: str) -> None:
         number, self.passed = self.passed, self.passed + 1
         if self.at is None or self.error is None:
             return
         if number == self.at:
-            self.place = place
+            self.point = point
             raise self.error
         if self.twice and number == self.at + 1:
             # What cleans up is what is called next.
-            self.place = f"{self.place}, then {place}"
+            self.point = f"{self.point}, then {point}"
             raise type(self.error)(*self.error.args)
 
 
@@ -120,11 +120,11 @@ def _function(kind: type, name: str, roles: dict[int, str], points: Points) -> A
 
     @wraps(original)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        place = f"{roles.get(id(self), kind.__name__)}.{name}"
-        points.passing(f"before {place}")
-        found = original(self, *args, **options)
-        points.passing(f"after {place}")
-        return found
+        point = f"{roles.get(id(self), kind.__name__)}.{name}"
+        points.passing(f"before {point}")
+        result = original(self, *args, **options)
+        points.passing(f"after {point}")
+        return result
 
     return call
 
@@ -159,21 +159,21 @@ def one_fault(call: Call, expected: list[list[int]], points: Points, *, operatio
         text = _run(call, streamer, points, operations=operations)
     except BaseException as raised:
         came = raised
-    if not points.place:
+    if not points.point:
         return "the call ended without coming there"
     wrong = _as_raised(call, points, came, text, expected)
     came = None  # its traceback holds frames
-    if wrong is None and streamer.prompt is not None and not streamer.ends and "streamer" not in points.place:
+    if wrong is None and streamer.prompt is not None and not streamer.ends and "streamer" not in points.point:
         wrong = "streamer.end() was not called"
     wrong = wrong or call.left_behind()
     if wrong is None:
         again = Collects()
         try:
-            found = call.run(again)
+            result = call.run(again)
         except Exception as raised:
             return f"the next call raised {type(raised).__name__}: {raised}"
-        if found != expected:
-            wrong = f"the next call wrote {found} instead of {expected}"
+        if result != expected:
+            wrong = f"the next call wrote {result} instead of {expected}"
     return wrong
 
 
@@ -186,7 +186,7 @@ def _as_raised(
 ) -> str | None:
     error = points.error
     within = ("operation of torch", *(f"{type(one).__name__}.__call__" for one in call.processors))
-    tried = bool(call.processors) and any(place in points.place for place in within)
+    tried = bool(call.processors) and any(point in points.point for point in within)
     if isinstance(error, KeyboardInterrupt) and text is not None and call.loop is None:
         # `generate` ends by Ctrl-C and returns what was written.
         begun = all(whole[: len(row)] == row for row, whole in zip(text, expected, strict=True))
@@ -201,7 +201,7 @@ def _as_raised(
     return f"{type(error).__name__} came out as {type(came).__name__}: {came}"
 
 
-def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None = None) -> Found:
+def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None = None) -> SoakResult:
     """At least `count` faults: for subject after subject one at every moment of its call.
 
     Args:
@@ -210,8 +210,8 @@ def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None
         first: number of the first subject.
         per_subject: no more than so many moments of a call, spread over it; None takes all.
     """
-    found, rng, number = Found("faults"), random.Random(seed), first
-    while found.done < count:
+    result, rng, number = SoakResult("faults"), random.Random(seed), first
+    while result.done < count:
         subject = Subject.drawn(number)
         number += 1
         call, expected = subject.call(), subject.call().run(Collects())
@@ -223,12 +223,12 @@ def faults(count: int, *, seed: int = 0, first: int = 0, per_subject: int | None
             for moment in sorted(rng.sample(moments, min(limit, len(moments)))):
                 points = Points(moment, rng.choice(ERRORS)(), twice=rng.random() < 0.3)
                 wrong = one_fault(call, expected, points, operations=operations)
-                found.tried(
-                    points.place or "nowhere",
+                result.tried(
+                    points.point or "nowhere",
                     wrong and f"{wrong}; {type(points.error).__name__} at moment {moment}, {subject}",
                 )
                 if wrong is not None:
-                    claims.held.clear()
+                    locks.active.clear()
                     call = subject.call()
-    found.figures["subjects"] = str(number - first)
-    return found
+    result.figures["subjects"] = str(number - first)
+    return result

@@ -17,13 +17,13 @@ import attrs
 from draftwood_cli import app
 from typer.testing import CliRunner
 
-from draftwood import DraftwoodError, tuned
+from draftwood import DraftwoodError, read_tuned
 from draftwood.apps import datasets
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.plan import Plan, data_sets, from_file
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
-from tests.soak.found import Found
 from tests.soak.mutated import mutated
+from tests.soak.result import SoakResult
 
 SECONDS = 60
 LONGEST = 600  # characters of a sentence
@@ -95,7 +95,7 @@ def _direct(action: Callable[[], object]) -> tuple[int, str]:
 
 
 def _tuned(file: Path) -> None:
-    known = tuned(file)
+    known = read_tuned(file)
     known.sampling, known.draft_sampling, known.method()
 
 
@@ -115,7 +115,8 @@ def readers(base: Path) -> dict[str, Reader]:
     trace.parent.mkdir()
     code, said = _command("generate", "--prompt", "Hi", "--max-new-tokens", 8, "--trace", trace)
     assert code == 0, said
-    sizes, measure._SIZES = measure._SIZES, (1, 2, 4)
+    sizes: Any = measure._SIZES
+    vars(measure)["_SIZES"] = (1, 2, 4)
     try:
         words = "--prompts 2 --prompt-length 8 --new-tokens 4 --temperature 0 --temperature 1 --budget 2"
         code, said = _command("bench", "--to", base / "run", *words.split(), "--strategy", "dyspec")
@@ -207,12 +208,12 @@ def _wrong(read: Callable[[Path], tuple[int, str]], at: Path) -> str | None:
     )
 
 
-def hostile(count: int, *, seed: int = 0) -> Found:
+def hostile(count: int, *, seed: int = 0) -> SoakResult:
     """`count` mutated files, in turns of every kind."""
-    found, rng = Found("hostile files"), random.Random(seed)
-    with tempfile.TemporaryDirectory() as place:
-        known = readers(Path(place) / "sound")
-        at = Path(place) / "at"
+    result, rng = SoakResult("hostile files"), random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        known = readers(Path(folder) / "sound")
+        at = Path(folder) / "at"
         for number in range(count):
             name = list(known)[number % len(known)]
             reader = known[name]
@@ -220,9 +221,9 @@ def hostile(count: int, *, seed: int = 0) -> Found:
             content = mutated(reader.file.read_bytes(), rng, lines=reader.lines)
             (at / reader.file.name).write_bytes(content)
             wrong = _wrong(reader.read, at)
-            found.tried(name, wrong and f"{wrong}; file {number} of seed {seed}: {_shown(content, reader)}")
+            result.tried(name, wrong and f"{wrong}; file {number} of seed {seed}: {_shown(content, reader)}")
             shutil.rmtree(at)
-    return found
+    return result
 
 
 def _shown(content: bytes, reader: Reader) -> str:

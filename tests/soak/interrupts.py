@@ -12,10 +12,10 @@ from types import FrameType
 
 import attrs
 
-from draftwood import claims
+from draftwood import locks
 from tests.generate_fuzz.processors import Collects
-from tests.soak.found import Found
 from tests.soak.processes import Started, started
+from tests.soak.result import SoakResult
 from tests.soak.subjects import Call, Subject
 
 CALLS_A_SUBJECT = 25
@@ -60,27 +60,27 @@ def one_interrupt(call: Call, expected: list[list[int]], after: float) -> tuple[
         signal.signal(signal.SIGINT, before[1])
     if came:
         return TOO_LATE, None
-    place = "raised" if text is None else "text so far"
+    phase = "raised" if text is None else "text so far"
     if text is not None and not all(
         whole[: len(row)] == row for row, whole in zip(text, expected, strict=True)
     ):
-        return place, f"{text} does not begin {expected}"
+        return phase, f"{text} does not begin {expected}"
     if not streamer.ends and (streamer.tokens or (call.loop is None and streamer.prompt is not None)):
         # `generate` of transformers shows the prompt before it hands the call on.
-        return place, "streamer.end() was not called"
+        return phase, "streamer.end() was not called"
     if wrong := call.left_behind():
-        return place, wrong
+        return phase, wrong
     try:
-        found = call.run(Collects())
+        result = call.run(Collects())
     except Exception as raised:
-        return place, f"the next call raised {type(raised).__name__}: {raised}"
-    return place, None if found == expected else f"the next call wrote {found} instead of {expected}"
+        return phase, f"the next call raised {type(raised).__name__}: {raised}"
+    return phase, None if result == expected else f"the next call wrote {result} instead of {expected}"
 
 
-def interrupts(count: int, *, seed: int = 0, calls: int = CALLS_A_SUBJECT) -> Found:
+def interrupts(count: int, *, seed: int = 0, calls: int = CALLS_A_SUBJECT) -> SoakResult:
     """`count` times Ctrl-C within `generate`, in `calls` calls of each subject."""
-    found, rng, number = Found("Ctrl-C in generate"), random.Random(seed), seed
-    while found.done < count:
+    result, rng, number = SoakResult("Ctrl-C in generate"), random.Random(seed), seed
+    while result.done < count:
         subject = Subject.drawn(number)
         number += 1
         call = subject.call()
@@ -90,25 +90,25 @@ def interrupts(count: int, *, seed: int = 0, calls: int = CALLS_A_SUBJECT) -> Fo
         whole = perf_counter() - began
         for _ in range(calls):
             after = max(rng.uniform(0, whole), 1e-6)
-            place, wrong = one_interrupt(call, expected, after)
-            if place != TOO_LATE:
-                found.tried(place, wrong and f"{wrong}; after {after:.6f} s, {subject}")
+            phase, wrong = one_interrupt(call, expected, after)
+            if phase != TOO_LATE:
+                result.tried(phase, wrong and f"{wrong}; after {after:.6f} s, {subject}")
             if wrong is not None:
-                claims.held.clear()
+                locks.active.clear()
                 call = subject.call()
-            if found.done == count:
+            if result.done == count:
                 break
-    found.figures["subjects"] = str(number - seed)
-    return found
+    result.figures["subjects"] = str(number - seed)
+    return result
 
 
 GENERATE = ("generate", "--prompt", "Once upon a time", "--max-new-tokens", "4000", "-o", "budget=16")
 BENCH = ("bench", "--prompts", "2", "--new-tokens", "400", "--strategy", "leviathan:length=2")
 
 
-def command_line(count: int, *, seed: int = 0) -> Found:
+def command_line(count: int, *, seed: int = 0) -> SoakResult:
     """`count` times Ctrl-C while a command runs: exit code 130, and no traceback."""
-    found, rng = Found("Ctrl-C on the command line"), random.Random(seed)
+    result, rng = SoakResult("Ctrl-C on the command line"), random.Random(seed)
     for number in range(count):
         with tempfile.TemporaryDirectory() as folder:
             words: Sequence[str] = GENERATE if number % 2 else (*BENCH, "--to", folder + "/run")
@@ -121,8 +121,8 @@ def command_line(count: int, *, seed: int = 0) -> Found:
                 one.process.communicate()
                 continue
             one.process.send_signal(signal.SIGINT)
-            found.tried(words[0], _ended_plainly(one, after))
-    return found
+            result.tried(words[0], _ended_plainly(one, after))
+    return result
 
 
 def _ended_plainly(one: Started, after: float) -> str | None:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.soak.found import Found
 from tests.soak.processes import COMMAND, ENVIRONMENT, forked, server
+from tests.soak.result import SoakResult
 
 WORDS = ("--prompts", 2, "--prompt-length", 12, "--new-tokens", 4, "--temperature", 0.8)
 STRATEGY = ("--strategy", "leviathan:length=2")
@@ -37,15 +37,15 @@ def _whole_lines(folder: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def _sound(folder: Path, wanted: Sequence[str], kept: bytes) -> str | None:
+def _sound(folder: Path, expected: Sequence[str], kept: bytes) -> str | None:
     """What is wrong with a folder whose run has ended well at last; `kept` was there before."""
     if not (folder / CELLS).read_bytes().startswith(kept):
         return "cells that were on disk are gone or changed"
     counts = Counter(_keys(folder))
     if twice := [key for key, count in counts.items() if count > 1]:
         return f"cells were measured twice: {twice}"
-    if set(counts) != set(wanted):
-        return f"{len(counts)} cells and not the {len(wanted)} of a run in peace"
+    if set(counts) != set(expected):
+        return f"{len(counts)} cells and not the {len(expected)} of a run in peace"
     for name in (RUN, RESULTS):
         json.loads((folder / name).read_bytes())
     return None
@@ -60,15 +60,15 @@ def in_peace(folder: Path, context: Any = None) -> tuple[list[str], float]:
     return _keys(folder), time.perf_counter() - began
 
 
-def kills(runs: int, *, seed: int = 0, most: int = 4, context: Any = None) -> Found:
+def kills(runs: int, *, seed: int = 0, most: int = 4, context: Any = None) -> SoakResult:
     """`runs` runs of bench, each killed up to `most` times at random moments before it may end.
 
     `context`: of multiprocessing; see `forked`.
     """
-    found, rng = Found("SIGKILL in a bench"), random.Random(seed)
-    with tempfile.TemporaryDirectory() as place:
-        base = Path(place)
-        wanted, whole = in_peace(base / "peace", context)
+    result, rng = SoakResult("SIGKILL in a bench"), random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        expected, whole = in_peace(base / "peace", context)
         killed = left = 0
         for number in range(runs):
             folder, kept, wrong = base / str(number), b"", None
@@ -87,18 +87,18 @@ def kills(runs: int, *, seed: int = 0, most: int = 4, context: Any = None) -> Fo
             left += kept.count(b"\n")
             code, said = forked(_words(folder), base / "said", context=context).finished()
             wrong = wrong or (f"the run that went on ended with {code}: {said[-500:]}" if code else None)
-            found.tried("run", wrong or _sound(folder, wanted, kept))
+            result.tried("run", wrong or _sound(folder, expected, kept))
             shutil.rmtree(folder, ignore_errors=True)
-    found.figures["kills"] = f"{killed}, which left {left} of {runs * len(wanted)} cells to go on from"
-    return found
+    result.figures["kills"] = f"{killed}, which left {left} of {runs * len(expected)} cells to go on from"
+    return result
 
 
-def full_disk(runs: int, *, seed: int = 0) -> Found:
+def full_disk(runs: int, *, seed: int = 0) -> SoakResult:
     """`runs` runs of bench whose files cannot grow beyond some size, and one each that goes on."""
-    found, rng = Found("full disk, a limit of bytes a file"), random.Random(seed)
-    with tempfile.TemporaryDirectory() as place:
-        base = Path(place)
-        wanted, _ = in_peace(base / "peace")
+    result, rng = SoakResult("full disk, a limit of bytes a file"), random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        expected, _ = in_peace(base / "peace")
         largest = (base / "peace" / CELLS).stat().st_size
         for number in range(runs):
             folder, limit = base / str(number), rng.randrange(largest)
@@ -108,8 +108,8 @@ def full_disk(runs: int, *, seed: int = 0) -> Found:
             kept = _whole_lines(folder)
             code, said = forked(_words(folder), base / "again").finished()
             wrong = wrong or (f"the run that went on ended with {code}: {said[-500:]}" if code else None)
-            found.tried("run", wrong or _sound(folder, wanted, kept))
-    return found
+            result.tried("run", wrong or _sound(folder, expected, kept))
+    return result
 
 
 def _one_sentence(code: int, said: str) -> str | None:
@@ -132,14 +132,14 @@ cp -r "$DISK/run" "$SAID.whole"
 """
 
 
-def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> Found | None:
+def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> SoakResult | None:
     """The same on disks of so many KiB; None where this machine lets nobody mount one."""
     if not shutil.which("unshare"):
         return None
-    found = Found("full disk, a small one")
-    with tempfile.TemporaryDirectory() as place:
-        base = Path(place)
-        wanted, _ = in_peace(base / "peace")
+    result = SoakResult("full disk, a small one")
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        expected, _ = in_peace(base / "peace")
         for kib in sizes:
             disk, said = base / f"disk{kib}", base / f"said{kib}"
             disk.mkdir()
@@ -154,12 +154,12 @@ def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> Found | None:
                 check=False,
             )
             if not said.exists():
-                return None if not found.done else found
+                return None if not result.done else result
             code, again = (int(Path(f"{said}{end}").read_text()) for end in (".code", ".again.code"))
             wrong = _one_sentence(code, said.read_text())
             if again:
                 wrong = wrong or f"the run that went on: {Path(f'{said}.again').read_text()[-500:]}"
             whole = Path(f"{said}.whole")
-            wrong = wrong or _sound(whole, wanted, _whole_lines(Path(f"{said}.kept")))
-            found.tried(f"{kib} KiB", wrong and f"{wrong} {done.stderr[-300:]}")
-    return found
+            wrong = wrong or _sound(whole, expected, _whole_lines(Path(f"{said}.kept")))
+            result.tried(f"{kib} KiB", wrong and f"{wrong} {done.stderr[-300:]}")
+    return result

@@ -24,7 +24,7 @@ from draftwood import Round, SamplingParams, SpeculativeDecoder, StateBackend, l
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from tests.soak.found import Found
+from tests.soak.result import SoakResult
 
 PROMPT = 16
 BUDGET = 8
@@ -109,9 +109,9 @@ class Attention:
 
     def taken(self) -> tuple[float, float]:
         """The draft's and the target's seconds since this was asked before."""
-        found = self._of["draft"], self._of["target"]
+        result = self._of["draft"], self._of["target"]
         self._of = {"target": 0.0, "draft": 0.0}
-        return found
+        return result
 
     def __enter__(self) -> Self:
         for module in (torch.nn.functional, draftwood.backends.attention):
@@ -127,18 +127,18 @@ class Attention:
     def _timed(self, original: Any) -> Any:
         def attend(*args: Any, **options: Any) -> Any:
             began = time.thread_time()
-            found = original(*args, **options)
+            result = original(*args, **options)
             self._seconds += time.thread_time() - began
-            return found
+            return result
 
         return attend
 
     def _within(self, role: str, original: Any) -> Any:
         def extend(*args: Any, **options: Any) -> Any:
             before = self._seconds
-            found = original(*args, **options)
+            result = original(*args, **options)
             self._of[role] += self._seconds - before
-            return found
+            return result
 
         return extend
 
@@ -154,7 +154,7 @@ def _sample(length: int, rounds: int, backends: Sequence[Any]) -> Sample:
     for one in tensors:
         if one.device.type == "cpu":
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-    others = sum(size for place, size in storages.items() if place not in caches)
+    others = sum(size for storage, size in storages.items() if storage not in caches)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     count = len(objects)
     del objects
@@ -189,57 +189,57 @@ def _windows(times: Sequence[Timed]) -> tuple[Sequence[Timed], Sequence[Timed]]:
     return times[tenth : 2 * tenth], times[-tenth:]
 
 
-def long_text(name: str, tokens: int, *, timed: bool = True) -> Found:
+def long_text(name: str, tokens: int, *, timed: bool = True) -> SoakResult:
     """Write a text of `tokens` with the pair `name`; judge growth of memory, and where `timed` of time."""
-    found = Found(f"a text of {tokens} tokens, {name}")
+    result = SoakResult(f"a text of {tokens} tokens, {name}")
     target, draft = PAIRS[name]()
     times, samples = written(target, draft, tokens, samples=20 if timed else 6)
-    _judge_memory(found, samples)
+    _judge_memory(result, samples)
     if timed:
-        _judge_time(found, times)
-    return found
+        _judge_time(result, times)
+    return result
 
 
-def _judge_memory(found: Found, samples: Sequence[Sample]) -> None:
+def _judge_memory(result: SoakResult, samples: Sequence[Sample]) -> None:
     first, last = samples[len(samples) // 5], samples[-1]
     rounds = last.rounds - first.rounds
     more = last.tensors - first.tensors
-    found.figures["tensors"] = f"{first.tensors} at {first.length} tokens, {last.tensors} at {last.length}"
-    found.tried("tensors", f"{more} tensors more after {rounds} rounds" if more > 8 else None)
+    result.figures["tensors"] = f"{first.tensors} at {first.length} tokens, {last.tensors} at {last.length}"
+    result.tried("tensors", f"{more} tensors more after {rounds} rounds" if more > 8 else None)
 
     # A mask of the text's length is made anew in every pass; nothing may be kept of it.
     more = last.tensor_bytes - first.tensor_bytes
     allowed = 64 * (last.length - first.length) + 2**16
-    found.figures["bytes of tensors"] = f"{more:+} over {rounds} rounds"
-    found.tried("bytes of tensors", f"{more} bytes more, above {allowed}" if more > allowed else None)
+    result.figures["bytes of tensors"] = f"{more:+} over {rounds} rounds"
+    result.tried("bytes of tensors", f"{more} bytes more, above {allowed}" if more > allowed else None)
 
     objects = (last.objects - first.objects) / rounds
-    found.figures["objects a round"] = f"{objects:.1f}"
+    result.figures["objects a round"] = f"{objects:.1f}"
     wrong = (
         f"{objects:.1f} more objects a round, above {OBJECTS_A_ROUND}" if objects > OBJECTS_A_ROUND else None
     )
-    found.tried("objects of Python", wrong)
+    result.tried("objects of Python", wrong)
 
     # Where keys and values move to larger buffers, both stand side by side for a moment.
     caches = 3 * max(last.cache_bytes - first.cache_bytes, 0)
     grown = last.resident - first.resident
     allowed = BYTES_A_ROUND * rounds + caches + 2**24
-    found.figures["process"] = (
+    result.figures["process"] = (
         f"{first.resident / 2**20:.0f} to {last.resident / 2**20:.0f} MiB, "
         f"caches {last.cache_bytes / 2**20:.1f} MiB"
     )
-    found.tried("resident memory", f"{grown} bytes more, above {allowed}" if grown > allowed else None)
+    result.tried("resident memory", f"{grown} bytes more, above {allowed}" if grown > allowed else None)
 
 
-def _judge_time(found: Found, times: Sequence[Timed]) -> None:
+def _judge_time(result: SoakResult, times: Sequence[Timed]) -> None:
     early, late = _windows(times)
     lengths = [int(median(one.length for one in window)) for window in (early, late)]
     for part in ("draft", "target", "verify", "rest", "attention"):
         first, last = (median(getattr(one, part) for one in window) for window in (early, late))
-        found.figures[f"{part} of a round"] = (
+        result.figures[f"{part} of a round"] = (
             f"{1e3 * first:.2f} ms at {lengths[0]} tokens, {1e3 * last:.2f} ms at {lengths[1]}"
         )
         if part != "attention":
             limit = RATIO * first + SPARE
             wrong = f"{1e3 * last:.2f} ms late, above {1e3 * limit:.2f}" if last > limit else None
-            found.tried(f"{part} of a round", wrong)
+            result.tried(f"{part} of a round", wrong)

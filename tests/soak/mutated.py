@@ -44,7 +44,7 @@ ODD: Sequence[Any] = (
     [0.5] * 500,
     list(range(300)),
 )
-_WORDS = (
+_WORDS: tuple[bytes, ...] = (
     b"NaN",
     b"Infinity",
     b"1e999",
@@ -61,12 +61,12 @@ _WORDS = (
 _WORDS += (b"\\u0000", b"\\ud83d", b"\n\n", b"\r", b"//", b"null", b"-", b"0x10", b"\xef\xbb\xbf")
 
 
-def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+def _members(document: Any) -> Iterator[tuple[Any, Any]]:
     """Every container with each of its keys."""
     if isinstance(document, dict | list):
         for key in document if isinstance(document, dict) else range(len(document)):
             yield document, key
-            yield from _places(document[key])
+            yield from _members(document[key])
 
 
 def _deep(rng: random.Random) -> Any:
@@ -78,12 +78,12 @@ def spoilt(document: Any, rng: random.Random) -> Any:
     """`document` with one to three parts that are not what they were."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        places = list(_places(document))
-        if not places:
+        members = list(_members(document))
+        if not members:
             return rng.choice(ODD)
         # Most places are members of long lists; their containers are to be hit as often.
-        named = [(inside, key) for inside, key in places if isinstance(inside, dict)]
-        inside, key = rng.choice(named if named and rng.random() < 0.5 else places)
+        named = [(inside, key) for inside, key in members if isinstance(inside, dict)]
+        inside, key = rng.choice(named if named and rng.random() < 0.5 else members)
         match rng.randrange(6):
             case 0:
                 del inside[key]
@@ -92,7 +92,7 @@ def spoilt(document: Any, rng: random.Random) -> Any:
             case 2:
                 inside[key] = [inside[key]] if rng.random() < 0.5 else {"x": inside[key]}
             case 3:
-                other, there = rng.choice(places)
+                other, there = rng.choice(members)
                 if isinstance(other, dict) or there < len(other):
                     inside[key] = copy.deepcopy(other.get(there) if isinstance(other, dict) else other[there])
             case 4:
@@ -137,12 +137,12 @@ def mutated(content: bytes, rng: random.Random, *, lines: bool = False) -> bytes
     if rng.random() < 0.3:
         return torn(content, rng)
     parts = content.splitlines() if lines else [content]
-    place = rng.randrange(len(parts))
+    index = rng.randrange(len(parts))
     try:
-        document = json.loads(parts[place])
+        document = json.loads(parts[index])
     except ValueError:
         return torn(content, rng)
-    parts[place] = json.dumps(spoilt(document, rng)).encode()
+    parts[index] = json.dumps(spoilt(document, rng)).encode()
     if rng.random() < 0.2:
-        parts[place] = torn(parts[place], rng)
+        parts[index] = torn(parts[index], rng)
     return b"\n".join([*parts, b""] if lines else parts)

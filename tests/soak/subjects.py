@@ -12,14 +12,13 @@ import torch
 
 from draftwood import (
     Constraint,
-    Generation,
     SamplingParams,
     SpeculativeDecoder,
     TreePolicy,
     Verifier,
-    claims,
     custom_generate,
     load,
+    locks,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
@@ -40,6 +39,7 @@ from draftwood.testing import ToyBackend, ToyModel
 from tests.backends import attention_models
 from tests.framework.learners import Grows
 from tests.generate_fuzz import models, processors
+from tests.generate_fuzz.processors import Collects
 
 VOCAB = models.VOCAB
 
@@ -208,12 +208,12 @@ class Call:
     helpers: list[Any]
     loop: Any = None
 
-    def run(self, streamer: processors.Collects | None = None) -> list[list[int]]:
+    def run(self, streamer: Collects | None = None) -> list[list[int]]:
         """The new tokens of every row."""
         prompts = self.subject.prompts
         shown = streamer if "streamer" in self.subject.features else None
         if self.loop is None:
-            out: Generation = self.decoder.generate(prompts, streamer=shown, **self.options)
+            out: Any = self.decoder.generate(prompts, streamer=shown, **self.options)
             return out.tokens
         torch.manual_seed(self.subject.seed)
         ids = torch.tensor(prompts)
@@ -240,8 +240,8 @@ class Call:
             return f"backends still hold rows of {rows} tokens"
         if rows := _rows_of(decoder.drafter):
             return f"the drafter still holds {rows} row(s)"
-        if claims.held:
-            return f"{len(claims.held)} claim(s) are left"
+        if locks.active:
+            return f"{len(locks.active)} lock(s) are left"
         if not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
             if self.loop is not None:

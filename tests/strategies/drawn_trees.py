@@ -22,7 +22,7 @@ def drawn(policy, model):
 
 def places_of(tree):
     """Every node's place: its ranks among its siblings from the root down."""
-    indices = {0: ()}
+    indices: dict[int, tuple[int, ...]] = {0: ()}
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children(node)):
             indices[child] = (*indices[node], rank)

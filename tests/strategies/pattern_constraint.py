@@ -21,7 +21,7 @@ def spellings():
     alphabet |= {chr(256 + index): chr(byte) for index, byte in enumerate(shifted)}
     return [
         None if token in tokenizer.all_special_ids else "".join(alphabet[c] for c in name)
-        for token, name in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        for token, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     ]
 
 

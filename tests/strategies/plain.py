@@ -7,6 +7,7 @@ other on one tape of uniforms.
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
+from typing import Any
 
 import attrs
 
@@ -122,8 +123,8 @@ class Traversal:
     `choose(h, draft, left, further)` says with which chance every token is of class 1.
     """
 
-    tree: object
-    targets: object
+    tree: Any
+    targets: Any
     coins: Coins
     choose: object = None
 

@@ -2,13 +2,14 @@
 
 import heapq
 import math
+from typing import Any
 
 import torch
 
-from draftwood import TorchRandomness, learning
+from draftwood import TorchRandomness, policy_states
 from draftwood.testing import ToyModel
 
-ROOT = (0,)
+ROOT: tuple[int, ...] = (0,)
 
 
 def table(vocab, seed, live=None):
@@ -32,8 +33,8 @@ def several(*tables):
 def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
     rng = rng if seed is None else TorchRandomness.seeded(seed)
-    growing = learning.grow(policy, ROOT[0], rng, state)
-    asked, requests = [], []
+    growing = policy_states.grow(policy, ROOT[0], rng, state)
+    asked, requests = list[Any](), list[Any]()
     try:
         request = next(growing)
         while True:

@@ -1,12 +1,13 @@
 """What every registered policy does with options, drafts and contexts that it cannot use in full."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
 from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement, registry
-from draftwood.compatibility import known_laws
+from draftwood.compatibility import registered_laws
 from draftwood.errors import DraftwoodError
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
@@ -15,7 +16,7 @@ from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
 
 NAMES = registry.names("policies")
@@ -55,7 +56,7 @@ def taken(name, values):
 def built():
     """Every registered policy with every law that it takes."""
     for name in NAMES:
-        choice = known_laws() if taken(name, {"law": None}) else [None]
+        choice = registered_laws() if taken(name, {"law": None}) else [None]
         for law in choice:
             options = taken(name, WIDE) | ({} if law is None else {"law": law})
             try:
@@ -104,7 +105,7 @@ def test_a_tree_beyond_the_context_is_cut_and_the_text_ends_there(policy):
     target, draft = ToyModel(5, seed=1), ToyModel(5, seed=1, order=2, sharpness=1.0)
     drafter = toy_drafter(policy, draft, ToyModel(5, seed=1, order=3))
     decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, Greedy())
-    out = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
+    out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
     text = [1, 2, 3]
     for token in out.tokens[0]:
         assert token == int(target.logits(text).argmax())

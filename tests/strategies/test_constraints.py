@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import llguidance
 import llguidance.hf
@@ -40,7 +41,7 @@ SCHEMA = {
 
 def grown(constraint, choices):
     """States of a random tree and their tokens: every choice is a parent and which allowed token follows."""
-    states, texts = [constraint.start([5, 6])], [[]]
+    states, texts = [constraint.start([5, 6])], [list[int]()]
     for parent, choice in choices:
         parent %= len(states)
         allowed = constraint.masks([states[parent]], VOCAB)[0].nonzero().flatten()
@@ -226,6 +227,7 @@ def test_xgrammar_is_not_asked_for_keywords_that_it_ignores(keyword):
 def test_without_the_package_one_sentence_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    adapter: Any
     for adapter in ADAPTERS:
         with pytest.raises(InvalidInput, match=r"install 'draftwood\[grammar\]'"):
             adapter.regex("a", TOKENIZER)

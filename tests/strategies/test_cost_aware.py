@@ -1,5 +1,7 @@
 """The budget controller, and the pass times that it goes by."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -124,7 +126,7 @@ def test_measured_on_a_real_model():
 
 def test_a_real_pair_by_its_own_pass_times():
     target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
-    times = {"sizes": (1, 8, 32), "context": 16, "repetitions": 2}
+    times: dict[str, Any] = {"sizes": (1, 8, 32), "context": 16, "repetitions": 2}
     policy = CostAware(
         LayeredDySpec(1, law="top-k"),
         budgets=(0, 4, 16),
@@ -136,7 +138,7 @@ def test_a_real_pair_by_its_own_pass_times():
     expected = target.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
     )
-    result = decoder.generate(ids, max_new_tokens=24)
+    result: Any = decoder.generate(ids, max_new_tokens=24)
     assert result.tolist() == expected.tolist()
 
 

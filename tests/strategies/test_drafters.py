@@ -1,5 +1,7 @@
 """Drafters: every distribution is that of the node's own text, round after round."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,7 @@ def rounds(draw):
     """Per row and round: some requests over a random tree, and an accepted path through or beyond it."""
     script = []
     for _ in range(draw(st.integers(1, 4))):
-        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], []
+        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], list[Any]()
         for _ in range(draw(st.integers(0, 3))):
             start = 0 if not requests else len(tokens)
             for _ in range(draw(st.integers(1 if requests else 0, 3))):
@@ -32,7 +34,8 @@ def rounds(draw):
             # Siblings of one token are one text; a policy may still ask for both.
             requests.append((start, len(tokens)))
         asked = requests[-1][1] if requests else 0
-        path, node = [tokens[0]], 0
+        node: int | None = 0
+        path = [tokens[0]]
         for _ in range(draw(st.integers(0, 4))):
             below = [v for v in range(asked) if parents[v] == node]
             if node is not None and below and draw(st.booleans()):
@@ -54,7 +57,7 @@ def test_a_model_drafter_answers_for_the_nodes_own_text(scripts, data):
     for step in range(max(map(len, scripts))):
         now = [script[step] if step < len(script) else ([0], [-1], [], [0]) for script in scripts]
         for call in range(max(len(requests) for _, _, requests, _ in now)):
-            asks = []
+            asks = list[Any]()
             for tokens, parents, requests, _ in now:
                 if call < len(requests):
                     a, b = requests[call]

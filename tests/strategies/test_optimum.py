@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from benchmarks.research.expected_tokens import by_shape, expected_tokens
 from benchmarks.research.optimum import SHAPES, Shape, contenders, levels
-from draftwood.testing import ToyModel, drawn_trees, one_round
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing import ToyModel, drawn_trees, one_round_law
+from draftwood.testing.small_strategies import toy_drafter
 
 SMALL = {
     "[2,1]": SHAPES["[2,1]"],
@@ -32,6 +32,6 @@ def test_trees_drawn_as_they_are_seen_give_every_verifier_its_expected_tokens(na
     target, policy, trees = drawn(SMALL[name], seed, mix)
     judges = contenders(policy)
     judge = judges[data.draw(st.sampled_from(sorted(judges)))]
-    law = one_round(trees, judge, target=target)
+    law = one_round_law(trees, judge, target=target)
     expected = sum(chance * len(emitted) for emitted, chance in law.items())
     assert expected_tokens(by_shape(trees), judge, target=target) == pytest.approx(expected, abs=1e-12)

@@ -1,6 +1,7 @@
 """Tree policies: against independent transcriptions, and at the edges."""
 
 import heapq
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class ByNode:
 
 def algorithm_1(probs, budget, chance, root=0):
     """DySpec's algorithm 1 as printed, with lines 6 and 7 exchanged: one draft call a node."""
-    tree, heap, order = {(root,): []}, [], 0
+    tree, heap, order = dict[Any, Any]({(root,): []}), list[Any](), 0
     heapq.heappush(heap, (-1.0, order, (root,), probs([root]).clone(), 0))
     size = 0
     while size < budget and heap:
@@ -67,7 +68,7 @@ def test_dyspec_is_algorithm_1_node_for_node(policy, seed, budget, vocab):
     class Script:
         """Answers `choose` with the noise tied to the node that is being expanded."""
 
-        known = ((0,),)
+        known: tuple[tuple[int, ...], ...] = ((0,),)
 
         def choose(self, weights):
             # The weights identify the node: distributions differ from context to context.
@@ -141,7 +142,7 @@ def test_the_fixed_tree_has_its_shape_and_keeps_its_budget(seed, depth, branchin
 def test_a_pruned_tree_of_top_k_holds_just_the_likely_paths(seed, threshold):
     probs = table(4, seed)
     tree, _ = grow(FixedTree(3, 3, 100, threshold, "top-k"), probs)
-    expected, level = {(0,)}, {(0,): 1.0}
+    expected, level = {(0,)}, dict[tuple[int, ...], float]({(0,): 1.0})
     for _ in range(3):
         level = {
             (*path, int(token)): path_prob * float(p)

@@ -34,7 +34,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, check_strategy
+from draftwood.testing import NextTokenModel, ToyBackend, ToyModel, assert_lossless, check_strategy
 
 TARGET = ToyModel(3, seed=5)
 WIDTH = 4
@@ -97,7 +97,7 @@ class Beside(Drafter):
 
     source = MedusaHeads.source
 
-    def __init__(self, model: ToyModel, heads: Heads) -> None:
+    def __init__(self, model: NextTokenModel, heads: Heads) -> None:
         self.target = HiddenToy(model)
         self.medusa = MedusaHeads(self.target, heads)
 
@@ -270,7 +270,7 @@ def test_greedy_text_is_that_of_generate(name, policy, verifier, attention, mode
     target = load(model, attention=attention)
     decoder = SpeculativeDecoder(target, SELF[name](target, heads), policy, verifier)
     for batch in ([0], [0, 1]):
-        out = decoder.generate(
+        out: Any = decoder.generate(
             [prompts[row] for row in batch], max_new_tokens=30, seed=1, return_dict_in_generate=True
         )
         assert out.tokens == [wanted[row] for row in batch]
@@ -284,12 +284,12 @@ def test_a_sampled_row_does_not_depend_on_the_rows_beside_it(model, heads, promp
             decoder = SpeculativeDecoder(
                 target, SELF[name](target, heads), FixedTree(2, 2), RecursiveRejection()
             )
-            options = {"max_new_tokens": 16, "return_dict_in_generate": True}
+            options: dict[str, Any] = {"max_new_tokens": 16, "return_dict_in_generate": True}
             options["sampling"] = SamplingParams(temperature=0.8)
-            together = decoder.generate(prompts, seed=[4, 5], **options).tokens
+            write: Any = decoder.generate
+            together = write(prompts, seed=[4, 5], **options).tokens
             assert together == [
-                decoder.generate([prompt], seed=[4 + row], **options).tokens[0]
-                for row, prompt in enumerate(prompts)
+                write([prompt], seed=[4 + row], **options).tokens[0] for row, prompt in enumerate(prompts)
             ]
     finally:
         model.float()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from draftwood import (
     RowRecord,
     TorchRandomness,
 )
-from draftwood.records import TracedTree
+from draftwood.round_records import TracedTree
 from draftwood.strategies.acceptance import acceptance_of_rounds, acceptance_vector
 from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
@@ -74,7 +75,7 @@ def test_a_falling_vector_gives_the_most_likely_places(weights, budget):
     shape = best_shape(acceptance, budget=budget, depth=budget)
     inside = set(shape)
     # A place is worth at most its parent and its elder sibling, so taking the best one by one is optimal.
-    greedy, border = 0.0, [(0,)]
+    greedy, border = 0.0, list[tuple[int, ...]]([(0,)])
     for _ in range(budget):
         best = max(border, key=lambda place: value_of(place, acceptance))
         greedy += value_of(best, acceptance)
@@ -127,7 +128,7 @@ def test_the_vector_is_that_of_the_verifier():
 @given(seeds, st.integers(1, 5))
 def test_traced_rounds_count_the_siblings_that_were_judged(seed, width):
     draft, target = ToyModel(4, seed=seed), ToyModel(4, seed=seed + 1)
-    records, judged, accepted = [], Counter(), Counter()
+    records, judged, accepted = [], Counter[Any](), Counter[Any]()
     for number in range(5):
         tree = grow(StochasticBeam(3, 3), draft, seed=seed + number)
         rows = torch.stack([target.probs(text) for text in texts_of(tree)])

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -40,7 +41,7 @@ def shapes(draw, most=8, wide=4):
 def test_a_static_tree_of_top_k_holds_the_tokens_of_its_ranks(shape, seed):
     model = ToyModel(4, seed=seed, sparsity=0.3)
     tree = grow(StaticTree(shape, "top-k"), model)
-    expected = {}
+    expected = dict[Any, Any]()
     for index in as_shape(shape):
         above = expected.get(index[:-1], (0,) if len(index) == 1 else None)
         if above is not None:
@@ -57,7 +58,7 @@ def test_a_drawn_static_tree_has_the_numbers_of_children_of_its_shape(shape, see
     tree = grow(StaticTree(shape, law), ToyModel(4, seed=seed), seed=seed)
     assert len(tree) == len(shape) + 1
     counts = Counter(index[:-1] for index in shape)
-    below = {(): ()}  # from a place in the tree to that in the shape
+    below: dict[Any, Any] = {(): ()}  # from a place in the tree to that in the shape
     for index in places_of(tree):
         ranks = sorted(known[-1] for known in shape if known[:-1] == below[index[:-1]])
         below[index] = (*below[index[:-1]], ranks[index[-1]])
@@ -95,7 +96,7 @@ def test_independent_paths_share_the_root_alone(paths, length, seed):
 
 def test_paths_are_independent_texts_of_the_draft():
     model = ToyModel(2, seed=3)
-    law = defaultdict(float)
+    law = defaultdict[Any, float](float)
     for weight, tree in drawn(IndependentPaths(2, 2), model):
         law[tuple(texts_of(tree)[leaf] for leaf in tree.leaves)] += weight
 

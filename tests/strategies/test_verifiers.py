@@ -34,7 +34,7 @@ from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
-from draftwood.testing.block_efficiency import drawn_trees, one_round, optimal_tokens
+from draftwood.testing.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
 
 LAWS = (Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild)
@@ -115,7 +115,7 @@ def expected_tokens_of(verifiers, shape, *, vocab, seed):
     """The optimum and every verifier's expected tokens on trees drawn with replacement."""
     target, drafter = ToyModel(vocab, seed=seed), toy(vocab, seed + 40)
     trees = drawn_trees(FixedTree(len(shape), shape, law="with-replacement"), drafter)
-    laws = [one_round(trees, verifier, target=target) for verifier in verifiers]
+    laws = [one_round_law(trees, verifier, target=target) for verifier in verifiers]
     result = [sum(weight * len(tokens) for tokens, weight in law.items()) for law in laws]
     return optimal_tokens(trees, target=target), *result
 

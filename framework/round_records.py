@@ -50,7 +50,7 @@ class RowRecord:
     """One row in one round.
 
     Attributes:
-        row: place of the row in the call's input.
+        row: number of the row in the call's input.
         tokens: tokens added to the text, cut at a stop condition.
         outcome: accepted path and extra token, before the cut.
         depth: depth of the tree.
@@ -86,7 +86,7 @@ class RowRecord:
 
 
 @attrs.frozen
-class Keep:
+class TokenDetails:
     """What every token's record holds besides the token; each costs memory or time."""
 
     logits: bool = False
@@ -132,7 +132,7 @@ class Statistics:
     @property
     def new_tokens(self) -> int:
         """Tokens added to all rows."""
-        return sum(len(record.tokens) for one in self.rounds for record in one.rows)
+        return sum(len(record.tokens) for finished_round in self.rounds for record in finished_round.rows)
 
     @property
     def target_calls(self) -> int:
@@ -141,12 +141,12 @@ class Statistics:
 
     @property
     def draft_calls(self) -> int:
-        return sum(one.draft_calls for one in self.rounds)
+        return sum(finished_round.draft_calls for finished_round in self.rounds)
 
     @property
     def sums(self) -> dict[str, float]:
         """What figures are worked out from; `metrics` says what each sum is."""
-        records = [record for one in self.rounds for record in one.rows]
+        records = [record for finished_round in self.rounds for record in finished_round.rows]
         texts = len({record.row for record in records})
         first = sum(len(record.tokens) for record in self.rounds[0].rows) if self.rounds else 0
         # One draft pass serves all rows of a round.
@@ -162,11 +162,11 @@ class Statistics:
             "seconds": self.seconds,
             "text_seconds": self.seconds * texts,
             "first_token_seconds": self.first_token_seconds * texts,
-            "round_seconds": sum(one.seconds for one in self.rounds),
+            "round_seconds": sum(finished_round.seconds for finished_round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
-            "draft_seconds": sum(one.draft_seconds for one in self.rounds),
-            "target_seconds": sum(one.target_seconds for one in self.rounds),
-            "verify_seconds": sum(one.verify_seconds for one in self.rounds),
+            "draft_seconds": sum(finished_round.draft_seconds for finished_round in self.rounds),
+            "target_seconds": sum(finished_round.target_seconds for finished_round in self.rounds),
+            "verify_seconds": sum(finished_round.verify_seconds for finished_round in self.rounds),
             "draft_cost_calls": self.draft_cost * passes,
         }
 

@@ -6,28 +6,28 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 
 Text = tuple[int, ...]
 
 
 @attrs.frozen
-class Departure:
-    """The text whose probability is furthest from the target's: what was found, and what should be."""
+class RoundDeviation:
+    """The text whose probability is furthest from the target's: what it is, and what it should be."""
 
     text: Text
-    found: float
-    wanted: float
+    actual: float
+    expected: float
 
     @property
     def error(self) -> float:
-        off = abs(self.found - self.wanted)
+        off = abs(self.actual - self.expected)
         return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
-def furthest(
-    emitted: Mapping[Text, float], target: ToyModel, *, prompt: Sequence[int], temperature: float = 1.0
-) -> Departure:
+def largest_deviation(
+    emitted: Mapping[Text, float], target: NextTokenModel, *, prompt: Sequence[int], temperature: float = 1.0
+) -> RoundDeviation:
     """Where the law of one round's tokens departs the most from the target's.
 
     The target itself writes what follows a round, so a text s begins with the probability W(s) = A(s) +
@@ -47,12 +47,12 @@ def furthest(
             at_least[text[:length]] = at_least.get(text[:length], 0.0) + chance
             if length < len(text):
                 longer_than[text[:length]] = longer_than.get(text[:length], 0.0) + chance
-    found: dict[Text, float] = {(): at_least.get((), 0.0)}
-    wanted: dict[Text, float] = {(): 1.0}
-    worst = Departure((), found[()], 1.0)
+    actual: dict[Text, float] = {(): at_least.get((), 0.0)}
+    expected: dict[Text, float] = {(): 1.0}
+    worst = RoundDeviation((), actual[()], 1.0)
     for text in sorted(longer_than, key=len):
         # Rounds that ended at or before `text`; the target takes over from there.
-        left = found[text] - longer_than[text]
+        left = actual[text] - longer_than[text]
         row = target.probs([*prompt, *text], temperature)
         emitted_here = [
             longer[-1] for longer in at_least if len(longer) == len(text) + 1 and longer[:-1] == text
@@ -60,9 +60,9 @@ def furthest(
         for token in sorted({*row.nonzero().flatten().tolist(), *emitted_here}):
             p = float(row[token])
             longer = (*text, token)
-            found[longer] = at_least.get(longer, 0.0) + left * p
-            wanted[longer] = wanted[text] * p
-            one = Departure(longer, found[longer], wanted[longer])
-            if not one.error <= worst.error:
-                worst = one
+            actual[longer] = at_least.get(longer, 0.0) + left * p
+            expected[longer] = expected[text] * p
+            deviation = RoundDeviation(longer, actual[longer], expected[longer])
+            if not deviation.error <= worst.error:
+                worst = deviation
     return worst

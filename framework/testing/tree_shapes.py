@@ -15,8 +15,8 @@ from draftwood.protocols import TreePolicy
 from draftwood.randomness import Randomness, TorchRandomness
 from draftwood.request import Request
 from draftwood.sampling import SamplingParams
-from draftwood.testing.seen import OpenTree
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.lazy_trees import TreeLaw
+from draftwood.testing.toy import NextTokenModel
 from draftwood.tree import TokenTree, TreeBuilder
 
 Shape: TypeAlias = "tuple[Shape, ...]"
@@ -41,7 +41,7 @@ DEEP: dict[str, Shape] = {
 
 
 @attrs.frozen
-class Shaped(TreePolicy):
+class ShapedPolicy(TreePolicy):
     """Grows `shape`, with children drawn by `law`; fewer where the law runs out of tokens.
 
     With `adaptive`, siblings behind one that holds an odd token are left out.
@@ -75,7 +75,7 @@ class TooNarrow(InvalidInput):
 
 
 @attrs.define(eq=False)
-class ShapeTrees(OpenTree):
+class ShapeTrees(TreeLaw):
     """All trees of one shape, whose tokens are drawn by `law` as a verifier looks at them.
 
     Attributes:
@@ -85,22 +85,22 @@ class ShapeTrees(OpenTree):
         prompt: the text before; its last token is the root.
         temperature: of the draft.
         depth_first: whether nodes are numbered branch by branch, so that siblings lie apart.
-        padding: places behind the last node that hold nothing.
+        padding: entries behind the last node, which mean nothing.
     """
 
     form: Shape
     children_law: type[Proposal]
-    drafts: Sequence[ToyModel]
+    drafts: Sequence[NextTokenModel]
     prompt: Sequence[int] = (0,)
     temperature: float = 1.0
     depth_first: bool = False
     padding: int = 0
     shape: TokenTree = attrs.field(init=False)
-    _places: list[int] = attrs.field(init=False)
+    _ranks: list[int] = attrs.field(init=False)
     _laws: dict[tuple[int, ...], Proposal] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        parents, self._places = _numbered(self.form, self.depth_first)
+        parents, self._ranks = _numbered(self.form, self.depth_first)
         nothing = [0] * self.padding
         bare = TokenTree(
             torch.tensor([self.prompt[-1], *[0] * (len(parents) - 1), *nothing]),
@@ -108,20 +108,20 @@ class ShapeTrees(OpenTree):
             size=len(parents),
             depths=torch.tensor([*_depths(parents), *nothing]),
         )
-        # The laws are found as the tokens are; what counts here is which nodes have one.
+        # The laws come with the tokens; what counts here is which nodes have one.
         inner = {node: PerChild(()) for node in range(len(bare)) if bare.children(node)}
         self.shape = attrs.evolve(bare, proposals=inner)
 
     def before(self, node: int) -> Sequence[int]:
         parent = int(self.shape.parents[node])
-        earlier = self.shape.children(parent)[: self._places[node]]
+        earlier = self.shape.children(parent)[: self._ranks[node]]
         return [*self.shape.path(parent), *earlier]
 
     def law(self, node: int, seen: Mapping[int, int]) -> tuple[Sequence[int], Tensor]:
         *_, parent = self.shape.path(node)[:-1]
-        place = self._places[node]
-        earlier = [seen[sibling] for sibling in self.shape.children(parent)[:place]]
-        p = self.proposal(parent, seen).conditional(place, earlier).double()
+        rank = self._ranks[node]
+        earlier = [seen[sibling] for sibling in self.shape.children(parent)[:rank]]
+        p = self.proposal(parent, seen).conditional(rank, earlier).double()
         tokens = p.nonzero().flatten().tolist()
         return tokens, p[tokens]
 
@@ -149,24 +149,24 @@ class ShapeTrees(OpenTree):
 
 
 def _numbered(form: Shape, depth_first: bool) -> tuple[list[int], list[int]]:
-    """The parent of every node, and its place among its siblings."""
-    parents, places, open_nodes = [-1], [0], [(0, form)]
+    """The parent of every node, and its rank among its siblings."""
+    parents, ranks, open_nodes = [-1], [0], [(0, form)]
     if depth_first:
 
         def visit(node: int, below: Shape) -> None:
-            for place, child in enumerate(below):
+            for rank, child in enumerate(below):
                 parents.append(node)
-                places.append(place)
+                ranks.append(rank)
                 visit(len(parents) - 1, child)
 
         visit(0, form)
-        return parents, places
+        return parents, ranks
     for node, below in open_nodes:
-        for place, child in enumerate(below):
+        for rank, child in enumerate(below):
             parents.append(node)
-            places.append(place)
+            ranks.append(rank)
             open_nodes.append((len(parents) - 1, child))
-    return parents, places
+    return parents, ranks
 
 
 def _depths(parents: Sequence[int]) -> list[int]:

@@ -8,59 +8,59 @@ import torch
 from torch import Tensor
 
 Node = tuple[int, int]
-"""A node's token and its parent's place in the row's uncommitted region (-1: the committed state)."""
+"""A node's token, and the region index of its parent (-1: the committed state)."""
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
+def difference(logits: Tensor, expected: Tensor) -> float:
     """The largest difference of two logits; infinite for NaN, none where both have -inf."""
-    found, wanted = found.double(), wanted.to(found.device).double()
-    off = torch.where(found == wanted, 0.0, (found - wanted).abs()).nan_to_num(
+    logits, expected = logits.double(), expected.to(logits.device).double()
+    off = torch.where(logits == expected, 0.0, (logits - expected).abs()).nan_to_num(
         nan=torch.inf, posinf=torch.inf
     )
     return float(off.max()) if off.numel() else 0.0
 
 
 def likely_mistake(
-    found: Tensor, wanted: Tensor, others: Iterable[tuple[str, Tensor]], *, tolerance: float
+    logits: Tensor, expected: Tensor, others: Iterable[tuple[str, Tensor]], *, tolerance: float
 ) -> str:
-    """The mistake that makes `found` out of what should be `wanted`, in a sentence; empty if none is known.
+    """The mistake that turns `expected` into `logits`, in a sentence; empty if none of those known does.
 
     Args:
-        found: logits `[vocab]`.
-        wanted: logits `[vocab]`, right and not equal to `found`.
+        logits: `[vocab]`.
+        expected: logits `[vocab]`, right and not equal to `logits`.
         others: mistakes, and the logits `[vocab]` that each of them would give.
         tolerance: largest difference of two logits that count as equal.
     """
-    if not bool(((found == -torch.inf) | found.isfinite()).all()):
+    if not bool(((logits == -torch.inf) | logits.isfinite()).all()):
         return "the logits hold NaN or +inf."
-    if not bool(found.isfinite().any()):
+    if not bool(logits.isfinite().any()):
         return "nothing is proposed (-inf throughout): the answer stands in another place, or is none."
     for mistake, other in others:
-        if difference(found, other) <= tolerance:
+        if difference(logits, other) <= tolerance:
             return mistake
-    return _of_numbers(found.double(), wanted.to(found.device).double(), tolerance)
+    return _of_numbers(logits.double(), expected.to(logits.device).double(), tolerance)
 
 
-def _of_numbers(found: Tensor, wanted: Tensor, tolerance: float) -> str:
+def _of_numbers(logits: Tensor, expected: Tensor, tolerance: float) -> str:
     """Scale, shift and rounding."""
-    finite = wanted.isfinite()
-    if not torch.equal(finite, found.isfinite()):
+    finite = expected.isfinite()
+    if not torch.equal(finite, logits.isfinite()):
         return "other tokens have -inf: the logits went through a filter such as top-k, or lack one."
-    found, wanted = found[finite], wanted[finite]
-    if len(found) < 3:
+    logits, expected = logits[finite], expected[finite]
+    if len(logits) < 3:
         return ""
-    scale = float((found @ wanted) / (wanted @ wanted).clamp(min=1e-30))
-    if scale > 0 and difference(found, scale * wanted) <= tolerance:
+    scale = float((logits @ expected) / (expected @ expected).clamp(min=1e-30))
+    if scale > 0 and difference(logits, scale * expected) <= tolerance:
         return f"a temperature or scale: the logits are {scale:.4g} times the right ones."
-    shift = float((found - wanted).mean())
-    if difference(found, wanted + shift) <= tolerance:
+    shift = float((logits - expected).mean())
+    if difference(logits, expected + shift) <= tolerance:
         return (
             f"every logit is off by the same {shift:.4g}: these may be log-probabilities; give "
             "the model's own logits."
         )
     for dtype in (torch.bfloat16, torch.float16):
-        near = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
-        if torch.equal(found, found.to(dtype).double()) and difference(found, wanted) <= near:
+        near = 4 * torch.finfo(dtype).eps * float(expected.abs().max())
+        if torch.equal(logits, logits.to(dtype).double()) and difference(logits, expected) <= near:
             name = str(dtype).removeprefix("torch.")
             return f"the logits are rounded to {name}; run the checks in float32."
     return ""
@@ -74,22 +74,22 @@ def alternatives(
     Args:
         text: committed tokens.
         nodes: of the tree, the asked one among them.
-        node: the place of the one whose logits are wrong.
+        node: region index of the one whose logits are wrong.
         start: nodes that came in earlier calls.
     """
     path = path_to(nodes, node)
     before = list(text)
-    tokens = [nodes[place][0] for place in path]
+    tokens = [nodes[index][0] for index in path]
     everything = list(range(node + 1))
     counted = _path_by(nodes, node, start) if start and nodes[node][1] >= 0 else None
     if path != everything:
-        other = next(place for place in everything if place not in path)
+        other = next(index for index in everything if index not in path)
         # One node cannot tell these two apart.
         too = "; or parents are counted from this call" if counted == everything else ""
         yield (
             f"the tree mask is not applied: node {node} sees node {other}, "
             f"{relation(nodes, node, other)}{too}.",
-            before + [nodes[place][0] for place in everything],
+            before + [nodes[index][0] for index in everything],
         )
     if len(path) > 1:
         yield (
@@ -99,14 +99,14 @@ def alternatives(
     if counted is not None and counted != path:
         yield (
             f"parents are counted from this call: node {node} hangs below node {counted[-2]} "
-            f"instead of node {nodes[node][1]}; places count on until the next commit.",
-            before + [nodes[place][0] for place in counted],
+            f"instead of node {nodes[node][1]}; region indices count on until the next commit.",
+            before + [nodes[index][0] for index in counted],
         )
     for other in range(node - 1, -1, -1):
         yield (
             f"node {node} has the logits of node {other}, "
             f"{'its parent' if other == nodes[node][1] else 'another one'}: the answers are out of place.",
-            before + [nodes[place][0] for place in path_to(nodes, other)],
+            before + [nodes[index][0] for index in path_to(nodes, other)],
         )
     if before:
         yield "the last committed token is missing from the state.", before[:-1] + tokens
@@ -134,8 +134,8 @@ def after_another_commit(
         tokens: on the path of the node whose logits are wrong, in the tree that came after.
     """
 
-    def stands(*places: int) -> list[int]:
-        return [*text, *(nodes[place][0] for place in places), *tokens]
+    def stands(*indices: int) -> list[int]:
+        return [*text, *(nodes[index][0] for index in indices), *tokens]
 
     right = list(accepted)
     if right:
@@ -159,7 +159,7 @@ def after_another_commit(
 
 
 def path_to(nodes: Sequence[Node], node: int) -> list[int]:
-    """Places from a root down to `node`."""
+    """Region indices from a root down to `node`."""
     path = []
     while node >= 0:
         path.append(node)
@@ -171,7 +171,7 @@ def relation(nodes: Sequence[Node], node: int, other: int) -> str:
     """What `other` is to `node`, which it is no ancestor of."""
     if nodes[other][1] == nodes[node][1]:
         return "its sibling"
-    if any(nodes[other][1] == nodes[place][1] for place in path_to(nodes, node)):
+    if any(nodes[other][1] == nodes[index][1] for index in path_to(nodes, node)):
         return "a sibling of an ancestor"
     return "which is no ancestor of it"
 
@@ -189,8 +189,8 @@ def _path_by(nodes: Sequence[Node], node: int, start: int) -> list[int]:
 def drawn(nodes: Sequence[Node], path: Sequence[int]) -> str:
     """A tree in one line, the nodes on `path` marked."""
     shown = [
-        f"{'*' if place in path else ''}{place}: {token} below {parent}"
-        for place, (token, parent) in enumerate(nodes)
+        f"{'*' if index in path else ''}{index}: {token} below {parent}"
+        for index, (token, parent) in enumerate(nodes)
     ]
     return "; ".join(shortened(shown))
 

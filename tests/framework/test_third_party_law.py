@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import (
-    Drawn,
+    DrawnChildren,
     IncompatibleStrategy,
     InvalidInput,
     Proposal,
@@ -31,7 +31,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel, assert_lossless, assert_proposal_law, check_strategy
-from draftwood.testing.pairs import toy_drafter
+from draftwood.testing.small_strategies import toy_drafter
 from draftwood.testing.verifier_checks import verifier_checks
 
 
@@ -42,15 +42,15 @@ class Flatter(Proposal):
     p: Tensor
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]
         return self.p.shape[-1]
 
     @classmethod
-    def draw(cls, probs: Tensor, *, count: int, rng: Randomness) -> Drawn:
-        law, tokens = cls(probs), []
+    def draw(cls, probs: Tensor, *, count: int, rng: Randomness) -> DrawnChildren:
+        law, tokens = cls(probs), list[int]()
         while len(tokens) < count and bool((p := law.conditional(len(tokens), tokens)).any()):
             tokens.append(rng.choose(p))
-        return Drawn(tokens, probs[tokens].tolist(), law)
+        return DrawnChildren(tokens, probs[tokens].tolist(), law)
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
         weights = torch.where(self.p > 0, self.p ** (1 / (k + 1)), 0)
@@ -62,9 +62,9 @@ class DeclaredOtherwise(Flatter):
     """Wrong: drawn as `Flatter` says, and judged as if it were without replacement."""
 
     @classmethod
-    def draw(cls, probs: Tensor, *, count: int, rng: Randomness) -> Drawn:
+    def draw(cls, probs: Tensor, *, count: int, rng: Randomness) -> DrawnChildren:
         drawn = Flatter.draw(probs, count=count, rng=rng)
-        return Drawn(drawn.tokens, drawn.chances, cls(probs))
+        return DrawnChildren(drawn.tokens, drawn.chances, cls(probs))
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Tensor:
         return WithoutReplacement(self.p).conditional(k, earlier)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import TorchRandomness
@@ -23,11 +23,11 @@ _SEEDS = (0, 1, 2, 3)
 
 
 @attrs.frozen
-class Learnt:
+class LearntState:
     """A state, and how it came about: after how many rounds of which kind."""
 
     state: Any
-    past: str
+    history: str
 
 
 Fate = Callable[[TokenTree, random.Random], int]
@@ -40,9 +40,9 @@ FATES: dict[str, Fate] = {
 }
 
 
-def pasts(
+def learnt_states(
     policy: TreePolicy, drafter: Drafter, *, prompt: tuple[int, ...], most: int = 12
-) -> Iterator[Learnt]:
+) -> Iterator[LearntState]:
     """States after which `policy` grows other trees than after those before, and the last of every past.
 
     Args:
@@ -53,10 +53,10 @@ def pasts(
     """
     if not policy.learns:
         return
-    known = {_grown(policy, drafter, prompt, learning.first_state(policy))}
+    trees_seen = {_grown(policy, drafter, prompt, policy_states.first_state(policy))}
     for words, fate in FATES.items():
-        found = list[Learnt]()
-        state, chance = learning.first_state(policy), random.Random(0)
+        states = list[LearntState]()
+        state, chance = policy_states.first_state(policy), random.Random(0)
         for number in range(1, _memory(policy) + 1):
             # Another root every round, since a policy may learn from the tokens themselves.
             root = number % drafter.vocab_size
@@ -69,13 +69,13 @@ def pasts(
                 extra=chance.randrange(drafter.vocab_size),
                 bonus=not tree.children(path[-1]),
             )
-            state = learning.observe(policy, state, outcome, tree)
+            state = policy_states.observe(policy, state, outcome, tree)
             trees = _grown(policy, drafter, prompt, state)
-            if trees not in known:
-                known.add(trees)
-                found.append(Learnt(state, f"{number} rounds {words}"))
-        yield from found[: most - 1]
-        yield Learnt(state, f"{_memory(policy)} rounds {words}")
+            if trees not in trees_seen:
+                trees_seen.add(trees)
+                states.append(LearntState(state, f"{number} rounds {words}"))
+        yield from states[: most - 1]
+        yield LearntState(state, f"{_memory(policy)} rounds {words}")
 
 
 def _memory(policy: TreePolicy) -> int:

@@ -1,4 +1,4 @@
-"""Which call holds a backend or drafter: each has the rows of one call at a time."""
+"""Which call uses a backend or drafter: each serves the rows of one call at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from draftwood.errors import InvalidInput
 
 
 @attrs.frozen
-class Claim:
-    """What a call holds.
+class CallLock:
+    """What one call uses.
 
     Attributes:
         parts: the identities of backends and drafters.
@@ -24,24 +24,24 @@ class Claim:
     rows: int
 
 
-_lock = Lock()
+_mutex = Lock()
 
-held: dict[object, Claim] = {}
-"""The claim of every call. `held.pop(call, None)` gives it back: one step, which no Ctrl-C cuts in two."""
+active: dict[object, CallLock] = {}
+"""The lock of every call. `active.pop(call, None)` releases it: one step, which no Ctrl-C cuts in two."""
 
 
-def claim(call: object, parts: Mapping[str, Any], rows: int) -> None:
-    """Hold `parts`, by what they are called, for a call of `rows` rows; safe between threads.
+def acquire(call: object, parts: Mapping[str, Any], rows: int) -> None:
+    """Lock `parts`, by what they are called, for a call of `rows` rows; safe between threads.
 
     Raises:
-        InvalidInput: another call holds one of them.
+        InvalidInput: another call uses one of them.
     """
-    with _lock:
+    with _mutex:
         for name, part in parts.items():
-            for other in held.values():
+            for other in active.values():
                 if id(part) in other.parts:
                     raise InvalidInput(
                         f"The {name} is already decoding {other.rows} row(s) for another call; let it end, "
                         "or load the model into a second backend."
                     )
-        held[call] = Claim(frozenset(map(id, parts.values())), rows)
+        active[call] = CallLock(frozenset(map(id, parts.values())), rows)

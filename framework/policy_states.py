@@ -37,18 +37,18 @@ def first_state(policy: TreePolicy) -> Any:
     return state
 
 
-def given_states(policy: TreePolicy, given: Any, rows: int) -> list[Any]:
-    """The state of every row: `given` for all of them, `given[i]` where it is a list, or the first one.
+def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
+    """What every row starts from: `initial`, `initial[i]` where it is a list, or the first state.
 
     Raises:
         InvalidInput: too few or many, or not states of this policy.
     """
     first = first_state(policy)
-    if given is None:
+    if initial is None:
         return [first] * rows
     if first is None:
         raise InvalidInput(f"policy_state was given and {policy} does not learn; leave it out.")
-    states = given if isinstance(given, list) else [given] * rows
+    states = initial if isinstance(initial, list) else [initial] * rows
     if len(states) != rows:
         raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one a row.")
     for state in states:

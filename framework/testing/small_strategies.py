@@ -14,11 +14,11 @@ from draftwood.compatibility import check_strategy_fits, needs_several_drafters
 from draftwood.errors import IncompatibleStrategy
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.testing.small_sizes import COMBINED
-from draftwood.testing.toy import ToyBackend, ToyModel
+from draftwood.testing.toy import NextTokenModel, ToyBackend
 
 
 @attrs.frozen
-class Named:
+class NamedStrategy:
     """A strategy with the name and options by which the registry builds it."""
 
     name: str
@@ -26,23 +26,23 @@ class Named:
     strategy: Any = attrs.field(repr=False)
 
     def __str__(self) -> str:
-        given = ", ".join(f"{key}={getattr(v, '__name__', v)}" for key, v in self.options.items())
-        return f"{self.name}({given})"
+        options = ", ".join(f"{key}={getattr(v, '__name__', v)}" for key, v in self.options.items())
+        return f"{self.name}({options})"
 
 
-def small_policies() -> list[Named]:
+def small_policies() -> list[NamedStrategy]:
     """Every registered policy in every combination of the small sizes that it takes."""
     return list(_built("policies", COMBINED))
 
 
-def small_verifiers() -> list[Named]:
+def small_verifiers() -> list[NamedStrategy]:
     """Every registered verifier that is lossless at any temperature, with each of its switches on and off."""
     built = _built("verifiers", {})
-    return [one for one in built if one.strategy.lossless and not one.strategy.greedy]
+    return [verifier for verifier in built if verifier.strategy.lossless and not verifier.strategy.greedy]
 
 
 def switch_values(option: Parameter) -> tuple[bool, bool] | tuple[float, float] | None:
-    """Off and on for an option that is a switch: a boolean, or a number that is 0.0 unless given."""
+    """Off and on for an option that is a switch: a boolean, or a number whose default is 0.0."""
     if isinstance(option.default, bool):
         return False, True
     return (0.0, 0.5) if isinstance(option.default, float) and option.default == 0 else None
@@ -66,7 +66,7 @@ def fitting_pairs() -> list[tuple[TreePolicy, Verifier]]:
     ]
 
 
-def toy_drafter(policy: TreePolicy, *models: ToyModel) -> Drafter:
+def toy_drafter(policy: TreePolicy, *models: NextTokenModel) -> Drafter:
     """A drafter for `policy`: all `models` where each child has a drafter of its own, else the first."""
     drafters = [registry.create("drafters", "model", {"backend": ToyBackend(model)}) for model in models]
     if needs_several_drafters(policy) and len(drafters) > 1:
@@ -74,17 +74,17 @@ def toy_drafter(policy: TreePolicy, *models: ToyModel) -> Drafter:
     return drafters[0]  # type: ignore[no-any-return]
 
 
-def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[Named]:
+def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[NamedStrategy]:
     for name in registry.names(kind):
         try:
-            known = registry.options(kind, name)
+            parameters = registry.options(kind, name)
         except Exception:  # a third party's module may fail in any way
             continue
-        values = {option: sizes[option] for option in known if option in sizes}
-        values |= {option: switch for option, p in known.items() if (switch := switch_values(p))}
+        values = {option: sizes[option] for option in parameters if option in sizes}
+        values |= {option: switch for option, p in parameters.items() if (switch := switch_values(p))}
         for chosen in itertools.product(*values.values()):
             options = dict(zip(values, chosen, strict=True))
             try:
-                yield Named(name, options, registry.create(kind, name, options))
+                yield NamedStrategy(name, options, registry.create(kind, name, options))
             except Exception:  # these values do not go together here, or it needs an option of its own
                 continue

@@ -26,8 +26,8 @@ def raises_on_purpose(what: str, call: Callable[[], object]) -> None:
     try:
         call()
     except DraftwoodError as error:
-        said = str(error)
-        assert said.endswith("."), f"The error of {what} is not a sentence: {said}"
+        message = str(error)
+        assert message.endswith("."), f"The error of {what} is not a sentence: {message}"
     except Exception as error:  # a backend may fail in any way
         raise LawBroken(
             f"{what} raises {type(error).__name__} ({error}) instead of one of draftwood's errors.",

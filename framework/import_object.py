@@ -1,4 +1,4 @@
-"""A class or function of anyone's own module, as `package.module:Name`."""
+"""A class or function of any module, by its name `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from draftwood.errors import InvalidInput, nearest
 
 
-def imported(target: str, protocols: Sequence[type]) -> Any:
+def import_object(target: str, protocols: Sequence[type]) -> Any:
     """What `target`, of the form `package.module:Name`, names.
 
-    The module is found as Python finds it, and in the current folder.
+    The module is looked for where Python looks, and in the current folder.
 
     Args:
         target: module and name.
@@ -51,9 +51,9 @@ def _module(name: str) -> ModuleType:
             f"{name!r} needs the module {error.name!r}, which is not there; install it."
         ) from error
     except (Exception, SystemExit) as error:  # anyone's module may fail in any way
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidInput(
-            f"{name!r} cannot be imported ({type(error).__name__}: {said}); mend it first."
+            f"{name!r} cannot be imported ({type(error).__name__}: {message}); mend it first."
         ) from error
 
 
@@ -62,14 +62,14 @@ def _named(module: ModuleType, name: str, protocols: Sequence[type]) -> Any:
         return getattr(module, name)
     except AttributeError:
         where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'a folder without code'})"
-        classes = [n for n, found in vars(module).items() if is_derived(found, protocols)]
+        classes = [n for n, value in vars(module).items() if is_strategy_class(value, protocols)]
         raise InvalidInput(f"{where} has no {name!r}{nearest(name, classes)}") from None
 
 
-def is_derived(found: Any, protocols: Sequence[type]) -> bool:
-    """Whether `found` is a class derived from one of the protocols, and none of them itself."""
+def is_strategy_class(value: Any, protocols: Sequence[type]) -> bool:
+    """Whether `value` is a class derived from one of the protocols, and none of them itself."""
     return (
-        isinstance(found, type)
-        and found not in protocols
-        and any(protocol in found.__mro__ for protocol in protocols)
+        isinstance(value, type)
+        and value not in protocols
+        and any(protocol in value.__mro__ for protocol in protocols)
     )

@@ -31,11 +31,11 @@ for _names, _compare in (
     (("ge", "greater_equal", "__ge__"), operator.ge),
 ):
     for _name in _names:
-        for _place in (torch, Tensor):
-            if hasattr(_place, _name):
-                _COMPARED[getattr(_place, _name)] = (_compare, True)
+        for _owner in (torch, Tensor):
+            if hasattr(_owner, _name):
+                _COMPARED[getattr(_owner, _name)] = (_compare, True)
 
-_MOVED = {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.transpose} | {
+_RESHAPED = {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.transpose} | {
     Tensor.__getitem__,
     Tensor.__len__,
     Tensor.clone,
@@ -56,7 +56,7 @@ _MOVED = {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.tr
     Tensor.unsqueeze,
     Tensor.view,
 }
-"""What leaves uniforms as they are, in other places."""
+"""What leaves uniforms as they are, in another shape."""
 
 _PROPERTIES = {
     getattr(Tensor, name).__get__
@@ -65,18 +65,20 @@ _PROPERTIES = {
 
 
 @attrs.define(eq=False)
-class _Drawn:
+class _UniformBounds:
     """One run's uniforms: for each the bounds in which it is known to lie, as multiples of 2^-bits."""
 
     rng: Randomness
     bounds: list[tuple[int, int, int]] = attrs.field(factory=list)
 
-    def uniforms(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Coins:
+    def uniforms(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> LazyUniforms:
         bits = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}[dtype]
         first, many = len(self.bounds), math.prod(shape)
         self.bounds += [(0, 2**bits, bits)] * many
         numbers = torch.arange(first, first + many, device=device).reshape(shape)
-        coins = numbers.as_subclass(Coins)
+        coins = numbers.as_subclass(LazyUniforms)
         coins.drawn = self
         coins.kind = dtype
         return coins
@@ -93,39 +95,39 @@ class _Drawn:
         return under
 
 
-class Coins(Tensor):
+class LazyUniforms(Tensor):
     """Uniforms that are not drawn before they are compared; then the run branches, each side with its weight.
 
     They may be indexed and reshaped, and compared with numbers. Any other use raises `CannotEnumerate`.
     """
 
-    drawn: _Drawn
+    drawn: _UniformBounds
     kind: torch.dtype
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        mine = next(one for one in args if isinstance(one, Coins))
+        uniforms = next(argument for argument in args if isinstance(argument, LazyUniforms))
         if func in _COMPARED:
-            return _compared(mine, _COMPARED[func][0], *args)
-        if func in _MOVED or func in _PROPERTIES:
+            return _compared(uniforms, _COMPARED[func][0], *args)
+        if func in _RESHAPED or func in _PROPERTIES:
             with torch._C.DisableTorchFunctionSubclass():
                 if func is Tensor.to:
                     return args[0]  # their resolution is that of the dtype in which they were drawn
-                found = func(*args, **kwargs)
-            if isinstance(found, Tensor):
-                found = found.as_subclass(Coins)
-                found.drawn, found.kind = mine.drawn, mine.kind
-            return mine.kind if isinstance(found, torch.dtype) else found
+                result = func(*args, **kwargs)
+            if isinstance(result, Tensor):
+                result = result.as_subclass(LazyUniforms)
+                result.drawn, result.kind = uniforms.drawn, uniforms.kind
+            return uniforms.kind if isinstance(result, torch.dtype) else result
         raise CannotEnumerate(
             f"The uniforms of torch.rand were given to {getattr(func, '__name__', func)}; only comparisons "
             "with numbers can be enumerated: take uniforms as an argument, or give samples=."
         )
 
 
-def _compared(coins: Coins, compare: Callable[[float, float], bool], left: Any, right: Any) -> Tensor:
+def _compared(coins: LazyUniforms, compare: Callable[[float, float], bool], left: Any, right: Any) -> Tensor:
     other = right if left is coins else left
-    if isinstance(other, Coins):
+    if isinstance(other, LazyUniforms):
         raise CannotEnumerate("Two uniforms of torch.rand are compared with each other; give samples=.")
     with torch._C.DisableTorchFunctionSubclass():
         numbers, thresholds = torch.broadcast_tensors(
@@ -145,17 +147,17 @@ def _compared(coins: Coins, compare: Callable[[float, float], bool], left: Any, 
 
 
 @contextlib.contextmanager
-def torch_chance(rng: Randomness) -> Iterator[None]:
+def torch_randomness(rng: Randomness) -> Iterator[None]:
     """Within it torch's chance is that of `rng`: `rand` and `rand_like` are branched on where compared.
 
-    `multinomial` with one sample is a choice of `rng` for each row, by the weights given; that torch draws
+    `multinomial` with one sample is a choice of `rng` for each row, by its weights; that torch draws
     by them is taken for granted. Uniforms are multiples of 2^-24 in float32 and of 2^-53 in float64.
 
     Raises:
         CannotEnumerate: other chance is asked for (`randn`, `exponential_`, several samples), or a uniform
             is used otherwise than in comparisons with numbers.
     """
-    drawn = _Drawn(rng)
+    drawn = _UniformBounds(rng)
 
     def rand(*size: Any, **options: Any) -> Tensor:
         shape = size[0] if size and isinstance(size[0], (tuple, list, torch.Size)) else size
@@ -182,7 +184,7 @@ def torch_chance(rng: Randomness) -> Iterator[None]:
         return refuse
 
     with contextlib.ExitStack() as stack:
-        for place, name, new in [
+        for owner, name, new in [
             (torch, "rand", rand),
             (torch, "rand_like", rand_like),
             (torch, "multinomial", multinomial),
@@ -193,14 +195,14 @@ def torch_chance(rng: Randomness) -> Iterator[None]:
                 for name in ("exponential_", "uniform_", "normal_", "bernoulli", "bernoulli_")
             ),
         ]:
-            stack.enter_context(mock.patch.object(place, name, new))
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield
 
 
 def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_000) -> JointLaw:
     """The exact law of the tokens that `run` returns, where torch is its only chance.
 
-    So the whole of a `generate` can be enumerated, with models over a few tokens; `error` of the result says
+    So all of a `generate` can be enumerated, with models over a few tokens; `error` of the result says
     how far it is from another's.
 
     Args:
@@ -211,22 +213,26 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
         The law. Where `run` raises, its outcome is `RAISED` and `fault` has the first error.
 
     Raises:
-        CannotEnumerate: as `torch_chance` does.
+        CannotEnumerate: as `torch_randomness` does.
         BudgetExceeded: more than `budget` outcomes.
     """
     fault = ""
 
     def once(rng: Randomness) -> tuple[int, ...]:
         nonlocal fault
-        with torch_chance(rng):
+        with torch_randomness(rng):
             try:
-                found = run()
+                returned = run()
             except CannotEnumerate:
                 raise
             except Exception as error:
                 fault = fault or f"raises ({type(error).__name__}: {error})"
                 return RAISED
-        return tuple(found.flatten().tolist() if isinstance(found, Tensor) else (int(one) for one in found))
+        return tuple(
+            returned.flatten().tolist()
+            if isinstance(returned, Tensor)
+            else (int(token) for token in returned)
+        )
 
     law: dict[tuple[int, ...], float] = {}
     runs = 0

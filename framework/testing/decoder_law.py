@@ -1,4 +1,4 @@
-"""The exact law of what a decoder writes: every random outcome of a whole call of `generate`."""
+"""The exact law of what a decoder writes: every random outcome of a call of `generate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.decoder import SpeculativeDecoder
 from draftwood.generation import Generation
 from draftwood.randomness import Randomness, Streams
 from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.toy import NextTokenModel
 
 Texts = tuple[tuple[int, ...], ...]
 """What was written after every prompt."""
@@ -32,11 +32,11 @@ def written_law(
 
     def write(rng: Randomness) -> Texts:
         with mock.patch.object(Streams, "seeded", return_value=Streams(rng, rng)):
-            found = decoder.generate(
+            generation = decoder.generate(
                 [list(prompt) for prompt in prompts], return_dict_in_generate=True, **options
             )
-        assert isinstance(found, Generation)
-        return tuple(tuple(tokens) for tokens in found.tokens)
+        assert isinstance(generation, Generation)
+        return tuple(tuple(tokens) for tokens in generation.tokens)
 
     law: dict[Texts, float] = {}
     for weight, texts in enumerate_outcomes(write, budget=budget):
@@ -45,7 +45,7 @@ def written_law(
 
 
 def sequential_law(
-    model: ToyModel, prompt: Sequence[int], probs: NextToken, *, tokens: int, ends: Sequence[int] = ()
+    model: NextTokenModel, prompt: Sequence[int], probs: NextToken, *, tokens: int, ends: Sequence[int] = ()
 ) -> dict[tuple[int, ...], float]:
     """The law of up to `tokens` tokens after `prompt`, written one at a time until one of `ends`."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
@@ -55,8 +55,8 @@ def sequential_law(
             if len(text) < length or (text and text[-1] in ends):
                 longer[text] = chance
                 continue
-            whole = [*prompt, *text]
-            for token, p in enumerate(probs(whole, model.logits(whole)).tolist()):
+            context = [*prompt, *text]
+            for token, p in enumerate(probs(context, model.logits(context)).tolist()):
                 if p:
                     longer[(*text, token)] = chance * p
         law = longer

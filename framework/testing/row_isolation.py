@@ -11,20 +11,20 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import learning
+from draftwood import policy_states
 from draftwood.compatibility import needs_several_drafters
 from draftwood.outcome import Outcome
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.request import RequestLog
-from draftwood.testing.broken import LawBroken
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.toy import NextTokenModel
 
 _ROUNDS = 3
 
 
 @attrs.frozen
-class Lived:
+class RowRound:
     """A round of a row: the tree's tokens and parents, and what the policy then knew."""
 
     tokens: tuple[int, ...]
@@ -32,8 +32,8 @@ class Lived:
     state: Any
 
 
-def assert_rows_apart(
-    policy: TreePolicy, models: Sequence[ToyModel], prompts: Sequence[Sequence[int]]
+def assert_rows_isolated(
+    policy: TreePolicy, models: Sequence[NextTokenModel], prompts: Sequence[Sequence[int]]
 ) -> None:
     """Assert that rows whose trees `policy` grows in turns get the trees and states that they get alone.
 
@@ -44,44 +44,46 @@ def assert_rows_apart(
         AssertionError: the message names the row, the round, and what was grown or learnt.
     """
 
-    def row(place: int) -> Generator[None, None, list[Lived]]:
-        return _row(policy, models, prompts[place], seed=models[0].seed + place)
+    def row(index: int) -> Generator[None, None, list[RowRound]]:
+        return _row(policy, models, prompts[index], seed=models[0].seed + index)
 
-    places = range(len(prompts))
-    alone = [_in_turns([row(place)])[0] for place in places]
-    together = _in_turns([row(place) for place in places])
-    for place in places:
-        for number, (one, other) in enumerate(zip(alone[place], together[place], strict=True)):
-            if one != other:
+    indices = range(len(prompts))
+    alone = [_in_turns([row(index)])[0] for index in indices]
+    together = _in_turns([row(index) for index in indices])
+    for index in indices:
+        for number, (round_alone, round_together) in enumerate(
+            zip(alone[index], together[index], strict=True)
+        ):
+            if round_alone != round_together:
                 raise LawBroken(
-                    f"{policy} does not keep rows apart: in round {number} row {place} has {one} alone and "
-                    f"{other} when another row's tree is grown in between.",
+                    f"{policy} does not keep rows apart: in round {number} row {index} has {round_alone} "
+                    f"alone and {round_together} when another row's tree is grown in between.",
                     likely="shared state: something is kept on self while a tree grows, or learnt there.",
                 )
 
 
-def _in_turns(rows: Sequence[Generator[None, None, list[Lived]]]) -> list[list[Lived]]:
+def _in_turns(rows: Sequence[Generator[None, None, list[RowRound]]]) -> list[list[RowRound]]:
     """Run the rows, each as far as its next stop, in turns."""
-    lived: dict[int, list[Lived]] = {}
-    while len(lived) < len(rows):
-        for place, row in enumerate(rows):
-            if place not in lived:
+    history: dict[int, list[RowRound]] = {}
+    while len(history) < len(rows):
+        for index, row in enumerate(rows):
+            if index not in history:
                 try:
                     next(row)
                 except StopIteration as finished:
-                    lived[place] = finished.value
-    return [lived[place] for place in range(len(rows))]
+                    history[index] = finished.value
+    return [history[index] for index in range(len(rows))]
 
 
 def _row(
-    policy: TreePolicy, models: Sequence[ToyModel], prompt: Sequence[int], seed: int
-) -> Generator[None, None, list[Lived]]:
+    policy: TreePolicy, models: Sequence[NextTokenModel], prompt: Sequence[int], seed: int
+) -> Generator[None, None, list[RowRound]]:
     """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
     rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
-    text, state, lived = list(prompt), learning.first_state(policy), list[Lived]()
+    text, state, history = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
-        growing, asked = learning.grow(policy, text[-1], rng, state), RequestLog()
+        growing, asked = policy_states.grow(policy, text[-1], rng, state), RequestLog()
         try:
             request = next(growing)
             while True:
@@ -94,17 +96,17 @@ def _row(
         node = fate.randrange(len(tree))
         extra = fate.randrange(models[0].vocab_size)
         outcome = Outcome.of(tree, tree.path(node), extra=extra, bonus=not tree.children(node))
-        known, state = state, learning.observe(policy, state, outcome, tree)
-        assert known == before, (
-            f"A state of {policy} was {before} before a round and is {known} after it; a state never "
+        earlier, state = state, policy_states.observe(policy, state, outcome, tree)
+        assert earlier == before, (
+            f"A state of {policy} was {before} before a round and is {earlier} after it; a state never "
             "changes, and is equal to its copies. Make it an attrs.frozen class."
         )
-        lived.append(Lived(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
+        history.append(RowRound(tuple(tree.tokens.tolist()), tuple(tree.parents.tolist()), state))
         text += outcome.emitted
-    return lived
+    return history
 
 
-def _drafted(policy: TreePolicy, models: Sequence[ToyModel], text: Sequence[int]) -> Tensor:
+def _drafted(policy: TreePolicy, models: Sequence[NextTokenModel], text: Sequence[int]) -> Tensor:
     """The draft distributions after `text`: of all models where each child has a drafter of its own."""
     if needs_several_drafters(policy):
         return torch.stack([model.probs(text) for model in models])

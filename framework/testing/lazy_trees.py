@@ -1,9 +1,9 @@
 """Trees whose tokens are drawn when a verifier looks at them: the law of a round in far fewer outcomes.
 
 A verifier that accepts the first path has looked at a few nodes, and all the trees that agree there end
-alike. So the tokens of a tree are left open, given those seen so far, and a look is one more question of
-chance. The verifier's own code runs unchanged. What looks at nodes one by one is cheap; any other use of the
-tensors draws the whole tree first.
+alike. So the tokens of a tree are left open until they are looked at, and a look is one more random
+choice. The verifier's own code runs unchanged. What looks at nodes one by one is cheap; any other use of the
+tensors draws all of the tree first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from draftwood.randomness import Randomness
 from draftwood.tree import TokenTree
 
 
-class OpenTree(Protocol):
-    """Trees of one shape, with the law of every token given others.
+class TreeLaw(Protocol):
+    """Trees of one shape, with the law of every token, conditional on others.
 
     Attributes:
         shape: a tree whose parents are theirs; its tokens say nothing but the root's.
@@ -34,7 +34,7 @@ class OpenTree(Protocol):
         ...
 
     def law(self, node: int, seen: Mapping[int, int]) -> tuple[Sequence[int], Tensor]:
-        """The tokens that `node` may hold, and their weights, given the tokens in `seen`."""
+        """The tokens that `node` may have, and their weights, conditional on the tokens in `seen`."""
         ...
 
     def proposal(self, node: int, seen: Mapping[int, int]) -> Proposal:
@@ -43,7 +43,7 @@ class OpenTree(Protocol):
 
 
 @attrs.define(eq=False)
-class SeenTree:
+class LazyTree:
     """Stands for a `TokenTree` that draws its tokens from `rng` as they are seen.
 
     Attributes:
@@ -52,7 +52,7 @@ class SeenTree:
         seen: tokens so far, by node.
     """
 
-    open: OpenTree
+    open: TreeLaw
     rng: Randomness
     seen: dict[int, int] = attrs.field(factory=dict)
 
@@ -68,12 +68,12 @@ class SeenTree:
         return getattr(self.open.shape if name in shapely else self.drawn(), name)
 
     @property
-    def tokens(self) -> SeenTokens:
-        return SeenTokens(self)
+    def tokens(self) -> LazyTokens:
+        return LazyTokens(self)
 
     @property
     def proposals(self) -> Mapping[int, Proposal]:
-        return SeenProposals(self)
+        return LazyProposals(self)
 
     def children(self, node: int) -> list[int]:
         return self.open.shape.children(node)
@@ -103,24 +103,24 @@ class SeenTree:
 
     def looked_at(self) -> TokenTree:
         """The tree of the nodes that were seen, with those that had to be drawn before them."""
-        known = sorted(self.seen)
+        nodes = sorted(self.seen)
         tokens = self.open.shape.tokens.clone()
-        tokens[known] = torch.tensor([self.seen[node] for node in known])
-        inner = (node for node in known if any(child in self.seen for child in self.children(node)))
+        tokens[nodes] = torch.tensor([self.seen[node] for node in nodes])
+        inner = (node for node in nodes if any(child in self.seen for child in self.children(node)))
         laws = {node: self.open.proposal(node, self.seen) for node in inner}
-        return attrs.evolve(self.open.shape, tokens=tokens, proposals=laws).subtree(torch.tensor(known))
+        return attrs.evolve(self.open.shape, tokens=tokens, proposals=laws).subtree(torch.tensor(nodes))
 
 
-class _Drawn:
-    """Passes whatever a tensor can do on to the whole of it."""
+class _LazyTensor:
+    """Passes whatever a tensor can do on to the tensor with all its values."""
 
-    def whole(self) -> Tensor:
+    def complete(self) -> Tensor:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.whole(), name)
+        return getattr(self.complete(), name)
 
     @classmethod
     def __torch_function__(
@@ -130,58 +130,58 @@ class _Drawn:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        return func(*map(_whole, args), **{name: _whole(one) for name, one in (kwargs or {}).items()})
+        return func(*map(_completed, args), **{name: _completed(one) for name, one in (kwargs or {}).items()})
 
 
-def _whole(one: Any) -> Any:
-    if isinstance(one, (list, tuple)):
-        return type(one)(map(_whole, one))
-    return one.whole() if isinstance(one, _Drawn) else one
+def _completed(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_completed, value))
+    return value.complete() if isinstance(value, _LazyTensor) else value
 
 
 @attrs.frozen(eq=False)
-class SeenTokens(_Drawn):
+class LazyTokens(_LazyTensor):
     """Stands for the tensor of a tree's tokens."""
 
-    tree: SeenTree
+    tree: LazyTree
 
-    def tolist(self) -> SeenList:
-        return SeenList(self.tree)
+    def tolist(self) -> LazyTokenList:
+        return LazyTokenList(self.tree)
 
-    def whole(self) -> Tensor:
+    def complete(self) -> Tensor:
         return self.tree.drawn().tokens
 
     def __len__(self) -> int:
         return len(self.tree.open.shape.tokens)
 
-    def __getitem__(self, place: Any) -> Tensor:
-        if isinstance(place, int) and 0 <= place < len(self.tree):
-            return torch.tensor(self.tree.token(place))
-        if isinstance(place, list) and all(0 <= node < len(self.tree) for node in place):
-            return torch.tensor([self.tree.token(node) for node in place], dtype=torch.int64)
-        return self.whole()[place]
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, int) and 0 <= index < len(self.tree):
+            return torch.tensor(self.tree.token(index))
+        if isinstance(index, list) and all(0 <= node < len(self.tree) for node in index):
+            return torch.tensor([self.tree.token(node) for node in index], dtype=torch.int64)
+        return self.complete()[index]
 
 
 @attrs.frozen(eq=False)
-class SeenList(Sequence[int]):
+class LazyTokenList(Sequence[int]):
     """Stands for the list of a tree's tokens."""
 
-    tree: SeenTree
+    tree: LazyTree
 
     def __len__(self) -> int:
         return len(self.tree.open.shape.tokens)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, int) and 0 <= place < len(self.tree):
-            return self.tree.token(place)
-        return self.tree.drawn().tokens.tolist()[place]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and 0 <= index < len(self.tree):
+            return self.tree.token(index)
+        return self.tree.drawn().tokens.tolist()[index]
 
 
 @attrs.frozen(eq=False)
-class SeenProposals(Mapping[int, Proposal]):
+class LazyProposals(Mapping[int, Proposal]):
     """The laws of a tree, each known once the path to its node is."""
 
-    tree: SeenTree
+    tree: LazyTree
 
     def __getitem__(self, node: int) -> Proposal:
         if node not in self.tree.open.shape.proposals:
@@ -197,13 +197,13 @@ class SeenProposals(Mapping[int, Proposal]):
 
 
 @attrs.frozen(eq=False)
-class SeenTargets(_Drawn):
+class LazyTargets(_LazyTensor):
     """Stands for the target's distributions `[nodes, vocab]`; `after(text)` gives the one of a node."""
 
-    tree: SeenTree
+    tree: LazyTree
     after: Callable[[Sequence[int]], Tensor]
 
-    def whole(self) -> Tensor:
+    def complete(self) -> Tensor:
         return torch.stack([self.after(self.tree.text(node)) for node in range(len(self.tree))])
 
     @property
@@ -217,9 +217,9 @@ class SeenTargets(_Drawn):
     def __len__(self) -> int:
         return len(self.tree)
 
-    def __getitem__(self, place: Any) -> Tensor:
-        node, *rest = place if isinstance(place, tuple) else (place,)
+    def __getitem__(self, index: Any) -> Tensor:
+        node, *rest = index if isinstance(index, tuple) else (index,)
         if not isinstance(node, int) or not 0 <= node < len(self.tree):
-            return self.whole()[place]
+            return self.complete()[index]
         row = self.after(self.tree.text(node))
         return row[tuple(rest)] if rest else row

@@ -18,7 +18,7 @@ from draftwood.tree import TokenTree
 _LONGEST = 16  # nodes behind a leaf; a bound on all together would tie one branch to another
 
 
-def with_forced_spans(
+def with_forced_tokens(
     tree: TokenTree,
     constraint: ConstrainedRow,
     *,
@@ -61,16 +61,16 @@ def with_forced_spans(
     return TokenTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), proposals)
 
 
-def as_drafted(outcome: Outcome, size: int) -> Outcome:
+def without_forced_tokens(outcome: Outcome, size: int) -> Outcome:
     """What the round would have given without the nodes from `size` on, which the policy did not draw."""
-    kept = sum(node < size for node in outcome.path)
-    if kept == len(outcome.path):
+    drafted_nodes = sum(node < size for node in outcome.path)
+    if drafted_nodes == len(outcome.path):
         return attrs.evolve(outcome, drafted=size - 1)
     return attrs.evolve(
         outcome,
-        path=outcome.path[:kept],
-        tokens=outcome.tokens[:kept],
-        extra=outcome.tokens[kept],
+        path=outcome.path[:drafted_nodes],
+        tokens=outcome.tokens[:drafted_nodes],
+        extra=outcome.tokens[drafted_nodes],
         bonus=True,
         drafted=size - 1,
     )

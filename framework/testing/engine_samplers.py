@@ -66,20 +66,20 @@ def vllm_sampler(
         number = torch.arange(rows)
         lengths = torch.where(number % 2 == 0, n, number // 2 % (n + 1)) if ragged else torch.full((rows,), n)
         kept = torch.arange(n) < lengths.unsqueeze(1)
-        wanted = case.target_probs[:, :n][kept]
+        target_probs = case.target_probs[:, :n][kept]
         # vLLM draws the token behind a draft that is accepted as a whole before, and hands it in.
         bonus = torch.multinomial(case.target_probs[number, lengths], 1)
-        found = rejection_sample(
+        emitted = rejection_sample(
             case.draft_tokens[kept].to(device),
             lengths.tolist(),
             n,
             lengths.cumsum(0).to(torch.int32).to(device),
             None if drafted else case.draft_probs[kept].to(device),
-            (wanted.log() if target == "logits" else wanted).to(device),
+            (target_probs.log() if target == "logits" else target_probs).to(device),
             bonus.to(device),
             VllmMetadata(torch.ones(rows, device=device)),
         )
-        return found.cpu()
+        return emitted.cpu()
 
     return _named(sampler, "vLLM's rejection sampler")
 
@@ -120,7 +120,7 @@ def sglang_sampler(
             )
         first, sibling, depth = [-1] * (n + 1), [-1] * (n + 1), [0] * (n + 1)
         for row in range(n + 1):
-            nodes = [place + 1 for place in case.children(row)]
+            nodes = [index + 1 for index in case.children(row)]
             for node, later in zip(nodes, [*nodes[1:], -1], strict=False):
                 sibling[node], depth[node] = later, depth[row] + 1
             first[row] = nodes[0] if nodes else -1

@@ -11,7 +11,7 @@ SHOWN = 5
 
 
 @attrs.define
-class Found:
+class SoakResult:
     """One line of the table.
 
     Attributes:
@@ -19,7 +19,7 @@ class Found:
         done: how often.
         failures: what went wrong, one text each; empty where all was survived.
         figures: measured on the way, by what they are.
-        places: how often each place or kind was tried.
+        attempts: how often each kind was tried.
         seconds: time of the part.
     """
 
@@ -27,17 +27,17 @@ class Found:
     done: int = 0
     failures: list[str] = attrs.field(factory=list)
     figures: dict[str, str] = attrs.field(factory=dict)
-    places: Counter[str] = attrs.field(factory=Counter)
+    attempts: Counter[str] = attrs.field(factory=Counter)
     seconds: float = 0.0
     _began: float = attrs.field(factory=perf_counter, init=False, repr=False)
 
-    def tried(self, place: str, wrong: str | None) -> None:
+    def tried(self, kind: str, wrong: str | None) -> None:
         """Count one attempt; `wrong` is None where it was survived."""
         self.done += 1
-        self.places[place] += 1
+        self.attempts[kind] += 1
         self.seconds = perf_counter() - self._began
         if wrong is not None:
-            self.failures.append(f"{place}: {wrong}")
+            self.failures.append(f"{kind}: {wrong}")
 
     @property
     def survived(self) -> int:

@@ -1,4 +1,4 @@
-"""A verifier under watch: what it may never do is reported with the tree on which it did."""
+"""A verifier whose outcomes are checked: what it may never do is reported with the tree on which it did."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
 from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
-from draftwood.testing.enumerator import Endless
+from draftwood.testing.enumerator import EndlessRun
+from draftwood.testing.tree_text import tree_as_text
 from draftwood.tree import TokenTree
 
 SECONDS = 10.0
 """What one verification of a toy tree may take; it needs less than a thousandth."""
 
-_SHOWN = 16
-"""Probabilities of one distribution that a message shows."""
-
 
 @attrs.define(eq=False)
-class Watched(Verifier):
+class CheckedVerifier(Verifier):
     """Passes every call on to `verifier`, and remembers the first fault in what comes back.
 
     Attributes:
@@ -60,13 +58,13 @@ class Watched(Verifier):
     ) -> list[Outcome]:
         rows = list(zip(trees, target_probs, strict=True))
         try:
-            with ends_within(SECONDS):
+            with time_limit(SECONDS):
                 outcomes = judge()
         except self.refusal:
             raise
         except Exception as error:
-            ended = "does not end" if isinstance(error, (Endless, TimeoutError)) else "raises"
-            drawn = "\nand the tree\n".join(drawn_as_text(*row) for row in rows)
+            ended = "does not end" if isinstance(error, (EndlessRun, TimeoutError)) else "raises"
+            drawn = "\nand the tree\n".join(tree_as_text(*row) for row in rows)
             raise AssertionError(
                 f"{self.verifier} {ended} ({type(error).__name__}: {error}) on the tree\n{drawn}"
             ) from error
@@ -74,7 +72,7 @@ class Watched(Verifier):
             raise AssertionError(f"{self.verifier} gives {len(outcomes)} outcomes for {len(rows)} rows.")
         for outcome, (tree, targets) in zip(outcomes, rows, strict=True):
             if not self.fault and (wrong := malformed(outcome, tree, targets)):
-                self.fault = f"{self.verifier} {wrong} on the tree\n{drawn_as_text(tree, targets)}"
+                self.fault = f"{self.verifier} {wrong} on the tree\n{tree_as_text(tree, targets)}"
         return outcomes
 
 
@@ -104,54 +102,8 @@ def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
     return ""
 
 
-def drawn_as_text(
-    tree: TokenTree, target_probs: Tensor | None = None, text: Sequence[int] | None = None
-) -> str:
-    """The tree, one node a line, below its parent: token, the law it was drawn from, the target after it.
-
-    Args:
-        tree: at most some dozen nodes, over a small vocabulary.
-        target_probs: `[nodes, vocab]`, or None to leave the target out.
-        text: laws are shown along these tokens only, and the nodes they pass are marked; None shows all.
-    """
-    lines: list[str] = []
-
-    def visit(node: int, law: str, passed: bool) -> None:
-        mark = "*" if passed and text is not None else " "
-        line = f"{mark} {'  ' * int(tree.depths[node])}{node}: token {int(tree.tokens[node])}"
-        lines.append(line + (f", drawn from {law}" if law else ""))
-        shown = passed or text is None
-        if shown and target_probs is not None:
-            lines.append(f"  {'  ' * int(tree.depths[node])}   target {numbers(target_probs[node])}")
-        earlier: list[int] = []
-        depth = int(tree.depths[node])
-        for k, child in enumerate(tree.children(node)):
-            token = int(tree.tokens[child])
-            proposal = tree.proposals.get(node)
-            drawn = ""
-            if shown:
-                drawn = (
-                    f"{numbers(proposal.conditional(k, earlier))} ({type(proposal).__name__}, child {k})"
-                    if proposal is not None
-                    else "a law that the tree does not name"
-                )
-            visit(child, drawn, passed and (text is None or (depth < len(text) and token == text[depth])))
-            earlier.append(token)
-
-    visit(0, "", True)
-    return "\n".join(lines)
-
-
-def numbers(p: Tensor) -> str:
-    """A distribution in short; of a large vocabulary the tokens that have something."""
-    if len(p) <= _SHOWN:
-        return "[" + " ".join(f"{x:.4g}" for x in p.tolist()) + "]"
-    live = p.nonzero().flatten()[:_SHOWN].tolist()
-    return "{" + ", ".join(f"{token}: {float(p[token]):.4g}" for token in live) + "}"
-
-
 @contextmanager
-def ends_within(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` in the block after `seconds`; only where the main thread has an alarm clock."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

@@ -12,20 +12,21 @@ from torch import Tensor
 from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
-from draftwood.testing.arithmetic import rounding
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
-from draftwood.testing.round_law import Departure, Text, furthest
-from draftwood.testing.seen import SeenTargets, SeenTree
-from draftwood.testing.shapes import Shape, ShapeTrees
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.lazy_trees import LazyTargets, LazyTree
+from draftwood.testing.round_deviation import RoundDeviation, Text, largest_deviation
+from draftwood.testing.tolerances import rounding
+from draftwood.testing.toy import NextTokenModel
+from draftwood.testing.tree_shapes import Shape, ShapeTrees
+from draftwood.testing.tree_text import tree_as_text
 from draftwood.testing.verifier_mistakes import usual_mistake
-from draftwood.testing.watched import Watched, drawn_as_text
 from draftwood.tree import TokenTree
 
 
 @attrs.frozen(eq=False)
-class Emitted:
+class RoundOutcomes:
     """What a round emits over all trees.
 
     Attributes:
@@ -39,24 +40,28 @@ class Emitted:
     fault: str = ""
 
 
-def emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000) -> Emitted:
+def round_outcomes(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
+) -> RoundOutcomes:
     """Every outcome of `verifier` on `trees`, whose tokens are drawn where it looks.
 
-    A verifier that cannot work with such trees gets whole ones.
+    A verifier that cannot work with such trees gets complete ones.
     """
     try:
-        found = _emitted(trees, verifier, target, budget=budget, whole=False)
-        if not found.fault:
-            return found
+        outcomes = _emitted(trees, verifier, target, budget=budget, complete=False)
+        if not outcomes.fault:
+            return outcomes
     except BudgetExceeded:
         raise
-    except Exception:  # whatever it is, a whole tree will tell
+    except Exception:  # whatever it is, a complete tree will tell
         pass
-    return _emitted(trees, verifier, target, budget=budget, whole=True)
+    return _emitted(trees, verifier, target, budget=budget, complete=True)
 
 
-def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int, whole: bool) -> Emitted:
-    watched = Watched(verifier)
+def _emitted(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int, complete: bool
+) -> RoundOutcomes:
+    checked = CheckedVerifier(verifier)
     before = list(trees.prompt[:-1])
     sampling = SamplingParams(trees.temperature)
 
@@ -64,37 +69,37 @@ def _emitted(trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget:
     def after(text: Text) -> Tensor:
         return sampling.distribution(target.logits([*before, *text]).unsqueeze(0))[0]
 
-    def run(rng: Randomness) -> tuple[Text, SeenTree]:
-        tree = SeenTree(trees, rng)
-        rows = SeenTargets(tree, lambda text: after(tuple(text)))
-        if whole:
-            outcome = watched.verify(tree.drawn(), rows.whole(), rng)
+    def run(rng: Randomness) -> tuple[Text, LazyTree]:
+        tree = LazyTree(trees, rng)
+        rows = LazyTargets(tree, lambda text: after(tuple(text)))
+        if complete:
+            outcome = checked.verify(tree.drawn(), rows.complete(), rng)
         else:
-            outcome = watched.verify(tree, rows, rng)  # type: ignore[arg-type]
+            outcome = checked.verify(tree, rows, rng)  # type: ignore[arg-type]
         return outcome.emitted, tree
 
     law: dict[Text, float] = {}
-    likeliest: dict[Text, tuple[float, SeenTree]] = {}
+    likeliest: dict[Text, tuple[float, LazyTree]] = {}
     for weight, (text, tree) in enumerate_outcomes(run, budget=budget):
         law[text] = law.get(text, 0.0) + weight
         if weight > likeliest.get(text, (0.0,))[0]:
             likeliest[text] = weight, tree
     examples = {text: (weight, tree.looked_at()) for text, (weight, tree) in likeliest.items()}
-    return Emitted(law, examples, watched.fault)
+    return RoundOutcomes(law, examples, checked.fault)
 
 
-def round_departure(
-    trees: ShapeTrees, verifier: Verifier, target: ToyModel, *, budget: int = 100_000
-) -> Departure:
+def round_deviation(
+    trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
+) -> RoundDeviation:
     """Where one round departs the most from the target's law; the error is its attribute."""
-    found = emitted(trees, verifier, target, budget=budget)
-    return furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    outcomes = round_outcomes(trees, verifier, target, budget=budget)
+    return largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
 
 
 def assert_round_lossless(
     trees: ShapeTrees,
     verifier: Verifier,
-    target: ToyModel,
+    target: NextTokenModel,
     *,
     budget: int = 100_000,
     tolerance: float | None = None,
@@ -112,27 +117,27 @@ def assert_round_lossless(
         LawBroken: the message has the worst text, and the tree from which it most likely comes.
         BudgetExceeded: there are more outcomes.
     """
-    found = emitted(trees, verifier, target, budget=budget)
-    if found.fault:
-        raise LawBroken(found.fault)
-    worst = furthest(found.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    outcomes = round_outcomes(trees, verifier, target, budget=budget)
+    if outcomes.fault:
+        raise LawBroken(outcomes.fault)
+    worst = largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
     if worst.error <= (rounding(target.dtype) if tolerance is None else tolerance):
         return
     raise LawBroken(
         f"{verifier} is biased on trees drawn by {trees.children_law.__name__}: tokens {worst.text} after "
-        f"{tuple(trees.prompt)} have probability {worst.found:.12g} and should have {worst.wanted:.12g} (off "
-        f"by {worst.error:.2g}{_in_words(target.dtype)}).\n{_example(found, worst, trees, target)}",
+        f"{tuple(trees.prompt)} have probability {worst.actual:.12g} and should have {worst.expected:.12g} "
+        f"(off by {worst.error:.2g}{_in_words(target.dtype)}).\n{_example(outcomes, worst, trees, target)}",
         error=worst.error,
-        likely=_likely(found, trees, verifier, target),
+        likely=_likely(outcomes, trees, verifier, target),
     )
 
 
-def _likely(found: Emitted, trees: ShapeTrees, verifier: Verifier, target: ToyModel) -> str:
+def _likely(outcomes: RoundOutcomes, trees: ShapeTrees, verifier: Verifier, target: NextTokenModel) -> str:
     """The mistake that it looks like: what goes when the case is made simpler, or a usual one."""
 
-    def exact(simpler: ShapeTrees, wanted: ToyModel = target) -> bool:
+    def exact(simpler: ShapeTrees, same_target: NextTokenModel = target) -> bool:
         try:
-            return round_departure(simpler, verifier, wanted).error <= rounding(wanted.dtype)
+            return round_deviation(simpler, verifier, same_target).error <= rounding(same_target.dtype)
         except Exception:  # a simpler case that fails otherwise explains nothing
             return False
 
@@ -144,7 +149,7 @@ def _likely(found: Emitted, trees: ShapeTrees, verifier: Verifier, target: ToyMo
         return "what lies behind the tree's size is looked at; it is padding."
     if trees.depth_first and exact(attrs.evolve(trees, depth_first=False, padding=0)):
         return "siblings are taken to be numbered one after another; ask tree.children(node)."
-    if usual := usual_mistake(found.law, lambda other: emitted(trees, other, target).law):
+    if usual := usual_mistake(outcomes.law, lambda other: round_outcomes(trees, other, target).law):
         return usual
     siblings = len(trees.form)
     while siblings > 1:
@@ -174,25 +179,27 @@ def _in_words(dtype: torch.dtype) -> str:
     return "" if dtype == torch.float64 else f", from logits in {str(dtype).removeprefix('torch.')}"
 
 
-def _example(found: Emitted, worst: Departure, trees: ShapeTrees, target: ToyModel) -> str:
+def _example(
+    outcomes: RoundOutcomes, worst: RoundDeviation, trees: ShapeTrees, target: NextTokenModel
+) -> str:
     """The likeliest round that writes the worst text, or begins it."""
 
     def fits(text: Text) -> bool:
         shorter = min(len(text), len(worst.text))
         return text[:shorter] == worst.text[:shorter]
 
-    fitting = {text: one for text, one in found.examples.items() if fits(text)}
+    fitting = {text: example for text, example in outcomes.examples.items() if fits(text)}
     if not fitting:
         return "No round writes it."
     text = max(fitting, key=lambda text: fitting[text][0])
     weight, tree = fitting[text]
     return (
         f"The likeliest round that does (probability {weight:.3g}) emits {text} on this tree, of which the "
-        f"nodes that were looked at are shown, and the way of the text marked:\n"
-        f"{drawn_as_text(tree, _rows(tree, trees, target), text)}"
+        f"nodes that were looked at are shown, and the path of the text marked:\n"
+        f"{tree_as_text(tree, _rows(tree, trees, target), text)}"
     )
 
 
-def _rows(tree: TokenTree, trees: ShapeTrees, target: ToyModel) -> Tensor:
+def _rows(tree: TokenTree, trees: ShapeTrees, target: NextTokenModel) -> Tensor:
     texts: Sequence[list[int]] = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
     return torch.stack([target.probs([*trees.prompt[:-1], *text], trees.temperature) for text in texts])

@@ -1,4 +1,4 @@
-"""Whether code draws from a generator of the process instead of the stream it is given."""
+"""Whether code draws from a generator of the process instead of its stream."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from draftwood.testing.broken import LawBroken
+from draftwood.testing.law_broken import LawBroken
 
 
 @contextmanager
-def no_chance_but_the_streams(who: object) -> Iterator[None]:
+def forbid_hidden_randomness(who: object) -> Iterator[None]:
     """Raise `LawBroken` after the block if it drew from a generator of the process, or seeded one.
 
     Those are torch's, numpy's and Python's; in the end they are as they were.
     """
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        # Somewhere where no seed leads.
+        # To states that no seed gives.
         torch.rand(7)
         np.random.random(7)
         random.random()
@@ -35,8 +35,8 @@ def no_chance_but_the_streams(who: object) -> Iterator[None]:
         if state != before[name]:
             raise LawBroken(
                 f"{who} draws from {name}, or seeds it.",
-                likely="chance of its own: take all of it from rng, so that a row's seed decides and the law "
-                "can be proved.",
+                likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
+                "law can be proved.",
             )
 
 
