@@ -28,7 +28,7 @@ class Several(Drafter):
 
     def __attrs_post_init__(self) -> None:
         if len(self.members) < 2:
-            raise InvalidInput(f"{len(self.members)} drafter(s) were given; several means at least 2.")
+            raise InvalidInput(f"{len(self.members)} drafter(s) in members; give at least 2.")
         sizes = {member.vocab_size for member in self.members}
         if len(sizes) > 1:
             raise IncompatibleModels(
@@ -61,8 +61,8 @@ class Several(Drafter):
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         logits = [member.distributions(requests) for member in self.members]
-        dtype = reduce(torch.promote_types, (one.dtype for one in logits))
-        return torch.stack([one.to(logits[0].device, dtype) for one in logits], dim=2)
+        dtype = reduce(torch.promote_types, (each.dtype for each in logits))
+        return torch.stack([each.to(logits[0].device, dtype) for each in logits], dim=2)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         for member in self.members:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
-from draftwood.kernels.checking import TOLERANCE, relative_error
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.testing import TOLERANCE, relative_error
 
 MARGIN = 128
 """Numbers before and behind what is allocated under `guarded`."""
@@ -86,9 +86,9 @@ def kernel_alone(dispatch: Any, name: str) -> Iterator[None]:
 @contextmanager
 def reference_serves(reason: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """The log says that a reference serves a call, and why."""
-    caplog.set_level("INFO", logger=switch.__name__)
+    caplog.set_level("INFO", logger=support.__name__)
     caplog.clear()
-    switch._logged.clear()
+    support._logged.clear()
     yield
     assert reason in caplog.text
 

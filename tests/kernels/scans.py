@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOPOLOGIES, relative_error
+from draftwood.kernels.testing import TOPOLOGIES, relative_error
 from tests.kernels.frames import guarded, reference_serves
 
 KINDS = [torch.float32, torch.float16]

@@ -121,9 +121,9 @@ def test_the_table_holds_what_is_declared() -> None:
 def test_moves_are_read_by_all_threads_before_any_is_written() -> None:
     """What the interpreter, which runs one thread, cannot see."""
     code = (
-        "from draftwood.kernels.compiled import built\n"
+        "from draftwood.kernels.compiled import build\n"
         "from draftwood.kernels.kv_commit.dispatch import CONFIGURATIONS\n"
-        "for one in CONFIGURATIONS: print(built(one, 80).asm['ptx'], '// END')"
+        "for one in CONFIGURATIONS: print(build(one, 80).asm['ptx'], '// END')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=COMPILING, capture_output=True, text=True, check=True

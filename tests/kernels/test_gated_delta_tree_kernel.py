@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from draftwood.kernels.checking import relative_error
 from draftwood.kernels.gated_delta_tree import dispatch, reference
+from draftwood.kernels.testing import relative_error
 from tests.kernels import frames, scans
 
 pytestmark = pytest.mark.triton

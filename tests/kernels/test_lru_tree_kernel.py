@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import relative_error
 from draftwood.kernels.lru_tree import dispatch, reference
 from draftwood.kernels.mamba1_tree.reference import Paths
+from draftwood.kernels.testing import relative_error
 from tests.kernels import frames, scans
 
 pytestmark = pytest.mark.triton

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import relative_error
 from draftwood.kernels.mamba2_tree import dispatch, reference
+from draftwood.kernels.testing import relative_error
 from tests.kernels import frames, scans
 
 pytestmark = pytest.mark.triton

@@ -22,7 +22,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.kernels.ordered_draws import dispatch, reference
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -54,7 +54,7 @@ def agree(
 ) -> None:
     """The plain draws, the kernel's and the reference's are the same, and take the same uniforms."""
     plain, rng = TapeRandomness(uniforms), TapeRandomness(uniforms)
-    with switched(False):
+    with kernels_enabled(False):
         drawn = draw_children(WithoutReplacement, p, count=count, rng=plain, total=total)
     wanted = [(one.tokens, one.chances) for one in drawn]
     left_out: list[reference.Draws] = [([], [])] * (len(p) - len(wanted))
@@ -156,7 +156,7 @@ def test_a_policy_grows_its_tree_with_one_launch_a_request(
             rng = TorchRandomness.seeded(seed)
             growing, asked = policy.grow(3, rng), list[int]()
             request = next(growing)
-            with switched(kernel):
+            with kernels_enabled(kernel):
                 try:
                     while True:
                         asked.append(len(request))
@@ -196,7 +196,7 @@ def test_the_plain_path_serves_where_no_kernel_does(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(dispatch, "draw", forbidden)
     p = rows(3, 9, alive=1.0, sharpness=1.0, seed=4)
-    with switched(False):
+    with kernels_enabled(False):
         wanted = draw_children(WithoutReplacement, p, count=2, rng=TapeRandomness(tape_of(6, 1)))
     for probs, rng in (
         (p.double(), TapeRandomness(tape_of(6, 1))),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, relative_error, visible
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, relative_error, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask, pack, unpack
 from draftwood.tree import TokenTree
@@ -231,7 +231,7 @@ def test_masks_that_do_not_fit_themselves() -> None:
     [
         ({"keys": torch.zeros(1, 1, 9, 32)}, "do not belong together"),
         ({"queries": torch.zeros(1, 2, 3, 16)}, r"The mask is for \(1, 2\) rows and nodes"),
-        ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots given"),
+        ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots"),
         ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one a head, \(2,\)"),
         (
             {"keys": torch.zeros(1, 3, 9, 16), "values": torch.zeros(1, 3, 9, 16)},
@@ -275,5 +275,5 @@ def test_the_reference_takes_the_rest(
         found = dispatch.attend(**arguments | tensors)
     assert found.dtype == tensors["queries"].dtype
     assert relative_error(found, reference.attend(**arguments)) <= 1e-6
-    with switched(False), frames.reference_serves("kernels are switched off", caplog):
+    with kernels_enabled(False), frames.reference_serves("kernels are switched off", caplog):
         dispatch.attend(**arguments)

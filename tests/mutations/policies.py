@@ -17,11 +17,11 @@ from draftwood import (
     TreePolicy,
     WithoutReplacement,
 )
-from draftwood.strategies.policies.around import Around
+from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 
 @attrs.frozen
-class Changed(Around):
+class Changed(PolicyWrapper):
     """`policy` drawing from `stream(rng)`, its trees passed through `tree`."""
 
     policy: TreePolicy

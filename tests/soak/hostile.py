@@ -165,7 +165,7 @@ def _plan(file: Path) -> None:
 def _index(at: Path) -> tuple[int, str]:
     def use() -> None:
         index = SuffixIndex.open(at)
-        low, high = index.whole
+        low, high = index.all_suffixes
         index.followers(low, high, 1, examples=20)
 
     return _direct(use)

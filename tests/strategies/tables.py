@@ -51,7 +51,7 @@ def paths(tree):
     return [tuple(tree.tokens[tree.path(v)].tolist()) for v in range(len(tree))]
 
 
-def reach(probs, path):
+def path_prob(probs, path):
     """The draft's probability of a path."""
     return math.prod(float(probs(path[:depth])[path[depth]]) for depth in range(1, len(path)))
 
@@ -59,5 +59,5 @@ def reach(probs, path):
 def longer(probs, path, vocab, branching):
     """The `branching` most likely continuations of a path."""
     return heapq.nlargest(
-        branching, [(*path, token) for token in range(vocab)], key=lambda one: reach(probs, one)
+        branching, [(*path, token) for token in range(vocab)], key=lambda one: path_prob(probs, one)
     )

@@ -178,11 +178,11 @@ def test_a_misspelt_policy_is_refused():
         ((-1,), "no node below the root"),
         (((0,), (1, 0)), r"a node at \(1, 0\) and none at \(1,\)"),
         (((0,), (0,)), r"two nodes at \(0,\)"),
-        (((0,), (0, -1)), r"a node at \(0, -1\); a place is one or more ranks >= 0"),
+        (((0,), (0, -1)), r"a node at \(0, -1\); a rank path is one or more ranks >= 0"),
         (((0,), ()), r"a node at \(\)"),
         ((-1, 0, 2), "gives node 2 the parent 2"),
         ((0, 0), "gives node 0 the parent 0"),
-        ((-1, (0,)), "mixes parents and places"),
+        ((-1, (0,)), "mixes parents and rank paths"),
     ],
 )
 def test_a_malformed_shape_is_refused(shape, message):

@@ -69,12 +69,12 @@ def test_a_model_drafter_answers_for_the_nodes_own_text(scripts, data):
                 if ask is None:
                     continue
                 tokens, parents, requests, _ = now[row]
-                for place, node in enumerate(range(*requests[call])):
+                for index, node in enumerate(range(*requests[call])):
                     path = []
                     while node >= 0:
                         path.append(tokens[node])
                         node = parents[node]
-                    assert torch.equal(logits[row, place], MODEL.logits(texts[row] + path[::-1]))
+                    assert torch.equal(logits[row, index], MODEL.logits(texts[row] + path[::-1]))
         drafter.commit([outcome(path) for _, _, _, path in now])
         for text, (_, _, _, path) in zip(texts, now, strict=True):
             text += path
@@ -112,16 +112,16 @@ def test_prompt_lookup_counts_what_followed_the_longest_match(text, longest, tai
     request = Request(torch.tensor(path), torch.arange(-1, len(path) - 1))
     got = drafter.distributions([request])[0].exp()
     known = text[:-1]
-    for place in range(len(path)):
-        context = known + path[: place + 1]
-        wanted = [0, 0, 0]
+    for index in range(len(path)):
+        context = known + path[: index + 1]
+        expected = [0, 0, 0]
         for n in range(min(longest, len(context)), 0, -1):
             for start in range(len(known) - n):
                 if known[start : start + n] == context[-n:]:
-                    wanted[known[start + n]] += 1
-            if any(wanted):
+                    expected[known[start + n]] += 1
+            if any(expected):
                 break
-        assert got[place].round().tolist() == wanted
+        assert got[index].round().tolist() == expected
 
 
 def test_prompt_lookup_learns_the_committed_text():

@@ -59,8 +59,8 @@ CASES = {
 def test_the_emitted_tokens_have_the_targets_law(case, seed, sharpness):
     policy, drafter = CASES[case]
     target = ToyModel(3, seed=seed, sharpness=sharpness)
-    found = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, prompt=(2, 0, 2))
-    assert found.expected_tokens > 1 or isinstance(drafter, PromptLookup)
+    result = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, prompt=(2, 0, 2))
+    assert result.expected_tokens > 1 or isinstance(drafter, PromptLookup)
 
 
 def test_temperature_is_part_of_the_targets_law():

@@ -110,7 +110,7 @@ class Tape(TapeRandomness):
 def compare(verifier, tree, targets, *, tape):
     uniforms = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(tape))
     rng, coins, choices = Tape(uniforms), plain.Coins(uniforms.tolist()), Choices()
-    found = choices.record(verifier.verify, tree, targets, rng)
+    result = choices.record(verifier.verify, tree, targets, rng)
     if isinstance(verifier, ClassOrderedRejection):
         expected = plain.class_ordered_rejection(tree, targets, coins, choices.replay)
     elif isinstance(verifier, RecursiveRejection):
@@ -120,8 +120,8 @@ def compare(verifier, tree, targets, *, tape):
     else:
         expected = plain.Traversal(tree, targets, coins).verify()
     dust = rng.dust or coins.dust
-    assert not choices.made or found != expected or dust
-    return Compared((found, expected), (rng.used, coins.used), coins.near, choices.worst, dust)
+    assert not choices.made or result != expected or dust
+    return Compared((result, expected), (rng.used, coins.used), coins.near, choices.worst, dust)
 
 
 def cases(verifiers, trees, vocabularies):
