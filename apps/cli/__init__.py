@@ -41,16 +41,16 @@ class Commands(TyperGroup):
     """Lists the commands without loading them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, _loaded(name) if name and found else found, rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, _loaded(name) if name and command else command, rest
 
 
 def _loaded(name: str) -> Any:
-    from draftwood.apps.failures import plainly
+    from draftwood.apps.cli_errors import with_plain_errors
 
     module, _ = COMMANDS[name]
     alone = typer.Typer(**_TYPER)
-    alone.command(name)(plainly(getattr(import_module(module), name)))
+    alone.command(name)(with_plain_errors(getattr(import_module(module), name)))
     return get_command(alone)
 
 
