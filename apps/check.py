@@ -16,7 +16,7 @@ import typer
 
 from draftwood import Drafter, Randomness, StateBackend, TreePolicy, Verifier, registry
 from draftwood.apps import options
-from draftwood.apps.failures import FAILED
+from draftwood.apps.cli_errors import FAILED
 from draftwood.apps.interrupts import heard_during_collections
 from draftwood.errors import InvalidInput, nearest
 from draftwood.import_object import import_object
@@ -188,47 +188,49 @@ def _oracle(named: str | None) -> LogitsAfter | None:
     """The function that `module:name` stands for."""
     if named is None:
         return None
-    found = import_object(named, [])
-    if not callable(found) or isinstance(found, type):
+    function = import_object(named, [])
+    if not callable(function) or isinstance(function, type):
         raise InvalidInput(
             f"{named!r} is no function; name one that takes a list of tokens and gives the logits [vocab] "
             "after them."
         )
-    oracle: LogitsAfter = found
+    oracle: LogitsAfter = function
     return oracle
 
 
-def build(target: str, given: Mapping[str, str]) -> Any:
-    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `given`.
+def build(target: str, words: Mapping[str, str]) -> Any:
+    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `words`.
 
     Raises:
         InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
     """
-    found = import_object(target, list(PROTOCOLS))
+    named = import_object(target, list(PROTOCOLS))
     name = target.partition(":")[2]
-    if isinstance(found, type):
-        _must_be_strategy(found, name)
-    elif _protocol(type(found)):
-        if given:
-            raise InvalidInput(f"{name!r} is built already and takes no option {next(iter(given))!r}.")
-        return found
-    elif not callable(found):
+    if isinstance(named, type):
+        _must_be_strategy(named, name)
+    elif _protocol(type(named)):
+        if words:
+            raise InvalidInput(f"{name!r} is built already and takes no option {next(iter(words))!r}.")
+        return named
+    elif not callable(named):
         raise InvalidInput(
-            f"{name!r} is a {type(found).__name__}; name a class, or a function that builds one."
+            f"{name!r} is a {type(named).__name__}; name a class, or a function that builds one."
         )
-    known = registry.options_of(found)
-    chosen = {**_small(found, known)}
-    chosen |= {o: options.convert(o, word, known[o]) if o in known else word for o, word in given.items()}
-    missing = [o for o, p in known.items() if p.default is p.empty and o not in chosen]
+    parameters = registry.options_of(named)
+    chosen = {**_small(named, parameters)}
+    chosen |= {
+        o: options.convert(o, word, parameters[o]) if o in parameters else word for o, word in words.items()
+    }
+    missing = [o for o, p in parameters.items() if p.default is p.empty and o not in chosen]
     if missing:
         raise InvalidInput(
             f"{name!r} needs the option {missing[0]!r}; give -o {missing[0]}=VALUE, or name a function that "
             "builds the strategy."
         )
-    made = registry.build(found, name, chosen)
-    if not isinstance(found, type):
-        _must_be_strategy(type(made), f"{name}()")
-    return made
+    built = registry.build(named, name, chosen)
+    if not isinstance(named, type):
+        _must_be_strategy(type(built), f"{name}()")
+    return built
 
 
 def _protocol(kind: type) -> str:
@@ -245,15 +247,17 @@ def _must_be_strategy(kind: type, name: str) -> None:
         raise InvalidInput(f"{name!r} {what} derived from none of {protocols}; derive it from one of them.")
 
 
-def _small(found: Any, known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def _small(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Small sizes for the options of a policy that ask for a size or have a larger one."""
-    if not isinstance(found, type) or TreePolicy not in found.__mro__:
+    if not isinstance(strategy, type) or TreePolicy not in strategy.__mro__:
         return {}
     return {
         option: small
         for option, small in SMALL.items()
-        if option in known
-        and (known[option].default is inspect.Parameter.empty or _above(known[option].default, small))
+        if option in parameters
+        and (
+            parameters[option].default is inspect.Parameter.empty or _above(parameters[option].default, small)
+        )
     }
 
 
@@ -261,10 +265,10 @@ def _above(default: Any, small: int) -> bool:
     return isinstance(default, int) and default > small
 
 
-def _expected(given: Sequence[str], checks: Mapping[str, Check]) -> dict[str, str]:
+def _expected(words: Sequence[str], checks: Mapping[str, Check]) -> dict[str, str]:
     expected = {}
-    for one in given:
-        name, _, reason = (part.strip() for part in one.partition("="))
+    for word in words:
+        name, _, reason = (part.strip() for part in word.partition("="))
         if name not in checks:
             raise InvalidInput(f"There is no check {name!r} here{nearest(name, checks)}")
         if not reason:
@@ -306,26 +310,26 @@ class Failure:
         return stem
 
 
-def _run(name: str, one: Check, reason: str | None, console: Any) -> Failure | None:
+def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure | None:
     """Run a check and print its line; what is wrong, or None."""
     from draftwood.testing import BudgetExceeded
 
     try:
-        one()
+        check()
     except AssertionError as error:
         if reason is not None:
             console.print(f"  expected  {name}: {reason}", markup=False)
             return None
         console.print(f"  FAILS     {name}", style="bold red", markup=False)
-        found = str(error).removeprefix(f"{type(one.strategy).__name__} fails the check {name!r}: ")
+        failure = str(error).removeprefix(f"{type(check.strategy).__name__} fails the check {name!r}: ")
         if isinstance(error.__cause__, BudgetExceeded):
-            return Failure(name, f"{name}: {one.demand}\n{found}\n{_TOO_LARGE}")
-        raised = _raised(error, type(one.strategy))
-        remedy = f"Mend this first: {raised}." if raised else _remedy(one)
-        backend = StateBackend in type(one.strategy).__mro__
+            return Failure(name, f"{name}: {check.demand}\n{failure}\n{_TOO_LARGE}")
+        raised = _raised(error, type(check.strategy))
+        remedy = f"Mend this first: {raised}." if raised else _remedy(check)
+        backend = StateBackend in type(check.strategy).__mro__
         # What malformed calls do is a matter of its own, unless an answer is wrong before them.
-        law = "S" if backend and (not name.startswith("bad-") or found.startswith("node ")) else ""
-        return Failure(name, f"{name}: {one.demand}\n{found}\n{remedy}", raised, law)
+        law = "S" if backend and (not name.startswith("bad-") or failure.startswith("node ")) else ""
+        return Failure(name, f"{name}: {check.demand}\n{failure}\n{remedy}", raised, law)
     if reason is None:
         console.print(f"  ok        {name}", markup=False)
         return None
@@ -334,16 +338,16 @@ def _run(name: str, one: Check, reason: str | None, console: Any) -> Failure | N
 
 
 def _raised(error: BaseException, kind: type) -> str:
-    """The error that code in the module of `kind` raised below `error`, with its place; else nothing."""
+    """The error that code in the module of `kind` raised below `error`, with its line; else nothing."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, (AssertionError, ExceptionGroup)):
         return ""
-    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    if not places:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
         return ""
-    return f"{type(error).__name__} in {Path(places[-1].filename).name}, line {places[-1].lineno}"
+    return f"{type(error).__name__} in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
 
 
 @contextmanager
@@ -360,7 +364,7 @@ def _hypothesis_silent() -> Iterator[None]:
         settings.load_profile(before)
 
 
-def _remedy(one: Check) -> str:
-    if StateBackend in type(one.strategy).__mro__:
+def _remedy(check: Check) -> str:
+    if StateBackend in type(check.strategy).__mro__:
         return _LAW_S
-    return REMEDIES.get(one.name) or REMEDIES[one.name.partition("-")[0]]
+    return REMEDIES.get(check.name) or REMEDIES[check.name.partition("-")[0]]

@@ -99,10 +99,10 @@ def read(file: Path) -> DataSet:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
-    found = _json_lines(file, text) if file.suffix == ".jsonl" else _plain(file, text)
-    if not found.prompts:
+    data_set = _json_lines(file, text) if file.suffix == ".jsonl" else _plain(file, text)
+    if not data_set.prompts:
         raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
-    return found
+    return data_set
 
 
 def _plain(file: Path, text: str) -> DataSet:
@@ -205,9 +205,9 @@ LAYOUTS = {
 
 def last_number(text: str) -> str | None:
     """The last number in `text` in a canonical form, or None: what GSM8K's exact match compares."""
-    for found in reversed(_NUMBER.findall(text)):
+    for number in reversed(_NUMBER.findall(text)):
         try:
-            return str(Decimal(found.replace(",", "")).normalize() + 0)
+            return str(Decimal(number.replace(",", "")).normalize() + 0)
         except InvalidOperation:
             continue
     return None

@@ -9,7 +9,7 @@ import typer
 
 from draftwood import SamplingParams
 from draftwood.apps import models
-from draftwood.apps.failures import FAILED
+from draftwood.apps.cli_errors import FAILED
 from draftwood.apps.progress import watched
 from draftwood.apps.prompts import interleaved
 from draftwood.apps.text import IncrementalText
@@ -18,7 +18,7 @@ from draftwood.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from draftwood.apps.contenders import Heat, Result
+    from draftwood.apps.demo_race import RaceText, Result
     from draftwood.apps.machine import Pair, PassCost
 
 _NODES = 16  # nodes of the tree pass that is timed; the strategies' trees are about that large
@@ -52,7 +52,7 @@ def demo(
     """
     if tokens is not None and tokens < 1:
         raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
-    place = models.find_device(device)
+    torch_device = models.find_device(device)
     models.quiet()
     from rich.console import Console
 
@@ -63,54 +63,54 @@ def demo(
     installed = versions()
     console.print(
         f"draftwood {installed['draftwood']}, torch {installed['torch']}, "
-        f"transformers {installed['transformers']}; {device_name(place)}"
+        f"transformers {installed['transformers']}; {device_name(torch_device)}"
     )
     target: Any = zoo.load(models.TARGET)
     draft: Any = zoo.load(models.DRAFT)
-    target, draft = target.to(place), draft.to(place)
+    target, draft = target.to(torch_device), draft.to(torch_device)
     tokenizer = zoo.tokenizer()
     encoded = [tokenizer(text)["input_ids"] for text in interleaved(prompts)]
     _stream(console, target, draft, tokenizer, encoded[0], tokens or 64)
     if not _show_equality(console, target, draft, encoded, tokens or 48):
         raise typer.Exit(FAILED)
     pair = _widened(console, target, draft, parameters)
-    heats = _race(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
-    _show_race(console, heats, pair.cost)
+    texts = _race(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
+    _show_race(console, texts, pair.cost)
 
 
 def _stream(
     console: Console, target: Any, draft: Any, tokenizer: Any, prompt: Sequence[int], tokens: int
 ) -> None:
     """One text as it is committed, with the accepted tokens in colour."""
-    from draftwood.apps.contenders import DYSPEC, PLANS, decoder
+    from draftwood.apps.demo_race import DYSPEC, METHODS, decoder
 
-    plan = PLANS[DYSPEC]
+    method = METHODS[DYSPEC]
     console.print(
         "\nA Llama of 7 million parameters continues a prompt. "
         "[green]Green[/] tokens were drafted and accepted, the others are the target's own.\n"
     )
     shown = IncrementalText(tokenizer)
     console.print(shown.add(prompt), style="dim", end="", markup=False)
-    for finished_round in decoder(target, draft, plan).stream(
+    for finished_round in decoder(target, draft, method).stream(
         [list(prompt)],
         max_new_tokens=tokens,
-        draft_sampling=SamplingParams(temperature=plan.draft_temperature),
+        draft_sampling=SamplingParams(temperature=method.draft_temperature),
     ):
         record = finished_round.rows[0]
-        for place, token in enumerate(record.tokens):
-            accepted = place < record.outcome.accepted
+        for position, token in enumerate(record.tokens):
+            accepted = position < record.outcome.accepted
             console.print(shown.add([token]), style="green" if accepted else None, end="", markup=False)
     console.print(shown.rest(), markup=False)
 
 
 def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int) -> bool:
     """Compare every strategy's text with that of `generate`, in float32; says so and returns it."""
-    from draftwood.apps.contenders import ORDINARY, contenders, race, result
+    from draftwood.apps.demo_race import ORDINARY, race, result, writers
 
-    entrants = contenders(target, draft)
+    entrants = writers(target, draft)
     runs = race(entrants, prompts, tokens=tokens)
-    heats = watched(runs, "comparing", total=len(entrants) * len(prompts), console=console)
-    results = [result(heats, name) for name in entrants if name != ORDINARY]
+    texts = watched(runs, "comparing", total=len(entrants) * len(prompts), console=console)
+    results = [result(texts, name) for name in entrants if name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
     for one in results:
         verdict = (
@@ -145,24 +145,24 @@ def _fitting(cost: PassCost, prompts: int) -> int:
     return int(min(max(fitting, 16), 128)) // 8 * 8
 
 
-def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[Heat]:
-    from draftwood.apps.contenders import contenders, race, until
+def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[RaceText]:
+    from draftwood.apps.demo_race import race, until, writers
 
-    entrants = contenders(pair.target, pair.draft)
+    entrants = writers(pair.target, pair.draft)
     for one in entrants.values():
         one.write(prompts[0], min(tokens, 8), seed=0)
     runs = until(_LATEST, race(entrants, prompts, tokens=tokens))
     return watched(runs, "racing", total=len(entrants) * len(prompts), console=console)
 
 
-def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
+def _show_race(console: Console, texts: list[RaceText], cost: PassCost) -> None:
     from rich.table import Table
 
-    from draftwood.apps.contenders import result
+    from draftwood.apps.demo_race import result
 
-    results = [result(heats, name) for name in dict.fromkeys(heat.contender for heat in heats)]
-    samples = len({heat.prompt for heat in heats})
-    table = Table(title=f"{samples} prompts, {len(heats[0].text.tokens)} tokens each")
+    results = [result(texts, name) for name in dict.fromkeys(entry.contender for entry in texts)]
+    samples = len({entry.prompt for entry in texts})
+    table = Table(title=f"{samples} prompts, {len(texts[0].text.tokens)} tokens each")
     table.add_column("")
     for heading in ("tokens/s", "ratio", "tokens/pass", "accepted", "same text"):
         table.add_column(heading, justify="right")
@@ -183,7 +183,7 @@ def _show_race(console: Console, heats: list[Heat], cost: PassCost) -> None:
 
 def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
     """What the table says, in sentences: whether speculation pays here and, where not, why."""
-    from draftwood.apps.contenders import DYSPEC
+    from draftwood.apps.demo_race import DYSPEC
 
     by_name = {one.contender: one for one in results}
     dyspec = by_name[DYSPEC]

@@ -26,7 +26,7 @@ from draftwood import (
     registry,
 )
 from draftwood.apps import models, options, structured, trace
-from draftwood.apps.failures import INTERRUPTED, say
+from draftwood.apps.cli_errors import INTERRUPTED, to_stderr
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleModels, InvalidInput
@@ -45,36 +45,40 @@ class Strategy:
     draft_temperature: float | None = None
 
 
-def cook(recipe: str, drafter: str | None, given: list[str], temperature: float) -> Strategy:
+def strategy_of_recipe(
+    recipe: str, drafter: str | None, option_words: list[str], temperature: float
+) -> Strategy:
     """The method `recipe` with its options, and its own drafter unless another is named."""
-    words, known = options.parse(given), registry.options("recipes", recipe)
-    own = {name: word for name, word in words.items() if name in known}
-    (recipe_options,) = options.assign(own, [("recipes", recipe)])
-    if "temperature" in known:
+    words, parameters = options.parse(option_words), registry.options("recipes", recipe)
+    recipe_words = {name: word for name, word in words.items() if name in parameters}
+    (recipe_options,) = options.assign(recipe_words, [("recipes", recipe)])
+    if "temperature" in parameters:
         recipe_options["temperature"] = temperature
     method: Recipe = create("recipes", recipe, recipe_options)
     drafter = drafter or (models.DRAFT if method.drafter == "model" else method.drafter)
-    alone = drafter if models.is_drafter(drafter) else None
-    named = [("recipes", recipe), *([("drafters", alone)] if alone else [])]
+    registered = drafter if models.is_drafter(drafter) else None
+    named = [("recipes", recipe), *([("drafters", registered)] if registered else [])]
     *_, drafter_options = options.assign(words, named)
     return Strategy(
         method.policy,
         method.verifier,
-        alone,
-        drafter_options if alone else {},
+        registered,
+        drafter_options if registered else {},
         drafter,
         method.draft_temperature,
     )
 
 
-def choose(policy: str, verifier: str | None, drafter: str, given: list[str], temperature: float) -> Strategy:
+def strategy_of_parts(
+    policy: str, verifier: str | None, drafter: str, option_words: list[str], temperature: float
+) -> Strategy:
     """Policy and verifier by name with their options, checked against each other."""
     verifier = verifier or ("greedy" if temperature == 0 else "recursive-rejection")
-    alone = drafter if models.is_drafter(drafter) else None
+    registered = drafter if models.is_drafter(drafter) else None
     named = [("policies", policy), ("verifiers", verifier)]
-    if alone:
-        named.append(("drafters", alone))
-    words = options.parse(given)
+    if registered:
+        named.append(("drafters", registered))
+    words = options.parse(option_words)
     policy_options, verifier_options, *rest = options.assign(words, named)
     # At temperature 0 the draft's most likely tokens are the best guess at the target's.
     if temperature == 0 and "law" in registry.options("policies", policy):
@@ -82,7 +86,7 @@ def choose(policy: str, verifier: str | None, drafter: str, given: list[str], te
     strategy = Strategy(
         create("policies", policy, policy_options),
         create("verifiers", verifier, verifier_options),
-        alone,
+        registered,
         rest[0] if rest else {},
         drafter,
     )
@@ -90,49 +94,58 @@ def choose(policy: str, verifier: str | None, drafter: str, given: list[str], te
     return strategy
 
 
-def follow(
-    known: TunedMethod, *, target: str | None, drafter: str | None, temperature: float, given: dict[str, Any]
+def strategy_of_tuned(
+    tuned: TunedMethod, *, target: str | None, drafter: str | None, temperature: float, flags: dict[str, Any]
 ) -> Strategy:
     """What `draftwood tune` found, unless the command line asks for something else besides.
 
     Raises:
-        InvalidInput: an option of `given` that chooses a strategy.
+        InvalidInput: one of `flags` that chooses a strategy.
         IncompatibleModels: another pair than the tuned one.
     """
-    if other := next((name for name, value in given.items() if value), None):
-        raise InvalidInput(f"--tuned {known.file} brings its own strategy, so --{other} does not go with it.")
-    own = known.draft.name if known.draft else known.drafter
-    if ":" in own and drafter is None and not (known.draft or known.ordinary):
+    if other := next((name for name, value in flags.items() if value), None):
+        raise InvalidInput(f"--tuned {tuned.file} brings its own strategy, so --{other} does not go with it.")
+    drafter_name = tuned.draft.name if tuned.draft else tuned.drafter
+    if ":" in drafter_name and drafter is None and not (tuned.draft or tuned.ordinary):
         raise InvalidInput(
-            f"{known.file!r} drafts with the class {own!r}, and a file may run no code; give --drafter {own} "
-            "to run it."
+            f"{tuned.file!r} drafts with the class {drafter_name!r}, and a file may run no code; give "
+            f"--drafter {drafter_name} to run it."
         )
-    for role, wanted, name in (("target", known.target.name, target), ("drafter", own, drafter)):
-        if name is not None and Path(name).name != Path(wanted).name:
+    for role, expected, name in (("target", tuned.target.name, target), ("drafter", drafter_name, drafter)):
+        if name is not None and Path(name).name != Path(expected).name:
             raise IncompatibleModels(
-                f"{known.file!r} was tuned for the {role} {wanted!r}, not {name!r}; run draftwood tune for "
+                f"{tuned.file!r} was tuned for the {role} {expected!r}, not {name!r}; run draftwood tune for "
                 f"that pair, or leave --{role} out."
             )
-    if known.ordinary:
-        say(f"{known.file}: ordinary decoding was faster than all that was tried, so nothing is drafted.")
-        method = known.method()
+    if tuned.ordinary:
+        to_stderr(
+            f"{tuned.file}: ordinary decoding was faster than all that was tried, so nothing is drafted."
+        )
+        method = tuned.method()
         return Strategy(method.policy, method.verifier, "prompt-lookup", {}, "prompt-lookup")
-    if temperature != known.temperature:
-        heat = f"{known.temperature:g}; at {temperature:g}"
-        say(f"{known.file} was tuned at temperature {heat} its gain may differ.")
-    method = attrs.evolve(known, temperature=temperature).method()
-    alone = None if known.draft else known.drafter
+    if temperature != tuned.temperature:
+        to_stderr(
+            f"{tuned.file} was tuned at temperature {tuned.temperature:g}; at {temperature:g} its gain may "
+            "differ."
+        )
+    method = attrs.evolve(tuned, temperature=temperature).method()
+    registered = None if tuned.draft else tuned.drafter
     return Strategy(
-        method.policy, method.verifier, alone, known.drafter_options, own, method.draft_temperature
+        method.policy,
+        method.verifier,
+        registered,
+        tuned.drafter_options,
+        drafter_name,
+        method.draft_temperature,
     )
 
 
-def check_pair(known: TunedMethod, loaded: models.Loaded) -> None:
+def check_pair(tuned: TunedMethod, loaded: models.Loaded) -> None:
     """Raise `IncompatibleModels` where the models are not the tuned ones."""
-    known.check(loaded.target, loaded.draft)
-    if known.vocabulary != models.vocabulary_digest(loaded.tokenizer):
+    tuned.check(loaded.target, loaded.draft)
+    if tuned.vocabulary != models.vocabulary_digest(loaded.tokenizer):
         raise IncompatibleModels(
-            f"{known.file!r} was tuned with another tokenizer than the target's; run draftwood tune again."
+            f"{tuned.file!r} was tuned with another tokenizer than the target's; run draftwood tune again."
         )
 
 
@@ -145,25 +158,25 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
     if not texts:
         where = repr(str(file)) if file else "Standard input"
         try:
-            given = file.read_bytes() if file else sys.stdin.buffer.read()
+            content = file.read_bytes() if file else sys.stdin.buffer.read()
         except OSError as error:
             raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
-        texts = [_text(given, where)]
+        texts = [_text(content, where)]
     else:
-        texts = [_given(text, "--prompt") for text in texts]
+        texts = [_from_option(text, "--prompt") for text in texts]
     if not all(text.strip() for text in texts):
         raise InvalidInput("The prompt is empty; give at least one word.")
     return texts
 
 
-def _given(word: str, option: str) -> str:
+def _from_option(word: str, option: str) -> str:
     """A word of the command line; in a locale of another encoding Python keeps bytes as half characters."""
     return _text(word.encode("utf-8", "surrogateescape"), option)
 
 
-def _text(given: bytes, where: str) -> str:
+def _text(content: bytes, where: str) -> str:
     try:
-        return given.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
 
@@ -275,16 +288,18 @@ def generate(
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
     if known:
         chosen = {"recipe": recipe, "policy": policy, "verifier": verifier, "option": option}
-        strategy = follow(known, target=target, drafter=drafter, temperature=temperature, given=chosen)
+        strategy = strategy_of_tuned(
+            known, target=target, drafter=drafter, temperature=temperature, flags=chosen
+        )
         target = target or known.target.name
         dtype = models.Dtype(known.dtype) if dtype is models.Dtype.auto else dtype
     elif recipe:
         if policy or verifier:
             both = f"--policy {policy}" if policy else f"--verifier {verifier}"
             raise InvalidInput(f"--recipe {recipe} brings its own, so it does not go with {both}; give one.")
-        strategy = cook(recipe, drafter, option or [], temperature)
+        strategy = strategy_of_recipe(recipe, drafter, option or [], temperature)
     else:
-        strategy = choose(
+        strategy = strategy_of_parts(
             policy or "layered-dyspec", verifier, drafter or models.DRAFT, option or [], temperature
         )
     if draft_temperature is None:
@@ -330,7 +345,7 @@ def generate(
         ),
         draft_sampling=draft_sampling,
         seed=seed,
-        stop_strings=[_given(one, "--stop") for one in stop or ()] or None,
+        stop_strings=[_from_option(one, "--stop") for one in stop or ()] or None,
         tokenizer=loaded.tokenizer,
         streamer=Streamer(IncrementalText(loaded.tokenizer), _show) if streamed else None,
         trace=trace_file is not None,
@@ -348,7 +363,7 @@ def generate(
             typer.echo(f"--- prompt {number}\n{decode(loaded.tokenizer, written)}")
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
-    say(said if lossless else f"{said}; lossy: not distributed as the target's own text")
+    to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")
     if trace_file is not None:
         settings = {
             "target": target,

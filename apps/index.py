@@ -15,7 +15,7 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import models
-from draftwood.apps.failures import one_line
+from draftwood.apps.cli_errors import first_line
 from draftwood.apps.progress import watched
 from draftwood.errors import InvalidInput
 from draftwood.zoo.text import documents
@@ -61,9 +61,9 @@ def index(
     index_class.check_free(out)
     models.quiet()
     encoder = models.load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    found = [document for file in files for document in _documents(file, encoder.eos_token_id)]
+    documents = [document for file in files for document in _documents(file, encoder.eos_token_id)]
     console = Console(stderr=True)
-    parts = [found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE)]
+    parts = [documents[start : start + _AT_ONCE] for start in range(0, len(documents), _AT_ONCE)]
     encoded = watched(
         (_encoded(part, encoder) for part in parts), "encoding", total=len(parts), console=console
     )
@@ -102,7 +102,7 @@ def _documents(file: Path, end: int | None) -> Iterable[Document]:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InvalidInput(f"{str(file)!r} is corrupt ({one_line(error)}); make it again.") from error
+        raise InvalidInput(f"{str(file)!r} is corrupt ({first_line(error)}); make it again.") from error
     except OSError as error:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
     raise InvalidInput(f"{str(file)!r} is none of .txt, .txt.gz, .jsonl and .npy; convert it first.")

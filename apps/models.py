@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from draftwood import Drafter, StateBackend, create, registry, zoo
-from draftwood.apps.failures import one_line
+from draftwood.apps.cli_errors import first_line
 from draftwood.apps.options import assign, parse, split
 from draftwood.devices import default_device
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
@@ -103,10 +103,10 @@ def load(
 
 def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a folder, a model of the zoo or a hub name; raises as `load`."""
-    found = _tokenizer(_locate(name), trust_remote_code)
-    if found is None:
+    tokenizer = _tokenizer(_locate(name), trust_remote_code)
+    if tokenizer is None:
         raise _no_tokenizer(name)
-    return found
+    return tokenizer
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
@@ -120,14 +120,14 @@ def check_same_tokens(target: Any, draft: Any) -> None:
     ours, theirs = target.get_vocab(), draft.get_vocab()
     if ours == theirs:
         return
-    odd = sorted(
+    differing = sorted(
         (number, token)
         for token, number in {**ours, **theirs}.items()
         if ours.get(token) != theirs.get(token)
     )
-    number, token = odd[0]
+    number, token = differing[0]
     raise IncompatibleModels(
-        f"The tokenizers of target and draft differ in {len(odd)} tokens, {token!r} (number {number}) "
+        f"The tokenizers of target and draft differ in {len(differing)} tokens, {token!r} (number {number}) "
         "first; choose a draft that shares the target's tokenizer."
     )
 
@@ -150,8 +150,8 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
     if name == "several" and "members" in options:
         options = {"members": [_member(word, loaded) for word in options["members"].split(",")]}
     known = {"vocab_size": loaded.target.vocab_size, "target": loaded.target}
-    wanted = known.keys() & registry.options("drafters", name).keys()
-    drafter: Drafter = create("drafters", name, {option: known[option] for option in wanted} | options)
+    needed = known.keys() & registry.options("drafters", name).keys()
+    drafter: Drafter = create("drafters", name, {option: known[option] for option in needed} | options)
     made_for = getattr(drafter, "vocabulary", None)
     if made_for is not None and made_for != vocabulary_digest(loaded.tokenizer):
         raise IncompatibleModels(
@@ -163,9 +163,9 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
 
 def _member(word: str, loaded: Loaded) -> Drafter:
     """One of several drafters, with its options, or a model."""
-    name, given = split(word)
+    name, words = split(word)
     if is_drafter(name):
-        (options,) = assign(parse(given), [("drafters", name)])
+        (options,) = assign(parse(words), [("drafters", name)])
         return create_drafter(name, options, loaded)
     model = word.strip()
     _check_draft(model, loaded.tokenizer, loaded.loader)
@@ -190,7 +190,7 @@ def _locate(name: str) -> str:
     try:
         return str(zoo.path(name))
     except FileNotFoundError as error:
-        raise InvalidInput(f"The zoo's {one_line(error)}.") from None
+        raise InvalidInput(f"The zoo's {first_line(error)}.") from None
 
 
 def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
@@ -211,7 +211,7 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
             ) from error
         if not Path(folder).is_dir():
             return None  # the model's own loading says what is wrong with the name
-        raise InvalidInput(f"The tokenizer in {folder!r} cannot be read: {one_line(error)}.") from error
+        raise InvalidInput(f"The tokenizer in {folder!r} cannot be read: {first_line(error)}.") from error
 
 
 def context(backend: StateBackend) -> int | None:

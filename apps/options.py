@@ -31,22 +31,22 @@ def split(word: str) -> tuple[str, list[str]]:
     return parts[0], parts[1:]
 
 
-def parse(given: Sequence[str]) -> dict[str, str]:
+def parse(words: Sequence[str]) -> dict[str, str]:
     """`["budget=32"]` as `{"budget": "32"}`."""
     options = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for word in words:
+        name, equals, value = word.partition("=")
         if not equals or not name.strip():
-            raise InvalidInput(f"The option {one!r} is not of the form name=value, such as budget=32.")
+            raise InvalidInput(f"The option {word!r} is not of the form name=value, such as budget=32.")
         options[name.strip().replace("-", "_")] = value.strip()
     return options
 
 
-def assign(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def assign(words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """The options of each strategy, converted to the types that its parameters declare.
 
     Args:
-        given: option names and words.
+        words: by option name.
         strategies: kind and name, such as `("policies", "dyspec")`; an option goes to the first one
             that has it.
 
@@ -56,15 +56,15 @@ def assign(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
     """
     known = [registry.options(kind, name) for kind, name in strategies]
     assigned: list[dict[str, Any]] = [{} for _ in strategies]
-    for option, word in given.items():
-        place = next((i for i, parameters in enumerate(known) if option in parameters), None)
-        if place is None:
+    for option, word in words.items():
+        index = next((i for i, parameters in enumerate(known) if option in parameters), None)
+        if index is None:
             for _, name in strategies:
                 registry.check_not_gone(name, option)
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
             raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}")
-        assigned[place][option] = convert(option, word, known[place][option])
+        assigned[index][option] = convert(option, word, known[index][option])
     return assigned
 
 
@@ -83,8 +83,8 @@ def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:
                 continue
     plain = types & {"int", "float", "bool", "None"}
     if plain == types and plain:
-        wanted = {"int": "an integer", "float": "a number", "bool": "true or false", "None": "none"}
-        choices = " or ".join(wanted[name] for name in wanted if name in plain)
+        described = {"int": "an integer", "float": "a number", "bool": "true or false", "None": "none"}
+        choices = " or ".join(described[name] for name in described if name in plain)
         raise InvalidInput(f"{option} is {word!r}; give {choices}.")
     return word
 

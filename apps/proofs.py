@@ -19,7 +19,7 @@ from draftwood import (
     registry,
 )
 from draftwood.apps import options
-from draftwood.apps.failures import one_line
+from draftwood.apps.cli_errors import first_line
 from draftwood.compatibility import check_strategy_fits, needs_several_drafters, registered_laws
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy
 
@@ -146,7 +146,7 @@ class Pair:
         return _in_words(self.policy, self.policy_switches)
 
     def build(
-        self, shapes: Sequence[Mapping[str, Any]], given: Mapping[str, str]
+        self, shapes: Sequence[Mapping[str, Any]], option_words: Mapping[str, str]
     ) -> tuple[TreePolicy, Verifier, int]:
         """Both with what they take of the options, and which shape it is: the first in which they fit.
 
@@ -154,21 +154,25 @@ class Pair:
             IncompatibleStrategy: they fit in none.
         """
         *others, last = shapes
-        for place, shape in enumerate(others):
+        for index, shape in enumerate(others):
             try:
-                return *self._build(shape, given), place
+                return *self._build(shape, option_words), index
             except IncompatibleStrategy:
                 continue
-        return *self._build(last, given), len(others)
+        return *self._build(last, option_words), len(others)
 
-    def _build(self, shape: Mapping[str, Any], given: Mapping[str, str]) -> tuple[TreePolicy, Verifier]:
+    def _build(
+        self, shape: Mapping[str, Any], option_words: Mapping[str, str]
+    ) -> tuple[TreePolicy, Verifier]:
         known = known_options("policies", self.policy)
         small = {name: value for name, value in shape.items() if name in known}
         law = {} if self.law is None else {"law": self.law}
-        own = _own("policies", self.policy, given)
-        policy = create("policies", self.policy, {**small, **self.policy_switches, **own, **law})
+        asked = _options_of("policies", self.policy, option_words)
+        policy = create("policies", self.policy, {**small, **self.policy_switches, **asked, **law})
         verifier = create(
-            "verifiers", self.verifier, {**self.switches, **_own("verifiers", self.verifier, given)}
+            "verifiers",
+            self.verifier,
+            {**self.switches, **_options_of("verifiers", self.verifier, option_words)},
         )
         check_strategy_fits(policy, verifier)
         return policy, verifier
@@ -201,24 +205,24 @@ class Verdict:
 
 
 def pairs(
-    policies: Sequence[str], verifiers: Sequence[str], given: Mapping[str, str] | None = None
+    policies: Sequence[str], verifiers: Sequence[str], option_words: Mapping[str, str] | None = None
 ) -> list[Pair]:
     """Every law of the policies with every lossless verifier, switched on and off.
 
     A strategy that cannot be built is among them: its verdict will say why.
     """
-    given = given or {}
+    option_words = option_words or {}
     lossless = [
         (verifier, switches)
         for verifier in verifiers
-        for switches in _switches(verifier, given)
-        if _may_be_lossless(verifier, {**switches, **_own("verifiers", verifier, given)})
+        for switches in _switches(verifier, option_words)
+        if _may_be_lossless(verifier, {**switches, **_options_of("verifiers", verifier, option_words)})
     ]
     return [
         Pair(policy, law, verifier, switches, policy_switches)
         for policy in policies
-        for policy_switches in _policy_switches(policy, given)
-        for law in _laws(policy, given)
+        for policy_switches in _policy_switches(policy, option_words)
+        for law in _laws(policy, option_words)
         for verifier, switches in lossless
     ]
 
@@ -227,25 +231,27 @@ def _in_words(name: str, switches: Mapping[str, bool | float]) -> str:
     return " ".join([name, *(f"{option}={value}".lower() for option, value in switches.items() if value)])
 
 
-def _policy_switches(policy: str, given: Mapping[str, str]) -> Iterator[dict[str, bool]]:
+def _policy_switches(policy: str, option_words: Mapping[str, str]) -> Iterator[dict[str, bool]]:
     """Every setting of the options that are true or false."""
     known = known_options("policies", policy).items()
-    names = [name for name, option in known if isinstance(option.default, bool) and name not in given]
+    names = [name for name, option in known if isinstance(option.default, bool) and name not in option_words]
     for values in itertools.product((False, True), repeat=len(names)):
         yield dict(zip(names, values, strict=True))
 
 
-def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
+def _switches(verifier: str, option_words: Mapping[str, str]) -> Iterator[dict[str, bool | float]]:
     from draftwood.testing.small_strategies import switch_values
 
     known = known_options("verifiers", verifier).items()
     switches = {
-        name: values for name, option in known if name not in given and (values := switch_values(option))
+        name: values
+        for name, option in known
+        if name not in option_words and (values := switch_values(option))
     }
     for chosen in itertools.product(*switches.values()):
         on = dict(zip(switches, chosen, strict=True))
         try:
-            create("verifiers", verifier, {**on, **_own("verifiers", verifier, given)})
+            create("verifiers", verifier, {**on, **_options_of("verifiers", verifier, option_words)})
         except InvalidInput:  # these do not go together
             continue
         except Exception:  # a third party's strategy may fail in any way; its verdict will say why
@@ -253,15 +259,15 @@ def _switches(verifier: str, given: Mapping[str, str]) -> Iterator[dict[str, boo
         yield on
 
 
-def _may_be_lossless(verifier: str, given: Mapping[str, Any]) -> bool:
+def _may_be_lossless(verifier: str, options: Mapping[str, Any]) -> bool:
     try:
-        return bool(create("verifiers", verifier, given).lossless)
+        return bool(create("verifiers", verifier, options).lossless)
     except Exception:  # a third party's strategy may fail in any way
         return True
 
 
-def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | None]:
-    if "law" not in known_options("policies", policy) or "law" in given:
+def _laws(policy: str, option_words: Mapping[str, str]) -> Iterator[type[Proposal] | None]:
+    if "law" not in known_options("policies", policy) or "law" in option_words:
         yield None
         return
     for law in registered_laws():
@@ -273,7 +279,7 @@ def _laws(policy: str, given: Mapping[str, str]) -> Iterator[type[Proposal] | No
 
 
 def prove_pairs(
-    pairs: Sequence[Pair], models: Iterable[Toys], given: Mapping[str, str] | None = None
+    pairs: Sequence[Pair], models: Iterable[Toys], option_words: Mapping[str, str] | None = None
 ) -> list[Verdict]:
     """The largest error of every pair over the toy models; a pair's first failure ends it.
 
@@ -283,13 +289,13 @@ def prove_pairs(
     for toys in models:
         drawn: _Drawn = {}
         verdicts = [
-            _proved_on(toys, verdict, given or {}, drawn) if verdict.word == "ok" else verdict
+            _proved_on(toys, verdict, option_words or {}, drawn) if verdict.word == "ok" else verdict
             for verdict in verdicts
         ]
     return verdicts
 
 
-def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Drawn) -> Verdict:
+def _proved_on(toys: Toys, so_far: Verdict, option_words: Mapping[str, str], drawn: _Drawn) -> Verdict:
     """The verdict on a pair after one more model."""
     from draftwood.testing import BudgetExceeded
     from draftwood.testing.small_sizes import LEARNING
@@ -297,18 +303,18 @@ def _proved_on(toys: Toys, so_far: Verdict, given: Mapping[str, str], drawn: _Dr
 
     pair = so_far.pair
     try:
-        policy, verifier, shape = pair.build(toys.shapes, given)
+        policy, verifier, shape = pair.build(toys.shapes, option_words)
         if policy.learns and toys.rounds is None:
-            policy, verifier, shape = pair.build([LEARNING], given)
+            policy, verifier, shape = pair.build([LEARNING], option_words)
         error, why = _error_on(toys, policy, verifier, (pair.grower, shape), drawn)
     except IncompatibleStrategy as refusal:
-        return Verdict(pair, None, "refused", one_line(refusal))
+        return Verdict(pair, None, "refused", first_line(refusal))
     except BudgetExceeded as limit:
-        return Verdict(pair, None, "too large", one_line(limit))
+        return Verdict(pair, None, "too large", first_line(limit))
     except AssertionError as fault:
         return Verdict(pair, None, "fails", str(fault))
     except Exception as failure:  # a third party's strategy may fail in any way
-        return Verdict(pair, None, "fails", f"{type(failure).__name__}: {one_line(failure)}")
+        return Verdict(pair, None, "fails", f"{type(failure).__name__}: {first_line(failure)}")
     known = so_far.error if toys.exact else so_far.rounded
     worst = error if known is None else max(known, error)
     after = attrs.evolve(so_far, error=worst) if toys.exact else attrs.evolve(so_far, rounded=worst)
@@ -341,9 +347,9 @@ def _error_on(
         if trees is None:
             trees = drawn_trees(policy, drafter, temperature=temperature, budget=BUDGET)
             drawn[grown, temperature] = trees
-    found = joint_law(policy, verifier, **case, trees=trees)
-    error = found.error(target_law(target, tokens=TOKENS, temperature=temperature))
-    if error <= rounding(toys.dtype) and not found.fault:
+    law = joint_law(policy, verifier, **case, trees=trees)
+    error = law.error(target_law(target, tokens=TOKENS, temperature=temperature))
+    if error <= rounding(toys.dtype) and not law.fault:
         return error, ""
     try:
         assert_lossless(policy, verifier, **case)
@@ -362,11 +368,11 @@ def known_options(kind: str, name: str) -> Mapping[str, Parameter]:
         return {}
 
 
-def _own(kind: str, name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Those of the given options that this strategy has, converted."""
-    known = known_options(kind, name)
+def _options_of(kind: str, name: str, option_words: Mapping[str, str]) -> dict[str, Any]:
+    """The options that this strategy has, converted."""
+    parameters = known_options(kind, name)
     return {
-        option: options.convert(option, word, known[option])
-        for option, word in given.items()
-        if option in known
+        option: options.convert(option, word, parameters[option])
+        for option, word in option_words.items()
+        if option in parameters
     }

@@ -14,7 +14,7 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import options
-from draftwood.apps.failures import FAILED, say
+from draftwood.apps.cli_errors import FAILED, to_stderr
 from draftwood.apps.progress import watched
 from draftwood.apps.proofs import TOKENS, Toys, Verdict, known_options, pairs, prove_pairs
 from draftwood.errors import InvalidInput, UnknownStrategy, nearest
@@ -51,20 +51,22 @@ def prove(
     """
     from rich.console import Console
 
-    given = options.parse(option or [])
+    option_words = options.parse(option or [])
     policies = policy or registry.names("policies")
     verifiers = verifier or registry.names("verifiers")
-    _check_options(given, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers])
-    wanted = pairs(policies, verifiers, given)
+    _check_options(
+        option_words, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers]
+    )
+    proved = pairs(policies, verifiers, option_words)
     console = Console()
     if verifier:
-        _say_lossy(verifier, {pair.verifier for pair in wanted})
-    of_one_policy = [list(some) for _, some in groupby(wanted, key=lambda pair: pair.grower)]
-    proof = partial(prove_pairs, models=[Toys(number) for number in range(models)], given=given)
+        _say_lossy(verifier, {pair.verifier for pair in proved})
+    of_one_policy = [list(some) for _, some in groupby(proved, key=lambda pair: pair.grower)]
+    proof = partial(prove_pairs, models=[Toys(number) for number in range(models)], option_words=option_words)
     with _pool(processes) as apply:
-        found = chain.from_iterable(apply(proof, of_one_policy))
-        verdicts = watched(found, "Proving", total=len(wanted), console=console)
-    _show(verdicts, models, given.get("law", ""), console)
+        verdict_lists = chain.from_iterable(apply(proof, of_one_policy))
+        verdicts = watched(verdict_lists, "Proving", total=len(proved), console=console)
+    _show(verdicts, models, option_words.get("law", ""), console)
     if any(verdict.failed for verdict in verdicts):
         raise typer.Exit(FAILED)
 
@@ -78,7 +80,7 @@ def _say_lossy(asked: Sequence[str], proved: Collection[str]) -> None:
             "lossless verifier."
         )
     for name in left:
-        say(f"{name!r} declares that it is lossy, so it is left out.")
+        to_stderr(f"{name!r} declares that it is lossy, so it is left out.")
 
 
 @contextmanager
@@ -96,9 +98,9 @@ def _pool(processes: int) -> Iterator[Callable[..., Iterable[list[Verdict]]]]:
         yield workers.map
 
 
-def _check_options(given: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> None:
+def _check_options(option_words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> None:
     known = {option for kind, name in strategies for option in known_options(kind, name)}
-    for option in given:
+    for option in option_words:
         if option not in known:
             raise UnknownStrategy(f"None of the strategies has an option {option!r}{nearest(option, known)}")
 

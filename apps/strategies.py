@@ -13,7 +13,7 @@ import attrs
 import typer
 
 from draftwood import Proposal, Recipe, registry
-from draftwood.apps.failures import one_line, say
+from draftwood.apps.cli_errors import first_line, to_stderr
 from draftwood.compatibility import registered_laws
 from draftwood.errors import UnknownStrategy, nearest
 
@@ -56,7 +56,7 @@ def _entry(kind: str, name: str) -> Entry:
         strategy = registry.get(kind, name)
         parameters = registry.options(kind, name)
     except Exception as error:  # a third party's module may fail in any way
-        return Entry(kind, name, problem=f"{type(error).__name__}: {one_line(error)}")
+        return Entry(kind, name, problem=f"{type(error).__name__}: {first_line(error)}")
     if kind == "recipes":
         return _recipe(name, strategy, parameters)
     lossless = getattr(strategy, "lossless", None)
@@ -77,7 +77,7 @@ def _recipe(name: str, assemble: Any, parameters: Mapping[str, inspect.Parameter
     try:
         method: Recipe = assemble()
     except Exception as error:  # a third party's recipe may fail in any way
-        return Entry("recipes", name, problem=f"{type(error).__name__}: {one_line(error)}")
+        return Entry("recipes", name, problem=f"{type(error).__name__}: {first_line(error)}")
     return Entry(
         "recipes",
         name,
@@ -94,11 +94,11 @@ def _recipe(name: str, assemble: Any, parameters: Mapping[str, inspect.Parameter
 
 def _laws(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Laws may depend on the options: those with the defaults, then those that `law=` can choose."""
-    found = dict.fromkeys(_laws_with(strategy))
+    names = dict.fromkeys(_laws_with(strategy))
     if "law" in parameters:
         for law in registered_laws():
-            found |= dict.fromkeys(_laws_with(strategy, law=law))
-    return tuple(found)
+            names |= dict.fromkeys(_laws_with(strategy, law=law))
+    return tuple(names)
 
 
 def _laws_with(strategy: Any, **options: Any) -> list[str]:
@@ -157,34 +157,34 @@ def strategies(
       draftwood strategies dyspec
       draftwood strategies --json
     """
-    found = entries()
+    chosen = entries()
     for sentence in registry.strange_entries():
-        say(sentence)
+        to_stderr(sentence)
     if name is not None:
-        known = sorted({entry.name for entry in found})
-        found = [entry for entry in found if entry.name == name]
-        if not found:
+        known = sorted({entry.name for entry in chosen})
+        chosen = [entry for entry in chosen if entry.name == name]
+        if not chosen:
             raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if as_json:
-        typer.echo(json.dumps([attrs.asdict(entry) for entry in found], indent=1))
+        typer.echo(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1))
     elif name is None:
-        _list(found)
+        _list(chosen)
     else:
-        typer.echo("\n\n".join(map(_in_full, found)))
+        typer.echo("\n\n".join(map(_in_full, chosen)))
 
 
-def _list(found: Sequence[Entry]) -> None:
+def _list(listed: Sequence[Entry]) -> None:
     """One line a strategy, as wide as the terminal."""
     width = get_terminal_size().columns
     for kind in registry.KINDS:
-        own = [entry for entry in found if entry.kind == kind]
-        names = max((len(entry.name) for entry in own), default=0)
+        of_kind = [entry for entry in listed if entry.kind == kind]
+        names = max((len(entry.name) for entry in of_kind), default=0)
         typer.echo(f"{kind}:")
-        for entry in own:
-            said = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
-            said = f"(lossy) {said}" if entry.lossless is False else said
-            said = shorten(said, max(width - names - 4, 20), placeholder=" ...")
-            typer.echo(f"  {entry.name:<{names}}  {said}")
+        for entry in of_kind:
+            text = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
+            text = f"(lossy) {text}" if entry.lossless is False else text
+            text = shorten(text, max(width - names - 4, 20), placeholder=" ...")
+            typer.echo(f"  {entry.name:<{names}}  {text}")
         typer.echo()
     typer.echo("draftwood strategies NAME shows one in full.")
 
@@ -201,10 +201,10 @@ def _in_full(entry: Entry) -> str:
         "trees": entry.trees,
         "lossless": {None: "", True: "yes", False: "no"}[entry.lossless],
     }
-    said = [f"{entry.name}, a {singular}", *([entry.summary] if entry.summary else [])]
-    said += [f"  {label}: {words}" for label, words in lines.items() if words]
-    said += [
+    shown = [f"{entry.name}, a {singular}", *([entry.summary] if entry.summary else [])]
+    shown += [f"  {label}: {words}" for label, words in lines.items() if words]
+    shown += [
         f"  -o {option}" + (": must be given" if default is None else f"={default}")
         for option, default in entry.options.items()
     ]
-    return "\n".join(said)
+    return "\n".join(shown)

@@ -41,18 +41,18 @@ def constraint(
     if schema is None and regex is None:
         return None
     make = registry.get("constraints", _engine() or _ENGINES[0])
-    found: Constraint
+    constraint: Constraint
     if schema is None:
-        found = make.regex(regex, tokenizer, eos_token_id=tuple(ends) or None)
-        return found
+        constraint = make.regex(regex, tokenizer, eos_token_id=tuple(ends) or None)
+        return constraint
     try:
         text = schema.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{str(schema)!r} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{str(schema)!r} is not UTF-8 text; convert it first.") from error
-    found = make.json_schema(text, tokenizer, eos_token_id=tuple(ends) or None)
-    return found
+    constraint = make.json_schema(text, tokenizer, eos_token_id=tuple(ends) or None)
+    return constraint
 
 
 def _engine() -> str | None:

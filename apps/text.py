@@ -16,7 +16,7 @@ class IncrementalText:
 
     A byte-level tokenizer may spread one character over several tokens, and some tokenizers write a
     word differently at the start of a text; so new tokens are decoded behind the ones shown last, and
-    held back until they end in a whole character.
+    kept back until they end in a whole character.
 
     Attributes:
         tokenizer: any tokenizer of transformers.
@@ -38,7 +38,7 @@ class IncrementalText:
         return new
 
     def rest(self) -> str:
-        """What was held back, at the end of the text."""
+        """What was kept back, at the end of the text."""
         new = self._new()
         self._advance()
         return new

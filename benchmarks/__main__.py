@@ -16,13 +16,13 @@ from benchmarks.research.half_precision import half_precision
 from benchmarks.research.optimum import optimum
 from benchmarks.research.recipes import recipes
 from benchmarks.research.verifiers import verifiers
-from draftwood.apps.failures import plainly
+from draftwood.apps.cli_errors import with_plain_errors
 
 KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 for measurement in (kernels, packed, prefix_cost, speed):
-    app.command(rich_help_panel=KERNELS)(plainly(measurement))
+    app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
 for measurement in (
     agreement,
     blocks,
@@ -35,6 +35,6 @@ for measurement in (
     recipes,
     verifiers,
 ):
-    app.command(rich_help_panel=RESEARCH)(plainly(measurement))
+    app.command(rich_help_panel=RESEARCH)(with_plain_errors(measurement))
 if __name__ == "__main__":  # worker processes import this module too
     app()

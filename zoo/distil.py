@@ -209,10 +209,10 @@ def agreement(target: Any, draft: Any, prompts: list[Tensor], *, new_tokens: int
         logits = draft(row[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
         best = logits.topk(4).indices == row[len(prompt) :, None]
         hits: list[bool] = best[:, 0].tolist()
-        place = 0
-        while place < len(hits):
-            run = next((i for i, hit in enumerate(hits[place : place + 4]) if not hit), 4)
-            place, rounds = place + run + 1, rounds + 1
+        start = 0
+        while start < len(hits):
+            run = next((i for i, hit in enumerate(hits[start : start + 4]) if not hit), 4)
+            start, rounds = start + run + 1, rounds + 1
         first, fourth, total = first + sum(hits), fourth + int(best.sum()), total + len(hits)
     return Agreement(top1=first / total, top4=fourth / total, chain4=total / rounds)
 

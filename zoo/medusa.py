@@ -49,7 +49,7 @@ def new_heads(target: Any, count: int) -> Heads:
 def states(target: Any, tokens: Tensor) -> Tensor:
     """What the target's LM head reads, float32 `[rows, length, hidden]`, for int64 `[rows, length]`."""
     read: list[Tensor] = []
-    hook = target.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    hook = target.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     try:
         target(tokens, use_cache=False)
     finally:
@@ -61,7 +61,7 @@ def heads_loss(logits: Tensor, tokens: Tensor, weights: Tensor, *, decay: float)
     """Sum over heads of `decay ** k` times head k's mean cross-entropy over weighted positions.
 
     Args:
-        logits: `[heads, rows, length, vocab]`; head k at place t guesses token t + k + 2.
+        logits: `[heads, rows, length, vocab]`; head k at position t guesses token t + k + 2.
         tokens: int64 `[rows, length]`.
         weights: `[rows, length - 1]`, of the prediction of every token from the second on.
         decay: in (0, 1].
@@ -134,8 +134,8 @@ def top1(target: Any, heads: Heads, shard: dict[str, Any]) -> list[float]:
             wanted, weight = tokens[:, k + 2 :], weights[:, k + 1 :]
             right[k] += (weight * (guess[:, : wanted.shape[1]] == wanted)).sum()
             total[k] += weight.sum()
-    found: list[float] = (right / total).tolist()
-    return found
+    shares: list[float] = (right / total).tolist()
+    return shares
 
 
 def _weights(target: Any, shard: dict[str, Any], tokens: Tensor, *, real: float) -> Tensor:

@@ -58,14 +58,14 @@ def widen(
             model does not have.
     """
     family = _family(model)
-    given = {
+    requested = {
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
         "num_hidden_layers": num_hidden_layers,
         "num_attention_heads": num_attention_heads,
     }
     known = {*family.widths, "num_hidden_layers", *(["num_attention_heads"] if family.heads else [])}
-    for name, size in given.items():
+    for name, size in requested.items():
         if size is None:
             continue
         if name not in known:
@@ -73,7 +73,7 @@ def widen(
         smallest = getattr(model.config, name)
         if size < smallest:
             raise InvalidInput(f"{name}={size} is smaller than the model's; give {smallest} or more")
-    sizes = {name: size for name, size in given.items() if size is not None}
+    sizes = {name: size for name, size in requested.items() if size is not None}
     wide: PreTrainedModel = _empty(model, sizes, dtype=dtype or model.dtype, device=model.device)
     _fill(model, wide, family, seed)
     return wide
@@ -175,8 +175,8 @@ def _depth(model: PreTrainedModel, widths: Mapping[str, int], parameters: float)
         return None
     of_layer: Counter[int] = Counter()
     for name, weight in whole.named_parameters():
-        if found := re.search(r"\.layers\.(\d+)\.", name):
-            of_layer[int(found[1])] += weight.numel()
+        if match := re.search(r"\.layers\.(\d+)\.", name):
+            of_layer[int(match[1])] += weight.numel()
     layers = deepest
     while layers > fewest and excess >= of_layer[layers - 1]:
         layers -= 1

@@ -11,8 +11,8 @@ from draftwood.apps import models, trace
 from draftwood.apps.bench import figures, papers, show, spec_bench
 from draftwood.apps.bench.folder import describe, finished, opened, stored
 from draftwood.apps.bench.measure import run
-from draftwood.apps.bench.plan import Plan, data_sets, from_document, from_file
-from draftwood.apps.failures import say
+from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
+from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.progress import watched
 from draftwood.errors import DraftwoodError, InvalidInput
 
@@ -89,7 +89,7 @@ def bench(
       draftwood bench --to mine --report --plots
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1
     """
-    given: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "pairs": pair,
         "strategies": strategy,
         "data": data,
@@ -107,37 +107,37 @@ def bench(
         "trust_remote_code": trust_remote_code or None,
         "paper": paper,
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None}
     if plots:
         check_plots()
     if report:
-        if given or file:
-            named = "--file" if file else "--" + next(iter(given)).replace("_", "-")
+        if flags or file:
+            named = "--file" if file else "--" + next(iter(flags)).replace("_", "-")
             raise InvalidInput(f"--report shows what is in the folder, so it does not go with {named}.")
         plan, names = from_document(stored(to)["configuration"])
     else:
-        plan = _plan(file, given)
+        plan = _plan(file, flags)
         if answers:
             spec_bench.check(data_sets(plan))
         names = _measure(plan, to)
     _write(to, plan, names, plots)
     if answers:
-        say(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
+        to_stderr(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
 
 
-def _plan(file: Path | None, flags: dict[str, Any]) -> Plan:
+def _plan(file: Path | None, flags: dict[str, Any]) -> BenchPlan:
     """What flags and the file ask for, flags before the file, and both before a paper's setting."""
     fields = {**(from_file(file) if file else {}), **flags}
     try:
         setting = papers.paper(str(fields["paper"])).fields() if fields.get("paper") else {}
-        return Plan(**{**setting, **fields}).resolved()
+        return BenchPlan(**{**setting, **fields}).resolved()
     except DraftwoodError as error:
         if file is None or flags:
             raise
         raise InvalidInput(f"{str(file)!r}: {error}") from error
 
 
-def _measure(plan: Plan, to: Path) -> list[str]:
+def _measure(plan: BenchPlan, to: Path) -> list[str]:
     """Everything that is missing in the folder; returns the names of the data sets."""
     from rich.console import Console
 
@@ -146,12 +146,12 @@ def _measure(plan: Plan, to: Path) -> list[str]:
     with opened(to, describe(plan.document())) as folder:
         missing, steps = run(plan, sets, folder)
         if folder.cells and missing:
-            say(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
+            to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
         watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
     return list(sets)
 
 
-def _write(to: Path, plan: Plan, names: list[str], plots: bool) -> None:
+def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
     from rich.console import Console
 
     described, cells = stored(to), finished(to)
@@ -173,7 +173,7 @@ def _write(to: Path, plan: Plan, names: list[str], plots: bool) -> None:
     show.tables(rows, described, console)
     if table is not None:
         papers.show(table, rows, console)
-    say(f"{to}: {', '.join(written)}")
+    to_stderr(f"{to}: {', '.join(written)}")
 
 
 def check_plots() -> None:

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.apps.bench.plan import Plan, Race, races
+from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec, measured
 from draftwood.metrics import METRICS, Sums
 
@@ -51,7 +51,7 @@ class Check:
 
 
 @attrs.frozen
-class Row:
+class ResultRow:
     """One contender in one race.
 
     Attributes:
@@ -79,62 +79,64 @@ class Row:
 
 
 Cells = Mapping[str, Mapping[str, Any]]
+Texts = Sequence[Mapping[str, Any]]
 
 
-def rows(plan: Plan, names: Sequence[str], cells: Cells) -> list[Row]:
+def rows(plan: BenchPlan, names: Sequence[str], cells: Cells) -> list[ResultRow]:
     """Every contender of every race that has a finished text."""
     texts: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for cell in cells.values():
         if cell["kind"] in ("text", "check"):
             race = Race(**{field.name: cell[field.name] for field in attrs.fields(Race)})
             texts.setdefault((cell["kind"], race.key, cell["contender"]), []).append(cell)
-    found: list[Row] = []
-    beside: dict[tuple[Race, str], list[Pair]] = {}  # sampled texts of all data sets
+    all_rows: list[ResultRow] = []
+    sampled_pairs: dict[tuple[Race, str], list[Pair]] = {}  # of all data sets
     for race in races(plan, names):
         plain = texts.get(("text", race.key, ORDINARY), [])
         for label in [label for kind, key, label in texts if (kind, key) == ("text", race.key)]:
-            spec, own = measured(label, plan.strategies, plan.budgets), texts["text", race.key, label]
-            if refused := next((cell["refused"] for cell in own if "refused" in cell), None):
-                found.append(Row(race, spec, refused=refused))
+            spec, written = measured(label, plan.strategies, plan.budgets), texts["text", race.key, label]
+            if refused := next((cell["refused"] for cell in written if "refused" in cell), None):
+                all_rows.append(ResultRow(race, spec, refused=refused))
             else:
                 exact = [texts.get(("check", race.key, label), []) for label in (spec.label, ORDINARY)]
-                pairs = _pairs(race, *(exact if all(exact) else (own, plain)))
+                pairs = _pairs(race, *(exact if all(exact) else (written, plain)))
                 precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
                 sampled = race.temperature > 0
-                check = Check() if sampled and own is plain else _check(race, pairs, precision)
-                found.append(_row(race, spec, own, plain, check))
-                if sampled and own is not plain:
-                    beside.setdefault((race.on_all_data, spec.label), []).extend(pairs)
-    together = {place: two_sample(pairs) for place, pairs in beside.items()} if len(names) > 1 else {}
+                check = Check() if sampled and written is plain else _check(race, pairs, precision)
+                all_rows.append(_row(race, spec, written, plain, check))
+                if sampled and written is not plain:
+                    sampled_pairs.setdefault((race.on_all_data, spec.label), []).extend(pairs)
+    several = len(names) > 1
+    p_together = {key: two_sample(pairs) for key, pairs in sampled_pairs.items() if several}
     return [
         attrs.evolve(row, check=attrs.evolve(row.check, p_together=p))
-        if (p := together.get((row.race.on_all_data, row.spec.label)))
+        if (p := p_together.get((row.race.on_all_data, row.spec.label)))
         else row
-        for row in found
+        for row in all_rows
     ]
 
 
 def _row(
     race: Race,
     spec: Spec,
-    own: Sequence[Mapping[str, Any]],
-    plain: Sequence[Mapping[str, Any]],
+    written: Texts,
+    plain: Texts,
     check: Check,
-) -> Row:
-    shared = {_asked(cell) for cell in own} & {_asked(cell) for cell in plain}
-    ours, theirs = (_by_prompt(race, [c for c in cs if _asked(c) in shared]) for cs in (own, plain))
+) -> ResultRow:
+    shared = {_asked(cell) for cell in written} & {_asked(cell) for cell in plain}
+    ours, theirs = (_by_prompt(race, [c for c in cs if _asked(c) in shared]) for cs in (written, plain))
     if not shared:
-        ours = _by_prompt(race, own)
+        ours = _by_prompt(race, written)
     sums = {**ours, **{f"plain_{name}": values for name, values in theirs.items()}}
-    return Row(
+    return ResultRow(
         race,
         spec,
         figures={metric.name: figure for metric in METRICS if (figure := interval(sums, metric.of))},
         check=check,
-        peak_memory=max(cell["peak_memory"] for cell in own),
-        prompts=len({cell["prompt"] for cell in own}),
-        prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in own])),
-        lossless=all(cell.get("lossless", True) for cell in own),
+        peak_memory=max(cell["peak_memory"] for cell in written),
+        prompts=len({cell["prompt"] for cell in written}),
+        prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in written])),
+        lossless=all(cell.get("lossless", True) for cell in written),
     )
 
 
@@ -177,16 +179,16 @@ def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDAr
     def sums(of: Callable[[Mapping[str, Any]], float | None]) -> NDArray[np.float64]:
         return np.array([sum(np.nan if (v := of(c)) is None else v for c in g) for g in groups])
 
-    found = {name: sums(lambda c, name=name: c.get(name)) for name in _COUNTED}  # type: ignore[misc]
-    found["tokens"] = sums(lambda c: len(c["tokens"]))
-    found["texts"] = sums(lambda c: 1)
-    found["text_seconds"] = found["seconds"]  # one after another
-    found["scored"] = sums(lambda c: c["right"] is not None)
-    found["right"] = sums(lambda c: bool(c["right"]))
-    found["draft_cost_calls"] = sums(
+    quantities = {name: sums(lambda c, name=name: c.get(name)) for name in _COUNTED}  # type: ignore[misc]
+    quantities["tokens"] = sums(lambda c: len(c["tokens"]))
+    quantities["texts"] = sums(lambda c: 1)
+    quantities["text_seconds"] = quantities["seconds"]  # one after another
+    quantities["scored"] = sums(lambda c: c["right"] is not None)
+    quantities["right"] = sums(lambda c: bool(c["right"]))
+    quantities["draft_cost_calls"] = sums(
         lambda c: None if c["draft_calls"] is None else c["draft_cost"] * c["draft_calls"]
     )
-    return found
+    return quantities
 
 
 def _median(texts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -219,13 +221,14 @@ def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | 
     return Figure(value, float(low), float(high))
 
 
-def _pairs(race: Race, own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> list[Pair]:
+def _pairs(race: Race, written: Texts, plain: Texts) -> list[Pair]:
     """What both wrote behind a prompt and turn, for every repetition that both have."""
     ours, theirs = (
-        {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c} for texts in (own, plain)
+        {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
+        for texts in (written, plain)
     )
     shared = sorted(ours.keys() & theirs.keys())
-    return [((race.data, *place[:2]), ours[place], theirs[place]) for place in shared]
+    return [((race.data, *key[:2]), ours[key], theirs[key]) for key in shared]
 
 
 def _check(race: Race, pairs: Sequence[Pair], precision: str) -> Check:
@@ -275,14 +278,14 @@ def two_sample(pairs: Sequence[Pair]) -> float | None:
     rng = np.random.default_rng(0)
     groups = [np.flatnonzero(prompts == prompt) for prompt in np.unique(prompts)]
 
-    def distance(given: NDArray[np.float64]) -> float:
-        return float((((given @ counts) ** 2) / total).sum())
+    def distance(assigned: NDArray[np.float64]) -> float:
+        return float((((assigned @ counts) ** 2) / total).sum())
 
     actual, reached = distance(sides), 1
     for _ in range(_PERMUTATIONS - 1):
-        given = np.empty(len(texts))
+        assigned = np.empty(len(texts))
         for group in groups:
-            given[group] = rng.permutation(sides[group])
+            assigned[group] = rng.permutation(sides[group])
         # Sums in another order round apart, so that an equal distance may seem a little less.
-        reached += distance(given) >= actual * (1 - 1e-12)
+        reached += distance(assigned) >= actual * (1 - 1e-12)
     return reached / _PERMUTATIONS

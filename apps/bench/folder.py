@@ -14,7 +14,7 @@ from typing import IO, Any
 import attrs
 
 from draftwood.apps import trace
-from draftwood.apps.bench.stored import check_cell, check_run
+from draftwood.apps.bench.schema import check_cell, check_run
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.models import find_device
 from draftwood.errors import InvalidInput
@@ -62,14 +62,14 @@ class Folder:
 
 def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """What `run.json` says of a run with this configuration, here and now."""
-    place = find_device(configuration["device"] or None)
+    device = find_device(configuration["device"] or None)
     return {
         "format": FORMAT,
         "version": VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "hardware": {
-            "device": device_name(place),
+            "device": device_name(device),
             "machine": platform.machine(),
             "system": platform.system(),
         },
@@ -133,22 +133,22 @@ def stored(path: Path) -> dict[str, Any]:
     """
     file = path / RUN
     try:
-        found = parse_json(file.read_bytes())
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        run = parse_json(file.read_bytes())
+        if not isinstance(run, dict) or run.get("format") != FORMAT:
             raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; name another folder with --to.")
-        if (version := found.get("version")) != VERSION:
+        if (version := run.get("version")) != VERSION:
             raise InvalidInput(
                 f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads version {VERSION}; "
                 "measure again with `draftwood bench --to` another folder."
             )
-        check_run(found)
+        check_run(run)
     except OSError as error:
         raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error
     except InvalidInput:
         raise
     except ValueError as error:
         raise InvalidInput(f"{str(file)!r} is damaged ({error}); choose another folder.") from error
-    return found
+    return run
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
     file = path / CELLS
     if not file.exists():
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     *lines, _ = file.read_bytes().split(b"\n")  # what is behind the last newline is not finished
     for number, line in enumerate(lines, start=1):
         try:
@@ -199,5 +199,5 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
             raise InvalidInput(
                 f"{str(file)!r}, line {number}: not a cell ({error}); delete the line to measure it again."
             ) from error
-        found[cell["key"]] = cell
-    return found
+        cells[cell["key"]] = cell
+    return cells

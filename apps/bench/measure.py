@@ -12,9 +12,9 @@ from torch import Tensor
 
 from draftwood import SamplingParams, StateBackend, registry, zoo
 from draftwood.apps import datasets, models
-from draftwood.apps.bench.cells import Cell, cells
 from draftwood.apps.bench.folder import Folder
-from draftwood.apps.bench.plan import BINS, Plan, Race
+from draftwood.apps.bench.grid import Cell, cells
+from draftwood.apps.bench.plan import BINS, BenchPlan, Race
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.text import decode
@@ -35,7 +35,7 @@ class Measurer:
         folder: what is known already; refusals of transformers and baseline texts are read there.
     """
 
-    plan: Plan
+    plan: BenchPlan
     sets: Mapping[str, datasets.DataSet]
     folder: Folder
     _loaded: tuple[tuple[str, str], models.Loaded] | None = None
@@ -54,26 +54,29 @@ class Measurer:
         if cell.kind == "passes":
             return _passes(loaded)
         prompt = self._prompt(cell)
-        place = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
+        record = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
             written = ordinary.write(prompt, cell.race.new_tokens, cell.seed).tokens
-            return {**place, "tokens": said(loaded.tokenizer, written, self.sets[cell.race.data].stops)}
+            return {
+                **record,
+                "tokens": answer_tokens(loaded.tokenizer, written, self.sets[cell.race.data].stops),
+            }
         if cell.spec is None:
             plain = self._baseline(cell)
-            return {**place, **_agreement(loaded, prompt, plain, cell.race.temperature)}
-        place |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
+            return {**record, **_agreement(loaded, prompt, plain, cell.race.temperature)}
+        record |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
         if (reason := self._refusal(cell)) is not None:
-            return {**place, "refused": reason}
+            return {**record, "refused": reason}
         try:
             text = self._warmed(cell.spec, cell.race, prompt).write(prompt, cell.race.new_tokens, cell.seed)
         except UnsupportedModel as error:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
                 raise
-            return {**place, "refused": str(error)}
+            return {**record, "refused": str(error)}
         right = self._right(cell, loaded, text.tokens)
         return {
-            **place,
+            **record,
             **attrs.asdict(text),
             "right": right,
             "lossless": self._lossless(cell.spec, cell.race),
@@ -88,16 +91,16 @@ class Measurer:
         self._writers.clear()
         self._warm.clear()
         loaded = load(self.plan, pair, dtype)
-        for name, found in self.sets.items():
+        for name, data_set in self.sets.items():
             self._asked[name] = [
                 [loaded.tokenizer(prompt.text)["input_ids"]]
                 + [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
-                for prompt in found.prompts
+                for prompt in data_set.prompts
             ]
             self._check_lengths(name, models.context(loaded.target))
-        for heat in self.plan.temperatures:
-            for spec in self.plan.contenders(heat):
-                self._writers[spec.label, heat] = writer(spec, loaded, heat)
+        for temperature in self.plan.temperatures:
+            for spec in self.plan.contenders(temperature):
+                self._writers[spec.label, temperature] = writer(spec, loaded, temperature)
         self._loaded = (pair, dtype), loaded
         return loaded
 
@@ -116,7 +119,7 @@ class Measurer:
                 )
 
     def _prompt(self, cell: Cell) -> list[int]:
-        """What a cell's text stands behind: what was said in earlier turns, and what is asked in this one.
+        """The prompt of a cell: what was answered in earlier turns, and what is asked in this one.
 
         A first turn is cut at its end; of a longer conversation the end is kept.
         """
@@ -129,11 +132,11 @@ class Measurer:
 
     def _warmed(self, spec: Spec, race: Race, prompt: Sequence[int]) -> Writer:
         """The contender, which has written a few tokens when it is first used."""
-        place = spec.label, race.temperature
-        if place not in self._warm:
-            self._writers[place].write(prompt, min(_WARM, race.new_tokens), 0)
-            self._warm.add(place)
-        return self._writers[place]
+        key = spec.label, race.temperature
+        if key not in self._warm:
+            self._writers[key].write(prompt, min(_WARM, race.new_tokens), 0)
+            self._warm.add(key)
+        return self._writers[key]
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why transformers refused this contender's first text."""
@@ -145,20 +148,22 @@ class Measurer:
         return spec.is_transformers or spec.strategy(race.temperature).verifier.lossless
 
     def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
-        found = self.sets[cell.race.data]
-        answer = found.prompts[cell.prompt].answer
+        data_set = self.sets[cell.race.data]
+        answer = data_set.prompts[cell.prompt].answer
         if answer is None or cell.turn:
             return None
-        return datasets.right(decode(loaded.tokenizer, said(loaded.tokenizer, tokens)), answer, found.stops)
+        return datasets.right(
+            decode(loaded.tokenizer, answer_tokens(loaded.tokenizer, tokens)), answer, data_set.stops
+        )
 
     def _question(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> dict[str, Any]:
         """What an answer in Spec-Bench's format says besides, where the prompt is a question of it."""
-        found = self.sets[cell.race.data]
-        question = found.prompts[cell.prompt].question
+        data_set = self.sets[cell.race.data]
+        question = data_set.prompts[cell.prompt].question
         if question is None:
             return {}
         number, category = question
-        answer = decode(loaded.tokenizer, said(loaded.tokenizer, tokens, found.stops))
+        answer = decode(loaded.tokenizer, answer_tokens(loaded.tokenizer, tokens, data_set.stops))
         return {"question": {"id": number, "category": category, "answer": answer, "answered": time()}}
 
     def _baseline(self, cell: Cell) -> list[int]:
@@ -168,7 +173,7 @@ class Measurer:
         return tokens
 
 
-def said(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = ()) -> list[int]:
+def answer_tokens(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = ()) -> list[int]:
     """`tokens` before an end of text, and before the first of `stops` in their text."""
     end = tokenizer.eos_token_id
     kept = list(tokens[: tokens.index(end)] if end in tokens else tokens)
@@ -180,7 +185,7 @@ def said(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = ()) -> li
     return kept
 
 
-def load(plan: Plan, pair: str, dtype: str) -> models.Loaded:
+def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
     """The models of a pair, the target widened where the plan says so."""
     target, draft = (name.strip() for name in pair.split(","))
     loaded = models.load(
@@ -204,18 +209,18 @@ def load(plan: Plan, pair: str, dtype: str) -> models.Loaded:
 
 def _passes(loaded: models.Loaded) -> dict[str, Any]:
     """Times of passes of both models by size, and the fits of STree's equations 7 and 8."""
-    found: dict[str, Any] = {"kind": "passes"}
+    measured: dict[str, Any] = {"kind": "passes"}
     for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
         assert backend is not None
         most = models.context(backend) or 2 * _SIZES[-1]
         sizes = [size for size in _SIZES if 2 * size <= most]
         times = pass_seconds(backend, sizes=sizes, context=sizes[-1])
         fit = PassTime.fit(list(times), [sorted(taken)[len(taken) // 2] for taken in times.values()])
-        found[name] = {
+        measured[name] = {
             "seconds": {str(size): taken for size, taken in times.items()},
             "fit": attrs.asdict(fit),
         }
-    return found
+    return measured
 
 
 def _agreement(
@@ -231,17 +236,17 @@ def _agreement(
     Source: DySpec, figure 2; the acceptance is theirs of section 3, worked out rather than drawn.
     """
     assert loaded.draft is not None
-    wanted = SamplingParams(temperature=temperature).distribution(_along(loaded.target, prompt, text))
+    target_probs = SamplingParams(temperature=temperature).distribution(_along(loaded.target, prompt, text))
     shaped = SamplingParams(temperature=temperature or 1.0)
-    drafted = shaped.distribution(_along(loaded.draft, prompt, text))
-    wanted, drafted = wanted.double().cpu(), drafted.double().cpu()
-    place = (drafted * BINS).long().clamp(max=BINS - 1)
-    beside = (wanted * BINS).long().clamp(max=BINS - 1)
+    draft_probs = shaped.distribution(_along(loaded.draft, prompt, text))
+    target_probs, draft_probs = target_probs.double().cpu(), draft_probs.double().cpu()
+    draft_bin = (draft_probs * BINS).long().clamp(max=BINS - 1)
+    target_bin = (target_probs * BINS).long().clamp(max=BINS - 1)
     mass = torch.zeros(BINS * BINS, dtype=torch.float64)
-    mass.index_add_(0, (place * BINS + beside).flatten(), drafted.flatten())
+    mass.index_add_(0, (draft_bin * BINS + target_bin).flatten(), draft_probs.flatten())
     drawn, accepted = torch.zeros(2, BINS, dtype=torch.float64)
-    drawn.index_add_(0, place.flatten(), drafted.flatten())
-    accepted.index_add_(0, place.flatten(), torch.minimum(drafted, wanted).flatten())
+    drawn.index_add_(0, draft_bin.flatten(), draft_probs.flatten())
+    accepted.index_add_(0, draft_bin.flatten(), torch.minimum(draft_probs, target_probs).flatten())
     return {
         "drawn": drawn.tolist(),
         "accepted": accepted.tolist(),
@@ -260,7 +265,7 @@ def _along(backend: StateBackend, prompt: Sequence[int], text: Sequence[int]) ->
 
 
 def run(
-    plan: Plan, sets: Mapping[str, datasets.DataSet], folder: Folder
+    plan: BenchPlan, sets: Mapping[str, datasets.DataSet], folder: Folder
 ) -> tuple[list[Cell], Iterator[Cell]]:
     """The cells that are missing, and an iterator that measures and keeps them one by one."""
     missing = [cell for cell in cells(plan, sets) if cell.key not in folder.cells]

@@ -1,4 +1,4 @@
-"""The most memory that was held since a moment."""
+"""The peak of memory since a moment."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def forget_peak() -> None:
     """Let `peak_memory` count from here: on an accelerator, and on Linux for the process too."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    # 5 sets the peak back to what is held now. Elsewhere the peak of the whole process stands.
+    # 5 sets the peak back to what is in use now. Elsewhere the peak of the whole process stands.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

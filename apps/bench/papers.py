@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.apps.bench.figures import Figure, Row
+from draftwood.apps.bench.figures import Figure, ResultRow
 from draftwood.apps.bench.specs import ORDINARY, parse
 from draftwood.errors import UnknownStrategy, nearest
 
@@ -46,7 +46,7 @@ class Paper:
         methods: the contender that stands for each of the paper's methods, ordinary decoding among them
             where the table has it.
         rows: data set, temperature, method, and a value for each column; NaN where it cannot be read.
-        plan: the paper's setting, as fields of a `Plan`.
+        plan: the paper's setting, as fields of a `BenchPlan`.
         note: what else a reader must know.
     """
 
@@ -69,18 +69,18 @@ class Paper:
         """A metric by data set, temperature and method; `speed_up` is worked out where only speeds stand."""
         if metric in self.columns:
             at = self.columns.index(metric)
-            found = {(d, t, m): float(values[at]) for d, t, m, *values in self.rows}
-            return {place: value for place, value in found.items() if not math.isnan(value)}
+            by_row = {(d, t, m): float(values[at]) for d, t, m, *values in self.rows}
+            return {key: value for key, value in by_row.items() if not math.isnan(value)}
         if metric != "speed_up":
             return {}
         for speed, power in _SPEEDS.items():
             if speed in self.columns:
-                known = self.values(speed)
+                speeds = self.values(speed)
                 plain = {m for m, spec in self.methods.items() if spec == ORDINARY}
-                base = {(d, t): value for (d, t, m), value in known.items() if m in plain}
+                base = {(d, t): value for (d, t, m), value in speeds.items() if m in plain}
                 return {
                     (d, t, m): (value / base[d, t]) ** power
-                    for (d, t, m), value in known.items()
+                    for (d, t, m), value in speeds.items()
                     if (d, t) in base
                 }
         return {}
@@ -105,7 +105,7 @@ def paper(name: str) -> Paper:
 
 
 @attrs.frozen
-class Beside:
+class Comparison:
     """One metric at one temperature: methods down, the paper's data sets and then those here across.
 
     Attributes:
@@ -120,31 +120,31 @@ class Beside:
     ours: dict[tuple[str, str], Figure]
 
 
-def beside(table: Paper, rows: Sequence[Row]) -> list[Beside]:
+def comparisons(table: Paper, rows: Sequence[ResultRow]) -> list[Comparison]:
     """The paper's values and what was measured, metric by metric and temperature by temperature."""
     races = list(dict.fromkeys(row.race for row in rows))
     several = len({attrs.evolve(race.on_all_data, temperature=0.0) for race in races}) > 1
     labels = {method: parse(spec).label for method, spec in table.methods.items()}
-    found = []
+    compared = []
     for metric in _HEADINGS:
         values = table.values(metric)
-        for heat in sorted(
+        for temperature in sorted(
             {t for _, t, _ in values} | ({row.race.temperature for row in rows} if values else set())
         ):
-            theirs = {(m, d): value for (d, t, m), value in values.items() if t == heat}
+            theirs = {(m, d): value for (d, t, m), value in values.items() if t == temperature}
             ours = {
                 (method, row.race.title if several else row.race.data): row.figures[metric]
                 for row in rows
                 for method, label in labels.items()
-                if row.spec.label == label and row.race.temperature == heat and metric in row.figures
+                if row.spec.label == label and row.race.temperature == temperature and metric in row.figures
             }
             if theirs or ours:
-                shown = [m for m in labels if any(m == own for own, _ in (*theirs, *ours))]
-                found.append(Beside(metric, heat, shown, theirs, ours))
-    return found
+                shown = [m for m in labels if any(m == method for method, _ in (*theirs, *ours))]
+                compared.append(Comparison(metric, temperature, shown, theirs, ours))
+    return compared
 
 
-def show(table: Paper, rows: Sequence[Row], console: Console) -> None:
+def show(table: Paper, rows: Sequence[ResultRow], console: Console) -> None:
     """The paper's numbers and ours, and in words what they may be compared for."""
     from rich import box
     from rich.table import Table
@@ -158,23 +158,25 @@ def show(table: Paper, rows: Sequence[Row], console: Console) -> None:
         f"not the values. {table.note}".rstrip(),
         highlight=False,
     )
-    for one in beside(table, rows):
-        theirs = list(dict.fromkeys(data for _, data in one.theirs))
-        ours = list(dict.fromkeys(data for _, data in one.ours))
+    for comparison in comparisons(table, rows):
+        theirs = list(dict.fromkeys(data for _, data in comparison.theirs))
+        ours = list(dict.fromkeys(data for _, data in comparison.ours))
         sheet = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
         sheet.add_column("", overflow="fold", min_width=8)
         for data in theirs:
             sheet.add_column(data, justify="right", overflow="fold")
         for data in ours:
             sheet.add_column(f"here: {data}", justify="right", overflow="fold")
-        for method in one.methods:
-            known = [one.theirs.get((method, data)) for data in theirs]
-            measured = [one.ours.get((method, data)) for data in ours]
-            digits = _DIGITS.get(one.metric, 2)
-            cells = ["-" if value is None else f"{value:.{digits}f}" for value in known]
+        for method in comparison.methods:
+            published = [comparison.theirs.get((method, data)) for data in theirs]
+            measured = [comparison.ours.get((method, data)) for data in ours]
+            digits = _DIGITS.get(comparison.metric, 2)
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value in published]
             sheet.add_row(method, *cells, *(_measured(figure, digits) for figure in measured))
         console.print()
-        console.print(f"{_HEADINGS[one.metric]}, temperature {one.temperature:g}", highlight=False)
+        console.print(
+            f"{_HEADINGS[comparison.metric]}, temperature {comparison.temperature:g}", highlight=False
+        )
         console.print(sheet)
 
 
@@ -187,7 +189,7 @@ def _measured(figure: Figure | None, digits: int) -> str:
     return f"{words} ({figure.low:.{digits}f}-{figure.high:.{digits}f})"
 
 
-def document(table: Paper, rows: Sequence[Row]) -> dict[str, Any]:
+def document(table: Paper, rows: Sequence[ResultRow]) -> dict[str, Any]:
     """The comparison for programs."""
     return {
         "name": table.name,
@@ -197,14 +199,14 @@ def document(table: Paper, rows: Sequence[Row]) -> dict[str, Any]:
         "note": table.note,
         "values": [
             {
-                "metric": one.metric,
-                "temperature": one.temperature,
+                "metric": comparison.metric,
+                "temperature": comparison.temperature,
                 "method": method,
                 "contender": table.methods[method],
-                "paper": {data: value for (m, data), value in one.theirs.items() if m == method},
-                "here": {data: attrs.asdict(f) for (m, data), f in one.ours.items() if m == method},
+                "paper": {data: value for (m, data), value in comparison.theirs.items() if m == method},
+                "here": {data: attrs.asdict(f) for (m, data), f in comparison.ours.items() if m == method},
             }
-            for one in beside(table, rows)
-            for method in one.methods
+            for comparison in comparisons(table, rows)
+            for method in comparison.methods
         ],
     }

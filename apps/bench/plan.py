@@ -69,7 +69,7 @@ def _one_of(*words: str) -> Any:
 
 
 @attrs.frozen
-class Plan:
+class BenchPlan:
     """Everything that a run measures.
 
     Attributes:
@@ -125,7 +125,7 @@ class Plan:
             if len([name for name in pair.split(",") if name.strip()]) != 2:
                 raise InvalidInput(f"The pair {pair!r} is not TARGET,DRAFT; give both with a comma between.")
 
-    def resolved(self) -> Plan:
+    def resolved(self) -> BenchPlan:
         """The plan with the precision that `"auto"` means on a CPU, every contender found and checked.
 
         Raises:
@@ -149,7 +149,7 @@ class Plan:
 
     def _code(self) -> dict[str, str]:
         """Modules of strategies from elsewhere with a digest: an edited strategy is another one."""
-        found = {}
+        digests = {}
         for temperature in self.temperatures:
             for spec in self.contenders(temperature):
                 if not spec.is_transformers:
@@ -160,8 +160,8 @@ class Plan:
                     for part in parts:
                         module = sys.modules[part.__module__]
                         if module.__file__ and not module.__name__.startswith("draftwood."):
-                            found[module.__name__] = _digest(Path(module.__file__))
-        return found
+                            digests[module.__name__] = _digest(Path(module.__file__))
+        return digests
 
 
 def _digest(file: Path) -> str:
@@ -178,7 +178,7 @@ def from_file(file: Path) -> dict[str, Any]:
         InvalidInput: it cannot be read, is not TOML, or names what a plan does not have.
     """
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -187,18 +187,18 @@ def from_file(file: Path) -> dict[str, Any]:
         raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
     except RecursionError as error:
         raise InvalidInput(f"{str(file)!r} is nested too deeply.") from error
-    known = [field.name for field in attrs.fields(Plan)]
-    for name in found:
-        if name not in known:
+    names = [field.name for field in attrs.fields(BenchPlan)]
+    for name in fields:
+        if name not in names:
             raise InvalidInput(
-                f"{str(file)!r} has a key {name!r:.80}, which bench does not{nearest(name, known)}"
+                f"{str(file)!r} has a key {name!r:.80}, which bench does not{nearest(name, names)}"
             )
-    if "data" in found:
-        found["data"] = [str(file.parent / one) for one in _tuple(found["data"])]
-    return found
+    if "data" in fields:
+        fields["data"] = [str(file.parent / one) for one in _tuple(fields["data"])]
+    return fields
 
 
-def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+def from_document(content: Mapping[str, Any]) -> tuple[BenchPlan, list[str]]:
     """The plan that `document` wrote, without its files, and the names of its data sets.
 
     No contender is looked up: a file may name code, which nothing that is only shown may run.
@@ -206,13 +206,13 @@ def from_document(content: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     Raises:
         InvalidInput: fields that no plan has, or of another kind.
     """
-    known = {name: value for name, value in content.items() if name != "code"}
-    fields = [field.name for field in attrs.fields(Plan)]
-    if odd := [name for name in known if name not in fields]:
+    stored = {name: value for name, value in content.items() if name != "code"}
+    names = [field.name for field in attrs.fields(BenchPlan)]
+    if odd := [name for name in stored if name not in names]:
         raise InvalidInput(
             f"The run's configuration has a key {odd[0][:40]!r}, which bench does not; choose another folder."
         )
-    return Plan(**{**known, "data": ()}), list(content["data"])
+    return BenchPlan(**{**stored, "data": ()}), list(content["data"])
 
 
 @attrs.frozen
@@ -245,7 +245,7 @@ class Race:
         )
 
 
-def races(plan: Plan, names: Sequence[str]) -> Iterator[Race]:
+def races(plan: BenchPlan, names: Sequence[str]) -> Iterator[Race]:
     """Every race of a plan over the data sets `names`, those of one pair together."""
     for pair in plan.pairs:
         for data in names:
@@ -255,7 +255,7 @@ def races(plan: Plan, names: Sequence[str]) -> Iterator[Race]:
                         yield Race(pair, data, temperature, length, new)
 
 
-def data_sets(plan: Plan) -> dict[str, DataSet]:
+def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
     """The data sets of a plan by name, each with as many prompts and turns as it asks for.
 
     Raises:

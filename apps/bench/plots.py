@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from draftwood.apps.bench.figures import Row
+from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import BINS
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.pass_time import PassTime
@@ -49,7 +49,7 @@ _STYLE: Any = {
 }
 
 
-def draw(folder: Path, rows: Sequence[Row], cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Draw every plot that the results allow; returns the names of the files.
 
     Args:
@@ -68,17 +68,17 @@ def draw(folder: Path, rows: Sequence[Row], cells: Mapping[str, Mapping[str, Any
     return names
 
 
-def _figures(rows: Sequence[Row], cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _figures(rows: Sequence[ResultRow], cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     styles = _styles(rows)
-    for place, (pair, group) in enumerate(_groups(rows).items(), start=1):
-        end = f"-{place}.png" if len(_groups(rows)) > 1 else ".png"
+    for number, (pair, group) in enumerate(_groups(rows).items(), start=1):
+        end = f"-{number}.png" if len(_groups(rows)) > 1 else ".png"
         yield f"speed{end}", _speed(pair, group, styles)
         if len({row.race.temperature for row in group}) > 1:
             yield f"temperature{end}", _temperature(pair, group, styles)
         yield f"components{end}", _components(pair, group)
     pairs = list(dict.fromkeys(row.race.pair for row in rows))
-    for place, pair in enumerate(pairs, start=1):
-        end = f"-{place}.png" if len(pairs) > 1 else ".png"
+    for number, pair in enumerate(pairs, start=1):
+        end = f"-{number}.png" if len(pairs) > 1 else ".png"
         agreement = [cell for cell in cells if cell["kind"] == "pair" and cell["pair"] == pair]
         if agreement:
             yield f"acceptance{end}", _acceptance(pair, agreement)
@@ -87,25 +87,25 @@ def _figures(rows: Sequence[Row], cells: Sequence[Mapping[str, Any]]) -> Iterato
                 yield f"passes{end}", _passes(pair, cell)
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _groups(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     """Rows that go into one figure: of one pair and one choice of lengths."""
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[ResultRow]] = {}
     for row in rows:
         race = row.race
         cut = f"prompts cut to {race.prompt_length} tokens, " if race.prompt_length else ""
         title = f"{race.pair.replace(',', ' with ')}, {cut}{race.new_tokens} new tokens"
-        found.setdefault(title, []).append(row)
-    return found
+        groups.setdefault(title, []).append(row)
+    return groups
 
 
-def _method(row: Row) -> str:
+def _method(row: ResultRow) -> str:
     """The contender without its budget: what one line of a plot stands for."""
     if row.spec.budget is None:
         return row.spec.label
     return attrs.evolve(row.spec, options=row.spec.options[:-1]).label
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def _styles(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
     """One colour and marker a method, the same in all plots."""
     methods = dict.fromkeys(_method(row) for row in rows if row.spec.name != ORDINARY)
     return {
@@ -134,46 +134,48 @@ def _panels(
 
 def _legend(figure: Any, axes: Any) -> None:
     """One legend for all panels, outside of them."""
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if found:
-        figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=9)
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=9)
 
 
-def _races(rows: Sequence[Row]) -> tuple[list[float], list[str], dict[tuple[float, str], list[Row]]]:
+def _races(
+    rows: Sequence[ResultRow],
+) -> tuple[list[float], list[str], dict[tuple[float, str], list[ResultRow]]]:
     """Temperatures, data sets, and the rows of each pair of them."""
-    by: dict[tuple[float, str], list[Row]] = {}
+    by: dict[tuple[float, str], list[ResultRow]] = {}
     for row in rows:
         by.setdefault((row.race.temperature, row.race.data), []).append(row)
-    return sorted({heat for heat, _ in by}), list(dict.fromkeys(data for _, data in by)), by
+    return sorted({temperature for temperature, _ in by}), list(dict.fromkeys(data for _, data in by)), by
 
 
-def _panel_title(heat: float, data: str) -> str:
-    return f"{data}, temperature {heat:g}"
+def _panel_title(temperature: float, data: str) -> str:
+    return f"{data}, temperature {temperature:g}"
 
 
-def _speed(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]]) -> Any:
+def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Speed against budget; a contender without a budget is a level line."""
-    heats, names, by = _races(rows)
-    figure, axes = _panels("Speed against budget", pair, len(heats), len(names))
+    temperatures, names, by = _races(rows)
+    figure, axes = _panels("Speed against budget", pair, len(temperatures), len(names))
     budgets = sorted({row.spec.budget for row in rows if row.spec.budget})
-    for down, heat in enumerate(heats):
+    for down, temperature in enumerate(temperatures):
         for across, data in enumerate(names):
-            axis, own = axes[down, across], by.get((heat, data), [])
-            axis.set_title(_panel_title(heat, data))
+            axis, shown = axes[down, across], by.get((temperature, data), [])
+            axis.set_title(_panel_title(temperature, data))
             axis.axhline(1, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)), label="ordinary generate()")
-            for place, (method, style) in enumerate(styles.items()):
-                beside = (place + 1) / (len(styles) + 1)
-                _line(axis, method, [row for row in own if _method(row) == method], style, beside=beside)
+            for index, (method, style) in enumerate(styles.items()):
+                at = (index + 1) / (len(styles) + 1)
+                _line(axis, method, [row for row in shown if _method(row) == method], style, at=at)
             if budgets:
                 axis.set_xscale("log", base=2)
-                axis.set_xticks(budgets, [str(one) for one in budgets])
+                axis.set_xticks(budgets, [str(budget) for budget in budgets])
                 axis.minorticks_off()
             else:
                 axis.set_xticks([])
-            if down == len(heats) - 1:
+            if down == len(temperatures) - 1:
                 axis.set_xlabel("budget (nodes of a tree)" if budgets else "")
             if across == 0:
                 axis.set_ylabel("tokens/s over generate()'s")
@@ -182,48 +184,57 @@ def _speed(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]])
     return figure
 
 
-def _line(axis: Any, method: str, rows: Sequence[Row], style: Mapping[str, Any], *, beside: float) -> None:
-    """A line with its band over the budgets; without a budget, a level one with its interval at `beside`."""
+def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str, Any], *, at: float) -> None:
+    """A line with its band over the budgets; without a budget, a level one with its interval at `at`."""
     shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
     swept = sorted((row.spec.budget, figure) for row, figure in shown if row.spec.budget)
     if swept:
-        x, found = zip(*swept, strict=True)
-        axis.plot(x, [one.value for one in found], label=method, **style)
-        if all(one.low is not None for one in found):
-            band = [one.low for one in found], [one.high for one in found]
+        x, figures = zip(*swept, strict=True)
+        axis.plot(x, [point.value for point in figures], label=method, **style)
+        if all(point.low is not None for point in figures):
+            band = [point.low for point in figures], [point.high for point in figures]
             axis.fill_between(x, *band, color=style["color"], alpha=0.12, linewidth=0)
     for row, figure in shown:
         if row.spec.budget is None:
             axis.axhline(figure.value, color=style["color"], linewidth=1.5, linestyle="--", label=method)
             if figure.low is not None:
                 across = axis.get_yaxis_transform()  # x from 0 to 1 over the panel
-                axis.vlines(beside, figure.low, figure.high, style["color"], linewidth=1.2, transform=across)
+                axis.vlines(at, figure.low, figure.high, style["color"], linewidth=1.2, transform=across)
                 axis.dataLim.update_from_data_y([figure.low, figure.high], ignore=False)
 
 
-def _temperature(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, Any]]) -> Any:
+def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Tokens per round against temperature; of a method's budgets the largest."""
-    heats, names, by = _races(rows)
+    temperatures, names, by = _races(rows)
     figure, axes = _panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
     for across, data in enumerate(names):
         axis = axes[0, across]
         axis.set_title(data)
         for method, style in styles.items():
             points = []
-            for heat in heats:
-                own = [r for r in by.get((heat, data), []) if _method(r) == method]
-                best = max(own, key=lambda row: row.spec.budget or 0, default=None)
+            for temperature in temperatures:
+                of_method = [r for r in by.get((temperature, data), []) if _method(r) == method]
+                best = max(of_method, key=lambda row: row.spec.budget or 0, default=None)
                 if best is not None and "tokens_per_round" in best.figures:
-                    points.append((heat, best.figures["tokens_per_round"], best.spec.label))
+                    points.append((temperature, best.figures["tokens_per_round"], best.spec.label))
             if points:
-                x, found, labels = zip(*points, strict=True)
+                x, figures, labels = zip(*points, strict=True)
                 bars = None
-                if all(one.low is not None for one in found):
-                    bars = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
+                if all(point.low is not None for point in figures):
+                    bars = [
+                        [point.value - point.low for point in figures],
+                        [point.high - point.value for point in figures],
+                    ]
                 axis.errorbar(
-                    x, [one.value for one in found], bars, capsize=2, elinewidth=1, label=labels[-1], **style
+                    x,
+                    [point.value for point in figures],
+                    bars,
+                    capsize=2,
+                    elinewidth=1,
+                    label=labels[-1],
+                    **style,
                 )
-        axis.set_xticks(heats, [f"{heat:g}" for heat in heats])
+        axis.set_xticks(temperatures, [f"{temperature:g}" for temperature in temperatures])
         axis.set_xlabel("temperature")
     axes[0, 0].set_ylim(bottom=0.9)  # of all panels, when all is drawn
     axes[0, 0].set_ylabel("tokens per round")
@@ -231,34 +242,34 @@ def _temperature(pair: str, rows: Sequence[Row], styles: Mapping[str, dict[str, 
     return figure
 
 
-def _components(pair: str, rows: Sequence[Row]) -> Any:
+def _components(pair: str, rows: Sequence[ResultRow]) -> Any:
     """Time a token by component; transformers' own modes have one bar, as they do not tell."""
-    heats, names, by = _races(rows)
-    most = max(len(own) for own in by.values())
+    temperatures, names, by = _races(rows)
+    most = max(len(shown) for shown in by.values())
     height = 0.34 * most + 0.7
-    figure, axes = _panels("Where the time goes", pair, len(heats), len(names), height=height)
-    for down, heat in enumerate(heats):
+    figure, axes = _panels("Where the time goes", pair, len(temperatures), len(names), height=height)
+    for down, temperature in enumerate(temperatures):
         for across, data in enumerate(names):
-            axis, own = axes[down, across], by.get((heat, data), [])
-            axis.set_title(_panel_title(heat, data))
+            axis, shown = axes[down, across], by.get((temperature, data), [])
+            axis.set_title(_panel_title(temperature, data))
             axis.grid(False, axis="y")
-            for place, row in enumerate(own):
-                _bar(axis, place, row)
-            axis.set_yticks(range(len(own)), [row.spec.label for row in own])
+            for index, row in enumerate(shown):
+                _bar(axis, index, row)
+            axis.set_yticks(range(len(shown)), [row.spec.label for row in shown])
             axis.tick_params(axis="y", length=0, labelcolor=_INK)
-            if down == len(heats) - 1:
+            if down == len(temperatures) - 1:
                 axis.set_xlabel("ms per token")
     axes[0, 0].invert_yaxis()
     _legend(figure, axes)
     return figure
 
 
-def _bar(axis: Any, place: int, row: Row) -> None:
-    whole = (row.value("seconds_per_token") or 0.0) * 1e3
+def _bar(axis: Any, index: int, row: ResultRow) -> None:
+    total = (row.value("seconds_per_token") or 0.0) * 1e3
     if "draft_seconds" not in row.figures:
         axis.barh(
-            place,
-            whole,
+            index,
+            total,
             color=_PALE,
             height=0.62,
             hatch="////",
@@ -271,29 +282,31 @@ def _bar(axis: Any, place: int, row: Row) -> None:
     for part, name, colour in _PARTS:
         length = (row.value(name) or 0.0) * 1e3
         if name == "rest_seconds":
-            length = whole - left  # the prompt's passes belong to it here
-        axis.barh(place, length, left=left, color=colour, height=0.62, label=part)
+            length = total - left  # the prompt's passes belong to it here
+        axis.barh(index, length, left=left, color=colour, height=0.62, label=part)
         left += length
 
 
 def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     """DySpec's figure 2: acceptance, and the target's probability, against the draft's probability."""
-    heats = sorted({cell["temperature"] for cell in cells})
+    temperatures = sorted({cell["temperature"] for cell in cells})
     figure, axes = _panels(
         "Acceptance against draft probability", pair.replace(",", " with "), 1, 2, height=3.4, share=False
     )
     left, right = axes[0]
     right.grid(False)
     middles = (np.arange(BINS) + 0.5) / BINS
-    for place, heat in enumerate(heats):
-        own = [cell for cell in cells if cell["temperature"] == heat]
-        drawn, accepted = (np.sum([cell[name] for cell in own], 0) for name in ("drawn", "accepted"))
-        known = drawn > _SEEN
-        style = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
+    for index, temperature in enumerate(temperatures):
+        of_temperature = [cell for cell in cells if cell["temperature"] == temperature]
+        drawn, accepted = (
+            np.sum([cell[name] for cell in of_temperature], 0) for name in ("drawn", "accepted")
+        )
+        seen = drawn > _SEEN
+        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
         left.plot(
-            middles[known],
-            accepted[known] / drawn[known],
-            label=f"temperature {heat:g}",
+            middles[seen],
+            accepted[seen] / drawn[seen],
+            label=f"temperature {temperature:g}",
             markersize=4,
             **style,
         )
@@ -303,7 +316,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     left.set_ylabel("chance to be accepted")
     left.set_xlim(0, 1)
     left.set_ylim(0, 1.02)
-    shown = max(heats)
+    shown = max(temperatures)
     density = np.sum([cell["target"] for cell in cells if cell["temperature"] == shown], 0)
     columns = density / np.maximum(density.sum(1, keepdims=True), 1e-12)
     image = right.imshow(
@@ -315,7 +328,9 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     bar = figure.colorbar(image, ax=right, pad=0.02)
     bar.set_label("share of the column", color=_INK)
     bar.outline.set_visible(False)
-    figure.legend(*left.get_legend_handles_labels(), loc="upper right", ncols=min(3, len(heats)), fontsize=9)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="upper right", ncols=min(3, len(temperatures)), fontsize=9
+    )
     return figure
 
 

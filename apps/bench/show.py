@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from draftwood.apps import trace
-from draftwood.apps.bench.figures import Row
+from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import Race
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.metrics import METRICS
@@ -19,13 +19,13 @@ from draftwood.metrics import METRICS
 if TYPE_CHECKING:
     from rich.console import Console
 
-Column = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[ResultRow], str]]
 
 
 def _figure(
     name: str, *, scale: float = 1, digits: int = 2, interval: bool = True, unit: str = ""
-) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
+) -> Callable[[ResultRow], str]:
+    def cell(row: ResultRow) -> str:
         if name not in row.figures:
             return "-"
         figure = row.figures[name]
@@ -37,11 +37,11 @@ def _figure(
     return cell
 
 
-def _speed_up(row: Row) -> str:
+def _speed_up(row: ResultRow) -> str:
     return "1" if row.spec.name == ORDINARY else _figure("speed_up")(row)
 
 
-def _text(row: Row) -> str:
+def _text(row: ResultRow) -> str:
     """What became of the comparison with the text of `generate`."""
     check = row.check
     if row.spec.name == ORDINARY:
@@ -71,23 +71,23 @@ _DRAFTS: tuple[Column, ...] = (
 _SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False, unit="%"))
 
 
-def tables(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> None:
+def tables(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console) -> None:
     """Two tables a race: how fast, and how well drafted. Readable without colour and at 80 columns."""
     console.print(headline(run), highlight=False, soft_wrap=False)
     for race in dict.fromkeys(row.race for row in rows):
-        own = [row for row in rows if row.race == race]
-        drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in own) else _DRAFTS
+        race_rows = [row for row in rows if row.race == race]
+        drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in race_rows) else _DRAFTS
         console.print()
         console.print(race.title, style="bold", highlight=False)
-        _table(own, _SPEED, console)
-        _table(own, drafts, console)
-        for row in own:
+        _table(race_rows, _SPEED, console)
+        _table(race_rows, drafts, console)
+        for row in race_rows:
             if row.refused:
                 console.print(f"{row.spec.label} did not run: {row.refused}", highlight=False)
     _legend(rows, run, console)
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> None:
+def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Console) -> None:
     from rich import box
     from rich.table import Table
 
@@ -102,7 +102,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> 
     console.print(table)
 
 
-def _legend(rows: Sequence[Row], run: Mapping[str, Any], console: Console) -> None:
+def _legend(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console) -> None:
     """What a reader of the tables must know."""
     words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
     if any(row.prompts < 10 for row in rows):
@@ -148,7 +148,7 @@ def headline(run: Mapping[str, Any]) -> str:
 
 
 def document(
-    rows: Sequence[Row], run: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[ResultRow], run: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Everything that was found, for programs; the texts' own lines stay in `cells.jsonl`."""
     units = {metric.name: metric.unit for metric in METRICS}
@@ -174,7 +174,7 @@ def document(
     }
 
 
-def write_csv(file: Path, rows: Sequence[Row], run: Mapping[str, Any]) -> None:
+def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> None:
     """One line a contender and race; every metric with the ends of its interval; versions and hardware."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")

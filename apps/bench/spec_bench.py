@@ -46,7 +46,7 @@ def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def check(sets: Mapping[str, DataSet]) -> None:
     """Raise `InvalidInput` where none of the data sets has a question of Spec-Bench."""
-    if all(prompt.question is None for found in sets.values() for prompt in found.prompts):
+    if all(prompt.question is None for data_set in sets.values() for prompt in data_set.prompts):
         raise InvalidInput(
             "--spec-bench needs questions; give --data a file with question_id, category and turns."
         )

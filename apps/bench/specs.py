@@ -8,7 +8,7 @@ import attrs
 
 from draftwood import registry
 from draftwood.apps import models, options
-from draftwood.apps.generate import Strategy, choose, cook
+from draftwood.apps.generate import Strategy, strategy_of_parts, strategy_of_recipe
 from draftwood.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
 
 ORDINARY, ASSISTED, LOOKUP = "generate", "generate-assisted", "generate-prompt-lookup"
@@ -62,21 +62,21 @@ class Spec:
                 "package.module:Class, and models as pairs."
             )
         sharper = words.pop("draft_temperature", None) if self.parts else None  # a recipe takes its own
-        given = [f"{name}={value}" for name, value in words.items()]
+        words_left = [f"{name}={value}" for name, value in words.items()]
         if self.parts:
-            found = choose(*self.parts, drafter or models.DRAFT, given, temperature)
+            strategy = strategy_of_parts(*self.parts, drafter or models.DRAFT, words_left, temperature)
             if sharper is not None:
-                known = registry.options_of(Strategy)["draft_temperature"]
-                heat = options.convert("draft_temperature", sharper, known)
-                found = attrs.evolve(found, draft_temperature=heat)
+                parameter = registry.options_of(Strategy)["draft_temperature"]
+                draft_temperature = options.convert("draft_temperature", sharper, parameter)
+                strategy = attrs.evolve(strategy, draft_temperature=draft_temperature)
         else:
-            found = cook(self.name, drafter, given, temperature)
-        if found.verifier.greedy and temperature != 0:
+            strategy = strategy_of_recipe(self.name, drafter, words_left, temperature)
+        if strategy.verifier.greedy and temperature != 0:
             raise IncompatibleStrategy(
                 f"{self.label!r} serves temperature 0 alone, not {temperature}; leave the verifier "
                 "out for the usual one."
             )
-        return found
+        return strategy
 
 
 def parse(word: str) -> Spec:
@@ -86,14 +86,14 @@ def parse(word: str) -> Spec:
         UnknownStrategy: nothing of this name.
         InvalidInput: an option that is not name=value, or options for a mode of `generate`.
     """
-    name, given = options.split(word)
-    options.parse(given)
+    name, words = options.split(word)
+    options.parse(words)
     known = {*MODES, *registry.names("recipes"), *registry.names("policies")}
     if not {"+", ":"} & set(name) and name not in known:
         raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
-    if name in MODES and given:
+    if name in MODES and words:
         raise InvalidInput(f"{word!r} gives {name!r} an option; it has none.")
-    return Spec(name, tuple(given))
+    return Spec(name, tuple(words))
 
 
 def measured(label: str, words: Sequence[str], budgets: Sequence[int]) -> Spec:
@@ -108,8 +108,8 @@ def measured(label: str, words: Sequence[str], budgets: Sequence[int]) -> Spec:
 
 
 def _split(word: str) -> tuple[str, tuple[str, ...]]:
-    name, given = options.split(word)
-    return name, tuple(given)
+    name, words = options.split(word)
+    return name, tuple(words)
 
 
 def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:
@@ -118,12 +118,12 @@ def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float)
     A budget is the nodes of a tree: the option `budget`, or a chain's `length`. A strategy that has
     neither, or was given it, runs once.
     """
-    found = [Spec(ORDINARY)]
+    specs = [Spec(ORDINARY)]
     for word in words:
         spec = parse(word)
         size = _size(spec, temperature) if budgets and not spec.is_transformers else None
-        found += [Spec(spec.name, (*spec.options, f"{size}={b}"), b) for b in budgets] if size else [spec]
-    unique = list({spec.label: spec for spec in found}.values())
+        specs += [Spec(spec.name, (*spec.options, f"{size}={b}"), b) for b in budgets] if size else [spec]
+    unique = list({spec.label: spec for spec in specs}.values())
     for spec in unique:
         if not spec.is_transformers:
             spec.strategy(temperature)
@@ -131,12 +131,12 @@ def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float)
 
 
 def _size(spec: Spec, temperature: float) -> str | None:
-    """The option that sets the tree's size, unless it was given."""
-    place = ("policies", spec.parts[0]) if spec.parts else ("recipes", spec.name)
-    known = registry.options(*place)
-    given = options.parse(spec.options)
-    if "budget" in known:
-        return None if "budget" in given else "budget"
-    if "length" in known and "length" not in given and not spec.strategy(temperature).policy.branches:
+    """The option that sets the tree's size, unless it was chosen."""
+    kind_and_name = ("policies", spec.parts[0]) if spec.parts else ("recipes", spec.name)
+    parameters = registry.options(*kind_and_name)
+    chosen = options.parse(spec.options)
+    if "budget" in parameters:
+        return None if "budget" in chosen else "budget"
+    if "length" in parameters and "length" not in chosen and not spec.strategy(temperature).policy.branches:
         return "length"
     return None

@@ -44,18 +44,18 @@ class Commands(TyperGroup):
     """Lists the commands without loading them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, _loaded(name) if name and found else found, rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, _loaded(name) if name and command else command, rest
 
 
 def _loaded(name: str) -> Any:
     module, _ = COMMANDS[name]
     with _interrupts_held_back():
-        from draftwood.apps.failures import plainly
+        from draftwood.apps.cli_errors import with_plain_errors
 
         command = getattr(import_module(module), name)
     alone = typer.Typer(**_TYPER)
-    alone.command(name)(plainly(command))
+    alone.command(name)(with_plain_errors(command))
     return get_command(alone)
 
 

@@ -11,14 +11,14 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import models, trace
-from draftwood.apps.bench.plan import Plan, data_sets
+from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
-from draftwood.apps.failures import say
+from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.options import assign, parse, split
 from draftwood.apps.progress import watched
-from draftwood.apps.tune.measure import Costs, Estimate, Finish, Trial, finish, pass_costs
+from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
 from draftwood.errors import InvalidInput
 from draftwood.tuning import FORMAT, VERSION, TunedModel
 
@@ -81,7 +81,7 @@ def tune(
     trace.check_writable(to)
     if new_tokens < 1:
         raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 1.")
-    plan = Plan(
+    plan = BenchPlan(
         data=tuple(data or ()),
         prompts=prompts,
         temperatures=(temperature,),
@@ -101,10 +101,10 @@ def tune(
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    texts = [prompt.text for found in sets.values() for prompt in found.prompts]
+    texts = [prompt.text for data_set in sets.values() for prompt in data_set.prompts]
     tokens = loaded.tokenizer(texts)["input_ids"]
     _check_lengths(tokens, 2 * new_tokens, models.context(loaded.target))
-    trial = Trial(loaded, tokens, temperature, seed)
+    trial = TuneTrial(loaded, tokens, temperature, seed)
     costs, estimates, results = _measure(trial, specs, new_tokens, max(budget or BUDGETS))
     best = max(results, key=lambda result: result.gain)
     content = {
@@ -135,9 +135,9 @@ def _candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temp
         spec = parse_strategy(word)
         if spec.is_transformers or spec.parts:
             raise InvalidInput(f"{spec.name!r} is no recipe; give one of `draftwood strategies`.")
-    name, given = split(drafter)
+    name, words_of_drafter = split(drafter)
     if models.is_drafter(name):
-        words = [":".join((word, f"drafter={name}", *given)) for word in words]
+        words = [":".join((word, f"drafter={name}", *words_of_drafter)) for word in words]
     return contenders(words, budgets, temperature)[1:]
 
 
@@ -151,8 +151,8 @@ def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None)
 
 
 def _measure(
-    trial: Trial, specs: Sequence[Spec], tokens: int, largest: int
-) -> tuple[Costs, list[Estimate], list[Finish]]:
+    trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
+) -> tuple[Costs, list[Estimate], list[RaceResult]]:
     """What passes cost, all candidates by their expected gain, and how the best of them raced."""
     from rich.console import Console
 
@@ -162,13 +162,13 @@ def _measure(
     estimates = watched(steps, "trying", total=len(specs), console=console)
     estimates.sort(key=lambda one: one.gain, reverse=True)
     best = [one.label for one in estimates[:_FINALISTS]]
-    race = trial.race([spec for spec in specs if spec.label in best], tokens=2 * tokens)
-    heats = watched(race, "racing", total=len(trial.prompts), console=console)
+    running = trial.race([spec for spec in specs if spec.label in best], tokens=2 * tokens)
+    race = watched(running, "racing", total=len(trial.prompts), console=console)
     greedy = trial.temperature == 0
-    return costs, estimates, [finish(label, heats, greedy=greedy) for label in best]
+    return costs, estimates, [race_result(label, race, greedy=greedy) for label in best]
 
 
-def _choice(spec: Spec, best: Finish, drafter: str, trial: Trial) -> dict[str, Any]:
+def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dict[str, Any]:
     """Recipe, drafter and gain as the file has them; no recipe where ordinary decoding is faster."""
     chosen = spec.strategy(trial.temperature)
     words = {name: word for name, word in parse(spec.options).items() if name != "drafter"}
@@ -191,7 +191,7 @@ def _model(name: str, backend: Any) -> dict[str, Any]:
     return attrs.asdict(TunedModel(where, backend.vocab_size, backend.weight_bytes))
 
 
-def _show(estimates: Sequence[Estimate], best: Finish, content: dict[str, Any], to: Path) -> None:
+def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, Any], to: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -217,7 +217,7 @@ def _show(estimates: Sequence[Estimate], best: Finish, content: dict[str, Any], 
     else:
         typer.echo(f"Take {best.label}: {raced}.")
     if best.equal is False:
-        say(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
+        to_stderr(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
     drafter = content["drafter"]
     beside = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
-    say(f"{to}: draftwood generate --tuned {to}{beside} takes it.")
+    to_stderr(f"{to}: draftwood generate --tuned {to}{beside} takes it.")

@@ -57,7 +57,7 @@ class Estimate:
 
 
 @attrs.frozen
-class Finish:
+class RaceResult:
     """How a candidate did in the race.
 
     Attributes:
@@ -133,7 +133,7 @@ def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
 
 
 @attrs.frozen(eq=False)
-class Trial:
+class TuneTrial:
     """A pair at a temperature with the prompts it is tried on.
 
     Attributes:
@@ -170,15 +170,15 @@ class Trial:
             }
 
     def _warmed(self, spec: Spec) -> Writer:
-        found = writer(spec, self.loaded, self.temperature)
-        found.write(self.prompts[0], _WARM, self.seed)
-        return found
+        made = writer(spec, self.loaded, self.temperature)
+        made.write(self.prompts[0], _WARM, self.seed)
+        return made
 
 
-def finish(label: str, heats: Sequence[dict[str, Text]], *, greedy: bool) -> Finish:
+def race_result(label: str, race: Sequence[dict[str, Text]], *, greedy: bool) -> RaceResult:
     """How `label` did against ordinary `generate`."""
-    pairs = [(heat[label], heat[ORDINARY]) for heat in heats]
-    return Finish(
+    pairs = [(texts[label], texts[ORDINARY]) for texts in race]
+    return RaceResult(
         label=label,
         gain=sum(plain.seconds for _, plain in pairs) / sum(own.seconds for own, _ in pairs),
         won=sum(own.seconds < plain.seconds for own, plain in pairs),

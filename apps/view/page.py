@@ -46,8 +46,8 @@ def html(shown: Mapping[str, Any], name: str) -> str:
         "data": embedded({"name": name, **shown}),
         "script": script,
     }
-    # In one pass, so that nothing in a trace is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _source("page.html"))
+    # In one pass, so that nothing in a trace is taken for a gap to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))
 
 
 def embedded(content: Any) -> str:

@@ -25,7 +25,7 @@ def read(file: Path) -> dict[str, Any]:
         InvalidInput: no JSON, not a trace, a trace of another version, or a field that is missing or
             cannot be; the message names the line or the field.
     """
-    trace = _Place(str(file), "", _load(file))
+    trace = _Entry(str(file), "", _load(file))
     if not isinstance(trace.value, dict) or trace.value.get("format") != FORMAT:
         raise InvalidInput(
             f"{trace.file!r} is no trace; give a file that `draftwood generate --trace` wrote."
@@ -47,10 +47,10 @@ def read(file: Path) -> dict[str, Any]:
         }
         times["draft_calls"] = one.get("draft_calls", int)
         for row in one.each("rows"):
-            place = row.field("row", int)
-            if not 0 <= place.value < len(rows):
-                place.refuse(f"is {place.value}, and there are {len(rows)} rows")
-            rows[place.value]["rounds"].append(times | _record(row))
+            entry = row.field("row", int)
+            if not 0 <= entry.value < len(rows):
+                entry.refuse(f"is {entry.value}, and there are {len(rows)} rows")
+            rows[entry.value]["rounds"].append(times | _record(row))
     return {
         "created": trace.get("created", str),
         "settings": {k: v for k, v in trace.get("settings", dict).items() if v is not None},
@@ -70,7 +70,7 @@ def _load(file: Path) -> Any:
 
 
 @attrs.frozen
-class _Place:
+class _Entry:
     """A value in a trace, and where it stands there."""
 
     file: str
@@ -80,16 +80,16 @@ class _Place:
     def refuse(self, why: str) -> NoReturn:
         raise InvalidInput(f"{self.name or 'The whole'} of {self.file!r} {why}; {_AGAIN}.")
 
-    def field(self, name: str, kind: type) -> _Place:
+    def field(self, name: str, kind: type) -> _Entry:
         """The field `name` of an object; it must be there and of this kind."""
         inner = f"{self.name}.{name}" if self.name else name
         if not isinstance(self.value, dict):
             self.refuse("is not an object")
         if name not in self.value:
-            _Place(self.file, inner, None).refuse("is missing")
-        place = _Place(self.file, inner, self.value[name])
-        place.check(kind)
-        return place
+            _Entry(self.file, inner, None).refuse("is missing")
+        entry = _Entry(self.file, inner, self.value[name])
+        entry.check(kind)
+        return entry
 
     def check(self, kind: type) -> None:
         fits = type(self.value) in ((int, float) if kind is float else (kind,))
@@ -99,16 +99,16 @@ class _Place:
     def get(self, name: str, kind: type) -> Any:
         return self.field(name, kind).value
 
-    def items(self) -> Iterator[_Place]:
+    def items(self) -> Iterator[_Entry]:
         for i, value in enumerate(self.value):
-            yield _Place(self.file, f"{self.name}[{i}]", value)
+            yield _Entry(self.file, f"{self.name}[{i}]", value)
 
-    def each(self, name: str, count: int | None = None) -> list[_Place]:
+    def each(self, name: str, count: int | None = None) -> list[_Entry]:
         """The items of the list `name`."""
-        place = self.field(name, list)
-        if count is not None and len(place.value) != count:
-            place.refuse(f"has {len(place.value)} entries and should have {count}")
-        return list(place.items())
+        entry = self.field(name, list)
+        if count is not None and len(entry.value) != count:
+            entry.refuse(f"has {len(entry.value)} entries and should have {count}")
+        return list(entry.items())
 
     def values(self, name: str, kind: type, count: int | None = None) -> list[Any]:
         """The values of the list `name`, all of one kind."""
@@ -118,10 +118,10 @@ class _Place:
         return [item.value for item in items]
 
     def seconds(self, name: str) -> float:
-        place = self.field(name, float)
-        if place.value < 0:
-            place.refuse(f"is {place.value}, and no time is negative")
-        return _short(place.value)
+        entry = self.field(name, float)
+        if entry.value < 0:
+            entry.refuse(f"is {entry.value}, and no time is negative")
+        return _short(entry.value)
 
     def probability(self) -> float:
         self.check(float)
@@ -131,7 +131,7 @@ class _Place:
         return _short(self.value)
 
 
-def _record(row: _Place) -> dict[str, Any]:
+def _record(row: _Entry) -> dict[str, Any]:
     """One row in one round."""
     tree, outcome = row.field("tree", dict), row.field("outcome", dict)
     tokens = tree.values("tokens", int)
@@ -144,11 +144,11 @@ def _record(row: _Place) -> dict[str, Any]:
             parent.refuse(f"is {parent.value}, and the parent of node {node} comes before it")
     path = outcome.each("path")
     above = -1
-    for place in path:
-        place.check(int)
-        if not 0 <= place.value < len(tokens) or parents[place.value].value != above:
-            place.refuse(f"is {place.value}, and the path goes from the root down the tree")
-        above = place.value
+    for entry in path:
+        entry.check(int)
+        if not 0 <= entry.value < len(tokens) or parents[entry.value].value != above:
+            entry.refuse(f"is {entry.value}, and the path goes from the root down the tree")
+        above = entry.value
     if not path:
         outcome.refuse("has an empty path")
     emitted = row.values("tokens", int)
@@ -160,10 +160,10 @@ def _record(row: _Place) -> dict[str, Any]:
             "tokens": tokens,
             "texts": tree.values("texts", str, len(tokens)),
             "parents": [parent.value for parent in parents],
-            "draft": [place.probability() for place in tree.each("draft_probs", len(tokens))],
-            "target": [place.probability() for place in tree.each("target_probs", len(tokens))],
+            "draft": [entry.probability() for entry in tree.each("draft_probs", len(tokens))],
+            "target": [entry.probability() for entry in tree.each("target_probs", len(tokens))],
         },
-        "path": [place.value for place in path],
+        "path": [entry.value for entry in path],
         "extra": {
             "token": outcome.get("extra", int),
             "text": outcome.get("extra_text", str),

@@ -24,13 +24,13 @@ from draftwood.kernels.tree_attention.mask import TreeMask
 
 def ragged(device: torch.device, *, nodes: int = 70, prefix: int = 300) -> list[Case]:
     """Rows of differing length and shape, heads that share keys, in two dtypes; ours alone."""
-    chance, found = random.Random(0), []
+    chance, cases = random.Random(0), []
     trees = [
         TOPOLOGIES[name](n, chance) for name, n in (("random", nodes), ("chain", nodes // 2), ("star", 1))
     ]
     for dtype in (torch.float32, torch.float16):
         mask = TreeMask.of(visible(trees), lengths=torch.tensor([37, 0, prefix]), start=prefix).to(device)
-        given = {
+        arguments = {
             **_tensors(
                 rows=3,
                 heads=4,
@@ -43,21 +43,21 @@ def ragged(device: torch.device, *, nodes: int = 70, prefix: int = 300) -> list[
             ),
             "mask": mask,
         }
-        ours = Contender("kernel", partial(dispatch.attend, **given), kernel=True)
-        wanted = partial(_precise, **given)
-        found.append(Case("tree_attention", f"ragged rows, {dtype}", wanted, [ours], TOLERANCE[dtype]))
-    return found
+        ours = Contender("kernel", partial(dispatch.attend, **arguments), kernel=True)
+        expected = partial(_precise, **arguments)
+        cases.append(Case("tree_attention", f"ragged rows, {dtype}", expected, [ours], TOLERANCE[dtype]))
+    return cases
 
 
 def trees(
     device: torch.device, *, sizes: Sequence[int] = (256, 512, 1024, 2048), heads: int = 64, dim: int = 128
 ) -> list[Case]:
     """Random trees without a prefix, as grown and depth-first, as in DySpec's table 5."""
-    chance, found = random.Random(0), []
+    chance, cases = random.Random(0), []
     for nodes in sizes:
         tree = random_tree(nodes, chance)
         for name, order in (("as grown", list(range(nodes))), ("depth-first", depth_first(tree))):
-            found.append(
+            cases.append(
                 _case(
                     f"{nodes} nodes {name}, {heads} heads of {dim}",
                     _seen(tree, order),
@@ -68,7 +68,7 @@ def trees(
                     device=device,
                 )
             )
-    return found
+    return cases
 
 
 def behind_a_prefix(
@@ -108,7 +108,7 @@ def _case(
 ) -> Case:
     rows, nodes, _ = seen.shape
     slots, dtype = prefix + nodes, torch.float16
-    given = _tensors(
+    arguments = _tensors(
         rows=rows,
         heads=heads,
         kv_heads=kv_heads,
@@ -118,7 +118,7 @@ def _case(
         dtype=dtype,
         device=device,
     )
-    queries, keys, values = given["queries"], given["keys"], given["values"]
+    queries, keys, values = arguments["queries"], arguments["keys"], arguments["values"]
     lengths = torch.full((rows,), prefix)
     mask = TreeMask.of(seen, lengths=lengths, start=prefix).to(device)
     there, sizes = seen.to(device), lengths.to(device)
@@ -151,22 +151,22 @@ def _case(
     if prefix:
         name = "reading keys and values once"
         both = torch.stack([keys, values]).flatten()
-        reading = [Contender(name, both.amax, judged=False, operations=0, wanted=1.5)]
+        reading = [Contender(name, both.amax, judged=False, operations=0, at_most=1.5)]
         bound = Bound(name, both.numel() * both.element_size(), 1.5)
     return Case(
         operation="tree_attention",
         size=size,
-        wanted=partial(_precise, **given, mask=mask),
+        expected=partial(_precise, **arguments, mask=mask),
         contenders=[
-            Contender("kernel", partial(dispatch.attend, **given, mask=mask), kernel=True),
-            Contender("SDPA, dense mask", with_mask, read=_nodes_first, wanted=None if prefix else 1.0),
+            Contender("kernel", partial(dispatch.attend, **arguments, mask=mask), kernel=True),
+            Contender("SDPA, dense mask", with_mask, read=_nodes_first, at_most=None if prefix else 1.0),
             Contender("FlexAttention", flex, read=_nodes_first),
             Contender(
                 floor,
                 without_mask,
                 judged=False,
                 operations=4 * heads * dim * floor_pairs,
-                wanted=None if prefix else 1.3,
+                at_most=None if prefix else 1.3,
             ),
             *reading,
             Contender("making the kernel's mask", packed, judged=False, operations=0),
@@ -241,19 +241,19 @@ def _tensors(
 
 def _precise(*, queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, scale: float) -> Tensor:
     """The reference, row by row so that its scores find room, and in fp32 to the end."""
-    found = []
+    outputs = []
     for row in range(len(queries)):
         one = slice(row, row + 1)
         alone = TreeMask(
             mask.bits[one], mask.lengths[one], mask.start, mask.columns, mask.first[one], mask.counts[one]
         )
-        found.append(
+        outputs.append(
             reference.attend(
                 queries=queries[one].float(), keys=keys[one], values=values[one], mask=alone, scale=scale
             )
         )
-    return torch.cat(found)
+    return torch.cat(outputs)
 
 
-def _nodes_first(found: Tensor) -> Tensor:
-    return found.transpose(1, 2)
+def _nodes_first(outputs: Tensor) -> Tensor:
+    return outputs.transpose(1, 2)

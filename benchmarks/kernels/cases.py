@@ -19,7 +19,7 @@ FOREIGN = 2e-2
 
 @attrs.frozen(eq=False)
 class Contender:
-    """One way to do what a case asks.
+    """One implementation of what a case asks.
 
     Attributes:
         name: as printed.
@@ -28,16 +28,16 @@ class Contender:
         kernel: whether a kernel of this repository must serve it.
         judged: whether its result is the case's; a floor, or the making of a mask, gives another.
         operations: where they differ from the case's; 0 has no limits.
-        wanted: the most that the case's own time may be, as a part of this one's.
+        at_most: the most that the case's own time may be, as a part of this one's.
     """
 
     name: str
     call: Callable[[], Any]
-    read: Callable[[Any], Any] = lambda found: found
+    read: Callable[[Any], Any] = lambda result: result
     kernel: bool = False
     judged: bool = True
     operations: int | None = None
-    wanted: float | None = None
+    at_most: float | None = None
 
 
 @attrs.frozen
@@ -47,12 +47,12 @@ class Bound:
     Attributes:
         name: as printed.
         bytes: of it.
-        wanted: the most that a case's own time may be, as a part of this one.
+        at_most: the most that a case's own time may be, as a part of this one.
     """
 
     name: str
     bytes: int
-    wanted: float
+    at_most: float
 
 
 @attrs.frozen(eq=False)
@@ -62,19 +62,19 @@ class Case:
     Attributes:
         operation: its folder in `kernels/`.
         size: in words.
-        wanted: the reference's result.
+        expected: the reference's result.
         contenders: ours first.
         allowed: relative error of ours, by norm; 0 asks for equality.
         bytes: that have to pass through memory once.
         operations: of arithmetic that the result needs.
         arithmetic: the type that is multiplied, as in `Card.arithmetic`.
         reset: undoes what a call leaves, before its result is judged.
-        bound: that its time is held to.
+        bound: that its time is compared with.
     """
 
     operation: str
     size: str
-    wanted: Callable[[], Any]
+    expected: Callable[[], Any]
     contenders: list[Contender]
     allowed: float = 0.0
     bytes: int = 0
@@ -89,17 +89,17 @@ class Case:
         with patch.object(
             Configuration, "launch", autospec=True, side_effect=Configuration.launch
         ) as launches:
-            found = contender.read(contender.call())
+            result = contender.read(contender.call())
         if contender.kernel and not launches.called:
             return "no kernel ran, a reference did"
         if not contender.judged:
             return None
-        wanted = self.wanted()
+        expected = self.expected()
         if not self.allowed:
-            alike = torch.equal(found, wanted) if isinstance(found, Tensor) else found == wanted
+            alike = torch.equal(result, expected) if isinstance(result, Tensor) else result == expected
             return None if alike else "differs from its reference"
         allowed = self.allowed if contender.kernel else max(self.allowed, FOREIGN)
-        error = relative_error(found, wanted)
+        error = relative_error(result, expected)
         if not error <= allowed:
             return f"differs from its reference by {error:.2g}, more than {allowed}"
         return None

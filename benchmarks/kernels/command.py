@@ -86,7 +86,7 @@ def measured(
     case: Case, *, timer: Timer, limits: Card, left_out: Mapping[tuple[str, str], str]
 ) -> list[dict[str, Any]]:
     """A raw row for every contender of `case` that the gate let through, with a cold and a warm cache."""
-    found = []
+    rows = []
     for contender in case.contenders:
         if (case.size, contender.name) in left_out:
             continue
@@ -97,7 +97,7 @@ def measured(
         for cache in ("cold", "warm"):
             times = timer(contender.call, cache == "cold")
             usual, tenths = median(times.gpu), quantiles(times.gpu, n=10)
-            found.append(
+            rows.append(
                 {
                     "operation": case.operation,
                     "size": case.size,
@@ -114,7 +114,7 @@ def measured(
                     "of_arithmetic": operations / usual / peak / 1e9 if operations and peak else None,
                 }
             )
-    return found
+    return rows
 
 
 def printed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -133,24 +133,26 @@ def printed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def wanted(case: Case, rows: Sequence[Mapping[str, Any]], limits: Card) -> list[str]:
-    """Where the kernel of `case` stands beside what it is held to, a line each; by a cold cache it counts."""
+def requirements(case: Case, rows: Sequence[Mapping[str, Any]], limits: Card) -> list[str]:
+    """How the kernel of `case` compares with others, a line each; by a cold cache it counts."""
     medians = {(row["contender"], row["cache"]): row["median_ms"] for row in rows}
     ours = [medians[case.contenders[0].name, cache] for cache in ("cold", "warm")]
-    held = [
+    compared_with = [
         (
             contender.name,
-            contender.wanted,
+            contender.at_most,
             [medians.get((contender.name, cache)) for cache in ("cold", "warm")],
         )
         for contender in case.contenders
-        if contender.wanted is not None
+        if contender.at_most is not None
     ]
     if case.bound is not None:
         best = case.bound.bytes / limits.bandwidth / 1e6
-        held.append((f"{case.bound.name} at {limits.bandwidth:.0f} GB/s", case.bound.wanted, [best, best]))
+        compared_with.append(
+            (f"{case.bound.name} at {limits.bandwidth:.0f} GB/s", case.bound.at_most, [best, best])
+        )
     lines = []
-    for name, most, (cold, warm) in held:
+    for name, most, (cold, warm) in compared_with:
         if cold is None or warm is None:
             verdict = "not measured"
         else:
@@ -182,32 +184,32 @@ def compared(
     peaks = "".join(f", {peak} TFLOP/s in {kind}" for kind, peak in limits.arithmetic.items())
     typer.echo(f"Limits: {limits.bandwidth:.0f} GB/s, {source}{peaks}.")
     typer.echo(HEADINGS)
-    found: list[dict[str, Any]] = []
+    raw_rows: list[dict[str, Any]] = []
     standing: list[str] = []
     for case in cases:
         rows = measured(case, timer=timer, limits=limits, left_out=left_out)
-        found += [row | dict(about) for row in rows]
-        standing += wanted(case, rows, limits)
+        raw_rows += [row | dict(about) for row in rows]
+        standing += requirements(case, rows, limits)
         for line in printed(rows):
             typer.echo(line)
-    typer.echo("Wanted:")
+    typer.echo("Required:")
     for line in standing:
         typer.echo(line)
     reasons = (f"{contender} ({size}): {why}" for (size, contender), why in left_out.items())
     for line in chain(unrolled.left_out(), reasons):
         typer.echo(f"Left out: {line}.")
-    return found
+    return raw_rows
 
 
 def kernels(
     to: Annotated[Path | None, typer.Option("--csv", help="Write the raw rows here.", dir_okay=False)] = None,
 ) -> None:
-    """Kernels against their references on this GPU, then their times beside those of other ways.
+    """Kernels against their references on this GPU, then their times beside those of others.
 
     No time is printed where a kernel is wrong. Shares are those of what the card can do at most: the bytes
     that must pass through memory once, and the arithmetic. Times are of the GPU; what the host takes to
     launch stands beside them, and counts where a call waits for the GPU or launches for more than 20 ms.
-    The last lines say where the kernels stand beside what they are held to.
+    The last lines say where the kernels stand beside what they are compared with.
 
     \b
     Examples:
@@ -224,7 +226,7 @@ def kernels(
         if (reason := support.objection_on(device)) is not None:
             raise DraftwoodError(f"No kernel runs here, because {reason}.")
         timer = event_timer(device)
-        found = compared(
+        raw_rows = compared(
             timed(device),
             judged=ragged(device),
             timer=timer,
@@ -232,7 +234,7 @@ def kernels(
             about={"gpu": torch.cuda.get_device_name(device), **_versions()},
         )
     if to is not None:
-        write(found, to)
+        write(raw_rows, to)
 
 
 def write(rows: Sequence[Mapping[str, Any]], to: Path) -> None:
@@ -244,8 +246,8 @@ def write(rows: Sequence[Mapping[str, Any]], to: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = versions() | {"cuda": str(torch.version.cuda)}
+    installed: dict[str, str] = versions() | {"cuda": str(torch.version.cuda)}
     for package in ("triton", "mamba_ssm"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed

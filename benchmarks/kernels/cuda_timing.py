@@ -118,8 +118,8 @@ def event_timer(device: torch.device) -> Timer:
             asleep = min(max(1.5 * host, shortest), longest)
             usual = median(once() for _ in range(3))
             fewest, most = REPETITIONS
-            wanted = round(MILLISECONDS / max(usual, 1e-3))
-            return Times([once() for _ in range(min(most, max(fewest, wanted)))], host)
+            repetitions = round(MILLISECONDS / max(usual, 1e-3))
+            return Times([once() for _ in range(min(most, max(fewest, repetitions)))], host)
 
     with torch.cuda.device(device):
         # The first sleep wakes the clock.

@@ -26,7 +26,7 @@ CLOSE = 1e-3
 
 
 @attrs.frozen
-class Way:
+class Scoring:
     """One way of scoring a full binary tree, and what it gave.
 
     Attributes:
@@ -35,8 +35,8 @@ class Way:
         tokens: `[rows, nodes]`.
         parents: `[rows, nodes]`.
         path: what every row commits.
-        states: how many of every recurrent layer are held at a time.
-        held: bytes that the rows take after their prefill.
+        states: how many of every recurrent layer are kept at a time.
+        row_bytes: bytes that the rows take after their prefill.
         seconds: of every round.
     """
 
@@ -46,7 +46,7 @@ class Way:
     parents: Tensor
     path: list[int]
     states: int
-    held: int
+    row_bytes: int
     seconds: list[float] = attrs.field(factory=list)
 
     def score(self) -> Tensor:
@@ -61,7 +61,7 @@ def binary(depth: int) -> list[int]:
     return [(node + 1) // 2 - 1 for node in range(2**depth - 1)]
 
 
-def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int]]]:
+def scorings(model: Any, depth: int, context: int) -> tuple[list[Scoring], list[list[int]]]:
     """The tree packed in one row, its paths in a row each, and the nodes of every path.
 
     Between them, for recurrent layers, the packed tree with the other ways of keeping their states.
@@ -76,7 +76,7 @@ def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int
         paths.append(path[::-1])
     backends = {"packed": load(model), "unrolled": load(model)}
     if isinstance(backends["packed"], RecurrentBackend):
-        others = {method: backend_for(model, method) for method in METHODS if method != "replay"}
+        others = {scoring: backend_for(model, scoring) for scoring in METHODS if scoring != "replay"}
         backends = {"packed": backends["packed"], **others, "unrolled": backends["unrolled"]}
     made = []
     for name, backend in backends.items():
@@ -84,10 +84,10 @@ def ways(model: Any, depth: int, context: int) -> tuple[list[Way], list[list[int
         rows = [[tokens[node] for node in path] for path in paths] if apart else [tokens]
         above = list(range(-1, depth - 1)) if apart else parents
         texts = [torch.arange(context) % model.config.vocab_size] * len(rows)
-        held, _ = allocations(partial(backend.prefill, texts))
+        row_bytes, _ = allocations(partial(backend.prefill, texts))
         states = len(tokens) + 1 if name == "snapshots" else len(rows)
-        given = torch.tensor(rows), torch.tensor([above] * len(rows))
-        made.append(Way(name, backend, *given, [0], states, held))
+        tree_rows = torch.tensor(rows), torch.tensor([above] * len(rows))
+        made.append(Scoring(name, backend, *tree_rows, [0], states, row_bytes))
     return made, paths
 
 
@@ -113,27 +113,27 @@ def packed(
     typer.echo(f"{device_name()}: {target}, {context} tokens of context, full binary trees")
     typer.echo(f"{'':19}{'tokens':>8}{'states':>8}{'MB':>9}{'ms, median':>12}{'90 %':>9}")
     for depth in range(shallowest, deepest + 1):
-        scored, paths = ways(model, depth, context)
-        together, *others = [way.score() for way in scored]
-        wanted = [together] * (len(others) - 1) + [torch.stack([together[0, path] for path in paths])]
-        off = max(float((a - b).abs().max()) for a, b in zip(others, wanted, strict=True))
+        scored, paths = scorings(model, depth, context)
+        together, *others = [scoring.score() for scoring in scored]
+        expected = [together] * (len(others) - 1) + [torch.stack([together[0, path] for path in paths])]
+        off = max(float((a - b).abs().max()) for a, b in zip(others, expected, strict=True))
         if not off <= CLOSE:
             raise DraftwoodError(
                 f"Packed and unrolled logits of {target} differ by {off:.2g}, more than {CLOSE}."
             )
         for _ in range(repetitions):
-            for way in scored:
+            for scoring in scored:
                 started = perf_counter()
-                way.score()
-                way.seconds.append(perf_counter() - started)
+                scoring.score()
+                scoring.seconds.append(perf_counter() - started)
         sizes, times = [], []
-        for way in scored:
-            _, most = allocations(way.score)
-            sizes.append(way.held + most)
-            times.append(median(way.seconds))
-            slow = quantiles(way.seconds, n=10)[-1]
+        for scoring in scored:
+            _, most = allocations(scoring.score)
+            sizes.append(scoring.row_bytes + most)
+            times.append(median(scoring.seconds))
+            slow = quantiles(scoring.seconds, n=10)[-1]
             typer.echo(
-                f"depth {depth}, {way.name:<10}{way.tokens.numel():8}{way.states:8}"
+                f"depth {depth}, {scoring.name:<10}{scoring.tokens.numel():8}{scoring.states:8}"
                 f"{sizes[-1] / 1e6:9.2f}{times[-1] * 1e3:12.2f}{slow * 1e3:9.2f}"
             )
         typer.echo(f"{'unrolled / packed':<35}{sizes[-1] / sizes[0]:8.2f}x{times[-1] / times[0]:11.2f}x")

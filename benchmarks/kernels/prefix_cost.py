@@ -54,15 +54,15 @@ def outside_passes(decoder: SpeculativeDecoder, length: int, *, reads: bool, rou
     """Milliseconds of every round that are neither draft pass nor target pass, behind `length` tokens."""
     sampling = SamplingParams(processors=[Nothing()] if reads else [])
     prompt = torch.randint(5, 4096, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = []
+    milliseconds = []
     running = decoder.stream([prompt], max_new_tokens=100 * rounds, sampling=sampling, eos_token_id=[])
-    for number, one in enumerate(running):
+    for number, finished in enumerate(running):
         if number:  # the first round warms up
-            found.append(1e3 * (one.seconds - one.draft_seconds - one.target_seconds))
+            milliseconds.append(1e3 * (finished.seconds - finished.draft_seconds - finished.target_seconds))
         if number == rounds:
             break
     running.close()
-    return found
+    return milliseconds
 
 
 def prefix_cost(

@@ -138,22 +138,22 @@ def replays(device: torch.device, *, models: Sequence[Model] | None = None, dept
 
 def _case(model: Model, kept: Tensor, *, device: torch.device, words: str, others: bool) -> Case:
     (rows, columns), lengths = kept.shape, int(kept.sum())
-    held = [_layer(model, rows, columns, seed=seed, device=device) for seed in range(model.layers)]
-    lists = {name: [layer[name] for layer in held] for name in held[0]}
+    layers = [_layer(model, rows, columns, seed=seed, device=device) for seed in range(model.layers)]
+    lists = {name: [layer[name] for layer in layers] for name in layers[0]}
     committed = bytes_of(*lists["state"])
     beside = sum(bytes_of(*lists[name]) for name in model.columns) * lengths // (rows * columns)
 
-    def wanted() -> Tensor:
+    def expected() -> Tensor:
         keep = (lambda one: one) if model.exact else Tensor.float
         return torch.stack(
             [
                 model.reference.replay(**{name: keep(tensor) for name, tensor in layer.items()}, kept=kept)
-                for layer in held
+                for layer in layers
             ]
         )
 
     def alone(replay: Callable[..., Tensor]) -> list[Tensor]:
-        return [replay(**layer, kept=kept) for layer in held]
+        return [replay(**layer, kept=kept) for layer in layers]
 
     contenders = [
         Contender("kernel", partial(model.dispatch.replay_all, **lists, kept=kept), torch.stack, kernel=True)
@@ -169,7 +169,7 @@ def _case(model: Model, kept: Tensor, *, device: torch.device, words: str, other
     return Case(
         operation=model.operation,
         size=f"replay of {words}, {model.layers} layers with a state of {state}",
-        wanted=wanted,
+        expected=expected,
         contenders=contenders,
         allowed=0.0 if model.exact else TOLERANCE[HALF],
         bytes=2 * committed + beside + bytes_of(kept, *(one for name in model.fixed for one in lists[name])),

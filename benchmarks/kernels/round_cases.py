@@ -65,12 +65,12 @@ def commit(
     """A path through a tree in every row, with the layers of Llama 3 8B; no slot is read and written."""
     arena = torch.randn(2 * layers, rows, kv_heads, prefix + nodes, dim, dtype=torch.float16, device=device)
     step = (nodes - path) // path
-    numbers = [place for _ in range(rows) for place in range(path)]
+    numbers = [position for _ in range(rows) for position in range(path)]
     return commit_of(
         [arena],
         rows=[row for row in range(rows) for _ in range(path)],
-        sources=[prefix + path + place * step for place in numbers],
-        targets=[prefix + place for place in numbers],
+        sources=[prefix + path + position * step for position in numbers],
+        targets=[prefix + position for position in numbers],
         size=f"{path} of {nodes} nodes, {layers} layers, rows: {rows}, {kv_heads} heads of {dim}",
     )
 
@@ -95,20 +95,20 @@ def commit_of(
 
     def moved(_: None) -> list[bool]:
         return [
-            bool(torch.equal(arena[:, rows, :, targets], wanted))
-            for arena, wanted in zip(arenas, before, strict=True)
+            bool(torch.equal(arena[:, rows, :, targets], kept))
+            for arena, kept in zip(arenas, before, strict=True)
         ]
 
     return Case(
         operation="kv_commit",
         size=size,
-        wanted=lambda: [True] * len(arenas),
+        expected=lambda: [True] * len(arenas),
         contenders=[
             Contender("kernel", partial(commits.move, arenas=arenas, **places), read=moved, kernel=True),
             Contender("reference", partial(plain_commits.move, arenas=arenas, **places), read=moved),
             Contender("a copy a layer's keys, and values", a_copy_a_buffer, read=moved),
         ],
-        bytes=2 * sum(held.numel() * held.element_size() for held in before),
+        bytes=2 * sum(tensor.numel() * tensor.element_size() for tensor in before),
         reset=reset,
     )
 
@@ -132,20 +132,20 @@ def judged(
     walks = [plain_rejection.walk(row) for row in prepared(grown)]
 
     def plainly() -> list[Answer]:
-        found = []
+        outcomes = []
         with kernels_enabled(False):
             for (tree, targets), tape in zip(there, tapes, strict=True):
                 outcome = RecursiveRejection().verify(tree, targets, TapeRandomness(tape))
-                found.append((outcome.path, outcome.extra))
-        return found
+                outcomes.append((outcome.path, outcome.extra))
+        return outcomes
 
-    def answers(found: Sequence[plain_rejection.Walk | None]) -> list[Answer | None]:
-        return [None if walk is None else (walk.path, walk.extra) for walk in found]
+    def answers(outcomes: Sequence[plain_rejection.Walk | None]) -> list[Answer | None]:
+        return [None if walk is None else (walk.path, walk.extra) for walk in outcomes]
 
     return Case(
         operation="tree_rejection",
         size=f"{nodes} nodes, {vocab} tokens, rows: {rows}",
-        wanted=partial(answers, walks),
+        expected=partial(answers, walks),
         contenders=[
             Contender("kernel", partial(rejection.walk, on_device), read=answers, kernel=True),
             Contender("plain verifier", plainly),
@@ -171,15 +171,15 @@ def drawn(
     generator = torch.Generator().manual_seed(0)
     probs = (torch.randn(nodes, vocab, generator=generator) * sharpness).softmax(-1)
     tape, there = _tape(nodes * count, 1), probs.to(device)
-    given: dict[str, Any] = {"probs": there, "count": count, "uniforms": tape}
+    arguments: dict[str, Any] = {"probs": there, "count": count, "uniforms": tape}
     kept = min(count, vocab)
     return Case(
         operation="ordered_draws",
         size=f"{count} draws of {nodes} nodes, {vocab} tokens",
-        wanted=partial(plain_draws.draw, probs=probs, count=count, uniforms=tape),
+        expected=partial(plain_draws.draw, probs=probs, count=count, uniforms=tape),
         contenders=[
-            Contender("kernel", partial(draws.draw, **given), kernel=True),
-            Contender("reference", partial(plain_draws.draw, **given)),
+            Contender("kernel", partial(draws.draw, **arguments), kernel=True),
+            Contender("reference", partial(plain_draws.draw, **arguments)),
             Contender("torch.multinomial", lambda: there.multinomial(kept).cpu(), judged=False),
         ],
         bytes=4 * probs.numel(),

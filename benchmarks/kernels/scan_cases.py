@@ -21,18 +21,18 @@ def ragged(
     device: torch.device, *, sizes: Sequence[tuple[int, int]] = ((5, 0), (40, 3), (70, 40))
 ) -> list[Case]:
     """Trees of every shape behind older columns, in two dtypes; ours alone."""
-    chance, found = random.Random(0), []
+    chance, cases = random.Random(0), []
     for dtype in (torch.float32, torch.float16):
         for nodes, old in sizes:
             shapes = [TOPOLOGIES[name](nodes + old, chance) for name in ("random", "chain", "star")]
             made = _made(shapes, heads=4, groups=2, dim=32, size=48, dtype=dtype, device=device)
-            given = made | {
+            arguments = made | {
                 "queries": made["queries"][:, old:].contiguous(),
                 "visible": made["visible"][:, old:].contiguous(),
             }
-            del given["inputs"], given["steps"], given["rates"]
-            found.append(_case(f"{nodes} nodes and {old} older, {dtype}", given, []))
-    return found
+            del arguments["inputs"], arguments["steps"], arguments["rates"]
+            cases.append(_case(f"{nodes} nodes and {old} older, {dtype}", arguments, []))
+    return cases
 
 
 def scans(
@@ -45,40 +45,40 @@ def scans(
     size: int = 128,
 ) -> list[Case]:
     """Full binary trees of 15 and 63 nodes, with the heads of Mamba-2 2.7B."""
-    found: list[Case] = []
+    cases: list[Case] = []
     for depth in depths:
         tree = Unrolled.of(depth, device)
         parents = TOPOLOGIES["binary"](2**depth - 1, random.Random(0))
-        given = _made(
+        arguments = _made(
             [parents], heads=heads, groups=groups, dim=dim, size=size, dtype=torch.float16, device=device
         )
-        inputs, steps, rates = (given.pop(name) for name in ("inputs", "steps", "rates"))
+        inputs, steps, rates = (arguments.pop(name) for name in ("inputs", "steps", "rates"))
         others = [
-            Contender("reference", partial(reference.attend, **given)),
-            Contender("kernel, unrolled paths", _unrolled(given, tree), read=tree.packed, kernel=True),
-            *_foreign(given, tree, inputs=inputs, steps=steps, rates=rates),
+            Contender("reference", partial(reference.attend, **arguments)),
+            Contender("kernel, unrolled paths", _unrolled(arguments, tree), read=tree.packed, kernel=True),
+            *_foreign(arguments, tree, inputs=inputs, steps=steps, rates=rates),
         ]
-        if found:
+        if cases:
             # Nodes share the state, which is most of what is read.
             fewer = f"kernel, {2 ** depths[0] - 1} nodes"
             others.append(
-                Contender(fewer, found[0].contenders[0].call, judged=False, operations=0, wanted=1.3)
+                Contender(fewer, cases[0].contenders[0].call, judged=False, operations=0, at_most=1.3)
             )
-        found.append(_case(f"{tree.words}, {heads} heads of {dim} by {size}", given, others))
-    return found
+        cases.append(_case(f"{tree.words}, {heads} heads of {dim} by {size}", arguments, others))
+    return cases
 
 
-def _case(size: str, given: dict[str, Any], others: list[Contender]) -> Case:
-    values, state, queries = given["values"], given["state"], given["queries"]
+def _case(size: str, arguments: dict[str, Any], others: list[Contender]) -> Case:
+    values, state, queries = arguments["values"], arguments["state"], arguments["queries"]
     (rows, _, heads, dim), (nodes, groups, width) = values.shape, queries.shape[1:]
-    inside = int(given["visible"].sum())
+    inside = int(arguments["visible"].sum())
     return Case(
         operation="mamba2_tree",
         size=size,
-        wanted=partial(_precise, **given),
-        contenders=[Contender("kernel", partial(dispatch.attend, **given), kernel=True), *others],
+        expected=partial(_precise, **arguments),
+        contenders=[Contender("kernel", partial(dispatch.attend, **arguments), kernel=True), *others],
         allowed=TOLERANCE[values.dtype],
-        bytes=bytes_of(*given.values()) + rows * nodes * heads * dim * values.element_size(),
+        bytes=bytes_of(*arguments.values()) + rows * nodes * heads * dim * values.element_size(),
         operations=2 * (inside * (groups * width + heads * dim) + rows * nodes * state[0].numel()),
         arithmetic="tf32",
     )
@@ -105,7 +105,7 @@ def _made(
     steps = torch.rand(rows, columns, heads, generator=generator) * 0.1
     rates = -torch.linspace(1, 16, heads)
     inputs = noise(rows, columns, heads, dim).to(dtype)
-    found = {
+    tensors = {
         "queries": noise(rows, columns, groups, size).to(dtype),
         "keys": noise(rows, columns, groups, size).to(dtype),
         "values": (inputs * steps.unsqueeze(-1)).to(dtype),
@@ -116,18 +116,18 @@ def _made(
         "steps": steps,
         "rates": rates,
     }
-    return {name: held.to(device) for name, held in found.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _unrolled(given: dict[str, Any], tree: Unrolled) -> Callable[[], Tensor]:
+def _unrolled(arguments: dict[str, Any], tree: Unrolled) -> Callable[[], Tensor]:
     """The kernel over a chain for every path, which reads the state once for each."""
     names = ("queries", "keys", "values", "decay")
-    apart = dict(zip(names, tree.along(*(given[name] for name in names)), strict=True))
-    return partial(dispatch.attend, **apart, state=tree.everywhere(given["state"]), visible=tree.chains)
+    apart = dict(zip(names, tree.along(*(arguments[name] for name in names)), strict=True))
+    return partial(dispatch.attend, **apart, state=tree.everywhere(arguments["state"]), visible=tree.chains)
 
 
 def _foreign(
-    given: dict[str, Any], tree: Unrolled, *, inputs: Tensor, steps: Tensor, rates: Tensor
+    arguments: dict[str, Any], tree: Unrolled, *, inputs: Tensor, steps: Tensor, rates: Tensor
 ) -> list[Contender]:
     """What mamba_ssm offers, over a row for every path; nothing where it is not installed."""
     if find_spec("mamba_ssm") is None:
@@ -135,9 +135,9 @@ def _foreign(
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    dim, size = given["state"].shape[2:]
-    x, dt, keys, queries = tree.along(inputs, steps, given["keys"], given["queries"])
-    start = tree.everywhere(given["state"])
+    dim, size = arguments["state"].shape[2:]
+    x, dt, keys, queries = tree.along(inputs, steps, arguments["keys"], arguments["queries"])
+    start = tree.everywhere(arguments["state"])
     state = start.clone()
     # Steps and rates of a head are one number, which its strides of 0 tell the kernel.
     step, rate = dt.unsqueeze(-1).expand(-1, -1, -1, dim), rates[:, None, None].expand(-1, dim, size)
@@ -161,6 +161,6 @@ def _foreign(
     ]
 
 
-def _precise(**given: Tensor) -> Tensor:
+def _precise(**arguments: Tensor) -> Tensor:
     """The reference in fp32 to the end."""
-    return reference.attend(**{**given, "values": given["values"].float()})
+    return reference.attend(**{**arguments, "values": arguments["values"].float()})

@@ -49,7 +49,7 @@ class Problem:
         operation: its folder in `kernels/`.
         attend: the dispatcher's.
         plainly: the reference.
-        given: what both take.
+        arguments: what both take.
         outputs: numbers that come out.
         operations: that the recurrence needs; an exponential counts as one.
         read: makes one tensor of what comes out.
@@ -59,10 +59,10 @@ class Problem:
     operation: str
     attend: Callable[..., Any]
     plainly: Callable[..., Any]
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     outputs: int
     operations: int
-    read: Callable[[Any], Tensor] = lambda found: found
+    read: Callable[[Any], Tensor] = lambda outputs: outputs
     arithmetic: str = "fp32"
 
 
@@ -70,15 +70,15 @@ def ragged(
     device: torch.device, *, sizes: Sequence[tuple[int, int]] = ((5, 0), (40, 3), (70, 40))
 ) -> list[Case]:
     """Trees of every shape behind older columns, in two dtypes; ours alone."""
-    chance, found = random.Random(0), []
+    chance, cases = random.Random(0), []
     for dtype in (torch.float32, torch.float16):
         for nodes, old in sizes:
             trees = [TOPOLOGIES[name](nodes + old, chance) for name in ("random", "chain", "star")]
             seen = visible(trees)[:, old:].contiguous().to(device)
             for operation, make in PROBLEMS.items():
                 problem = make(seen, dtype=dtype, **SMALL[operation])
-                found.append(_case(problem, f"{nodes} nodes and {old} older, {dtype}", dtype, []))
-    return found
+                cases.append(_case(problem, f"{nodes} nodes and {old} older, {dtype}", dtype, []))
+    return cases
 
 
 def scans(
@@ -88,7 +88,7 @@ def scans(
     sizes: dict[str, dict[str, int]] = SIZES,
 ) -> list[Case]:
     """Full binary trees of 15 and 63 nodes, with the sizes of well-known models."""
-    found = []
+    cases = []
     for operation, make in PROBLEMS.items():
         dtype = torch.float32 if operation == "lru_tree" else torch.float16
         for depth in depths:
@@ -96,27 +96,27 @@ def scans(
             problem = make(tree.visible, dtype=dtype, **sizes[operation])
             words = ", ".join(f"{name} {size}" for name, size in sizes[operation].items())
             others = [
-                Contender("reference", partial(problem.plainly, **problem.given), read=problem.read),
+                Contender("reference", partial(problem.plainly, **problem.arguments), read=problem.read),
                 *OTHERS[operation](problem, tree),
             ]
-            found.append(_case(problem, f"{tree.words}, {words}", dtype, others))
-    return found
+            cases.append(_case(problem, f"{tree.words}, {words}", dtype, others))
+    return cases
 
 
 def _case(problem: Problem, size: str, dtype: torch.dtype, others: list[Contender]) -> Case:
-    given = problem.given
-    tensors = [held for held in given.values() if isinstance(held, Tensor)]
+    arguments = problem.arguments
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     # Paths hold a number of 4 bytes for every column that a node sees.
-    walked = sum(4 * int(held.visible.sum()) for held in given.values() if isinstance(held, Paths))
+    walked = sum(4 * int(value.visible.sum()) for value in arguments.values() if isinstance(value, Paths))
     precise = {
-        name: held.float() if isinstance(held, Tensor) and held.is_floating_point() else held
-        for name, held in given.items()
+        name: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in arguments.items()
     }
-    ours = Contender("kernel", partial(problem.attend, **given), read=problem.read, kernel=True)
+    ours = Contender("kernel", partial(problem.attend, **arguments), read=problem.read, kernel=True)
     return Case(
         operation=problem.operation,
         size=size,
-        wanted=lambda: problem.read(problem.plainly(**precise)),
+        expected=lambda: problem.read(problem.plainly(**precise)),
         contenders=[ours, *others],
         allowed=TOLERANCE[dtype],
         bytes=bytes_of(*tensors) + walked + problem.outputs * dtype.itemsize,
@@ -130,7 +130,7 @@ def _mamba1(seen: Tensor, *, channels: int, size: int, groups: int, dtype: torch
     half, outputs = noise(1, dtype, seen.device), rows * nodes * channels
     # A step, the decay it makes, its product with the state, and what comes in and goes out.
     operations = 7 * outputs * size
-    given = {
+    arguments = {
         "queries": half(rows, nodes, groups, size),
         "keys": half(rows, columns, groups, size),
         "values": half(rows, columns, channels),
@@ -139,7 +139,7 @@ def _mamba1(seen: Tensor, *, channels: int, size: int, groups: int, dtype: torch
         "state": wide(rows, channels, size),
         "paths": Paths(seen),
     }
-    return Problem("mamba1_tree", mamba1.attend, plain_mamba1.attend, given, outputs, operations)
+    return Problem("mamba1_tree", mamba1.attend, plain_mamba1.attend, arguments, outputs, operations)
 
 
 def _gated_delta(
@@ -147,7 +147,7 @@ def _gated_delta(
 ) -> Problem:
     (rows, nodes, columns), wide = seen.shape, noise(0, torch.float32, seen.device)
     half, outputs = noise(1, dtype, seen.device), 2 * rows * nodes * heads * dim
-    given = {
+    arguments = {
         "queries": normalize(half(rows, nodes, groups, size), dim=-1) / size**0.5,
         "keys": normalize(half(rows, columns, groups, size), dim=-1),
         "values": half(rows, nodes, heads, dim),
@@ -160,7 +160,7 @@ def _gated_delta(
     # Keys and queries meet keys, deltas come out and are read, and both read the state.
     operations = 4 * int(seen.sum()) * (groups * size + heads * dim) + 4 * rows * nodes * heads * dim * size
     return Problem(
-        *("gated_delta_tree", gated_delta.attend, plain_gated_delta.attend, given, outputs, operations),
+        *("gated_delta_tree", gated_delta.attend, plain_gated_delta.attend, arguments, outputs, operations),
         read=torch.stack,
         arithmetic="tf32",
     )
@@ -168,7 +168,7 @@ def _gated_delta(
 
 def _conv(seen: Tensor, *, channels: int, width: int, dtype: torch.dtype) -> Problem:
     (rows, nodes, columns), half = seen.shape, noise(0, dtype, seen.device)
-    given = {
+    arguments = {
         "inputs": half(rows, columns, channels),
         "state": half(rows, width - 1, channels),
         "weight": half(channels, width),
@@ -176,12 +176,12 @@ def _conv(seen: Tensor, *, channels: int, width: int, dtype: torch.dtype) -> Pro
         "window": conv.windows(visible=seen, width=width),
     }
     outputs = rows * nodes * channels
-    return Problem("tree_conv", conv.attend, plain_conv.attend, given, outputs, 2 * width * outputs)
+    return Problem("tree_conv", conv.attend, plain_conv.attend, arguments, outputs, 2 * width * outputs)
 
 
 def _lru(seen: Tensor, *, channels: int, dtype: torch.dtype) -> Problem:
     (rows, nodes, columns), some = seen.shape, noise(0, dtype, seen.device)
-    given = {
+    arguments = {
         "values": some(rows, nodes, channels),
         "outputs": some(rows, columns - nodes, channels),
         "decay": -some(rows, nodes, channels).abs(),
@@ -189,14 +189,14 @@ def _lru(seen: Tensor, *, channels: int, dtype: torch.dtype) -> Problem:
         "paths": Paths(seen),
     }
     outputs = rows * nodes * channels
-    return Problem("lru_tree", lru.attend, plain_lru.attend, given, outputs, 3 * outputs)
+    return Problem("lru_tree", lru.attend, plain_lru.attend, arguments, outputs, 3 * outputs)
 
 
 def _beside_mamba1(problem: Problem, tree: Unrolled) -> Iterator[Contender]:
-    given = problem.given
+    arguments = problem.arguments
     names = ("queries", "keys", "values", "steps")
-    apart = dict(zip(names, tree.along(*(given[name] for name in names)), strict=True))
-    rates, start = given["rates"], tree.everywhere(given["state"])
+    apart = dict(zip(names, tree.along(*(arguments[name] for name in names)), strict=True))
+    rates, start = arguments["rates"], tree.everywhere(arguments["state"])
     chains = partial(mamba1.attend, **apart, rates=rates, state=start, paths=Paths(tree.chains))
     yield Contender("kernel, unrolled paths", chains, read=tree.packed, kernel=True)
     yield _making_paths(tree)
@@ -223,49 +223,49 @@ def _beside_mamba1(problem: Problem, tree: Unrolled) -> Iterator[Contender]:
 
 
 def _beside_gated_delta(problem: Problem, tree: Unrolled) -> Iterator[Contender]:
-    given = problem.given
+    arguments = problem.arguments
     names = ("queries", "keys", "values", "rates", "decay")
-    apart = dict(zip(names, tree.along(*(given[name] for name in names)), strict=True))
+    apart = dict(zip(names, tree.along(*(arguments[name] for name in names)), strict=True))
     chains = partial(
         gated_delta.attend,
         **apart,
         deltas=apart["values"][:, :0],
-        state=tree.everywhere(given["state"]),
+        state=tree.everywhere(arguments["state"]),
         visible=tree.chains,
     )
 
-    def read(found: Sequence[Tensor]) -> Tensor:
-        return torch.stack([tree.packed(one) for one in found])
+    def read(outputs: Sequence[Tensor]) -> Tensor:
+        return torch.stack([tree.packed(output) for output in outputs])
 
     yield Contender("kernel, unrolled paths", chains, read=read, kernel=True)
 
 
 def _beside_conv(problem: Problem, tree: Unrolled) -> Iterator[Contender]:
-    given = problem.given
-    (inputs,), tail = tree.along(given["inputs"]), tree.everywhere(given["state"])
-    channels, width = given["weight"].shape
+    arguments = problem.arguments
+    (inputs,), tail = tree.along(arguments["inputs"]), tree.everywhere(arguments["state"])
+    channels, width = arguments["weight"].shape
 
     def sequences() -> Tensor:
-        held = torch.cat([tail, inputs], 1).transpose(1, 2)
-        return conv1d(held, given["weight"].unsqueeze(1), given["bias"], groups=channels)
+        padded = torch.cat([tail, inputs], 1).transpose(1, 2)
+        return conv1d(padded, arguments["weight"].unsqueeze(1), arguments["bias"], groups=channels)
 
     yield Contender(
-        "conv1d, unrolled paths", sequences, read=lambda found: tree.packed(found.transpose(1, 2))
+        "conv1d, unrolled paths", sequences, read=lambda outputs: tree.packed(outputs.transpose(1, 2))
     )
     making = partial(conv.windows, visible=tree.visible, width=width)
     yield Contender("making its windows", making, judged=False, operations=0)
 
 
 def _beside_lru(problem: Problem, tree: Unrolled) -> Iterator[Contender]:
-    values, decay = tree.along(problem.given["values"], problem.given["decay"])
-    start = tree.everywhere(problem.given["state"])
+    values, decay = tree.along(problem.arguments["values"], problem.arguments["decay"])
+    start = tree.everywhere(problem.arguments["state"])
 
     def stepped() -> Tensor:
-        state, found = start, []
+        state, states = start, []
         for t in range(values.shape[1]):
             state = torch.addcmul(values[:, t], decay[:, t].exp(), state)
-            found.append(state)
-        return torch.stack(found, 1)
+            states.append(state)
+        return torch.stack(states, 1)
 
     yield Contender("stepped, unrolled paths", stepped, read=tree.packed)
     yield _making_paths(tree)

@@ -57,9 +57,9 @@ class Unrolled:
 
     def packed(self, outputs: Tensor) -> Tensor:
         """`[leaves, depth, ...]` as `[1, nodes, ...]`."""
-        found = outputs.new_empty(1, self.visible.shape[1], *outputs.shape[2:])
-        found[0, self.paths.flatten()] = outputs.flatten(0, 1)
-        return found
+        nodes = outputs.new_empty(1, self.visible.shape[1], *outputs.shape[2:])
+        nodes[0, self.paths.flatten()] = outputs.flatten(0, 1)
+        return nodes
 
 
 def noise(seed: int, dtype: torch.dtype, device: torch.device) -> partial[Tensor]:

@@ -28,14 +28,14 @@ EXPONENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 def by_certainty(judged: ChildAcceptance, rank: int) -> list[tuple[float, float]]:
     """For every bin of the draft's probability the share accepted, and how many children were judged."""
     accepted, reached, certainty = (
-        one[:, rank] for one in (judged.accepted, judged.reached, judged.certainty)
+        ranks[:, rank] for ranks in (judged.accepted, judged.reached, judged.certainty)
     )
-    found = []
+    shares = []
     for low, high in pairwise(BINS):
         weight = torch.where((certainty > low) & (certainty <= high), reached, 0.0)
         count = float(weight.sum())
-        found.append((float((weight * accepted).sum()) / count if count else 0.0, count))
-    return found
+        shares.append((float((weight * accepted).sum()) / count if count else 0.0, count))
+    return shares
 
 
 def surprise(judged: ChildAcceptance, exponent: float) -> float:
@@ -56,7 +56,7 @@ def surprise(judged: ChildAcceptance, exponent: float) -> float:
 
 def certainty(
     data: Annotated[Path, typer.Option(help="Folder with the prompts of the five data sets.")],
-    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", help="Repeatable.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens a text.", min=1)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts a domain that `recipes` decodes.", min=1)] = 20,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
@@ -70,13 +70,13 @@ def certainty(
     torch.set_num_threads(1)
     _, texts = split(data, prompts)
     typer.echo(f"{device_name()}: {models.TARGET} with {draft}, {len(texts)} texts of {tokens} tokens")
-    for heat in temperature or (0.6, 1.0):
-        both = written(texts, temperature=heat, tokens=tokens, draft=draft)
+    for temperature in temperatures or (0.6, 1.0):
+        both = written(texts, temperature=temperature, tokens=tokens, draft=draft)
         judged = child_acceptance(*both, width=RANKS, rng=TorchRandomness.seeded(0))
-        typer.echo(f"\ntemperature {heat}: accepted of those judged, by draft probability up to")
+        typer.echo(f"\ntemperature {temperature}: accepted of those judged, by draft probability up to")
         typer.echo(f"{'child':>6}" + "".join(f"{high:>12}" for high in BINS[1:]))
         for rank in range(RANKS):
             cells = [f"{share:.2f} ({count:.0f})" for share, count in by_certainty(judged, rank)]
             typer.echo(f"{rank + 1:>6}" + "".join(f"{cell:>12}" for cell in cells))
-        found = {exponent: surprise(judged, exponent) for exponent in EXPONENTS}
-        typer.echo("nats a position, by exponent: " + ", ".join(f"{e}: {v:.4f}" for e, v in found.items()))
+        nats = {exponent: surprise(judged, exponent) for exponent in EXPONENTS}
+        typer.echo("nats a position, by exponent: " + ", ".join(f"{e}: {v:.4f}" for e, v in nats.items()))

@@ -140,7 +140,7 @@ def measured(
 def constraints(
     data: Annotated[Path | None, typer.Option(help="Folder with the prompts of the five data sets.")] = None,
     texts: Annotated[int, typer.Option(help="How many, over the domains in turn.", min=1)] = 100,
-    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", help="Repeatable.")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="xgrammar or llguidance; repeatable.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Methods; repeatable.")] = None,
     budget: Annotated[int, typer.Option(help="Nodes of a tree.", min=1)] = 16,
@@ -170,28 +170,28 @@ def constraints(
     )
     for name in engine or ENGINES:
         made = constrained(name, tokenizer)
-        for heat in temperature or (0.0, 0.7):
-            for one in recipe or ("dyspec",):
-                known = registry.options("recipes", one)
-                options: dict[str, Any] = {"budget" if "budget" in known else "length": budget}
-                if "temperature" in known:
-                    options["temperature"] = heat
-                method: Recipe = create("recipes", one, options)
+        for temperature in temperatures or (0.0, 0.7):
+            for recipe_name in recipe or ("dyspec",):
+                parameters = registry.options("recipes", recipe_name)
+                options: dict[str, Any] = {"budget" if "budget" in parameters else "length": budget}
+                if "temperature" in parameters:
+                    options["temperature"] = temperature
+                method: Recipe = create("recipes", recipe_name, options)
                 decoder = method.decoder(target, create("drafters", "model", {"backend": draft}))
                 tally = measured(
                     asked,
                     made,
                     name,
-                    temperature=heat,
+                    temperature=temperature,
                     method=method,
                     decoder=decoder,
                     model=model,
                     tokenizer=tokenizer,
                 )
-                equal = f"{tally.equal}/{tally.texts}" if heat == 0 else "-"
+                equal = f"{tally.equal}/{tally.texts}" if temperature == 0 else "-"
                 typer.echo(
-                    f"{name:<12}{heat:>5g} {one:<12}{tally.valid:>5}/{tally.texts}{equal:>9}{tally.tokens:>8}"
-                    f"{tally.tokens_per_round:>14.2f}{tally.free:>7.2f}"
+                    f"{name:<12}{temperature:>5g} {recipe_name:<12}{tally.valid:>5}/{tally.texts}{equal:>9}"
+                    f"{tally.tokens:>8}{tally.tokens_per_round:>14.2f}{tally.free:>7.2f}"
                     f"{tally.tokens_per_round / tally.free:>7.2f}{tally.nodes / tally.rounds:>7.1f}"
                 )
                 for why in sorted(set(tally.refused)):

@@ -35,8 +35,10 @@ class Possible(TreeLaw):
         return self.shape.path(node)[:-1]
 
     def law(self, node: int, seen: Mapping[int, int]) -> tuple[Sequence[int], Tensor]:
-        found = self._after(seen)._look(node)
-        return list(found), torch.tensor([one.weight for one in found.values()], dtype=torch.float64)
+        possible = self._after(seen)._look(node)
+        return list(possible), torch.tensor(
+            [trees.weight for trees in possible.values()], dtype=torch.float64
+        )
 
     def proposal(self, node: int, seen: Mapping[int, int]) -> Proposal:
         return self._after(seen).shape.proposals[node]

@@ -45,18 +45,18 @@ def families(
       python -m benchmarks families llama gpt_neo zamba2
     """
     _settle()
-    wanted = names or [*all_families(), *VARIANTS]
+    chosen = names or [*all_families(), *VARIANTS]
     if not names:
         output.unlink(missing_ok=True)
 
     def written() -> Iterator[Finding]:
         # One by one, so that what is there stays there.
-        for finding in _each(wanted, limit, jobs):
+        for finding in _each(chosen, limit, jobs):
             write(output, finding)
             yield finding
 
-    found = watched(written(), "families", total=len(wanted), console=Console(stderr=True))
-    findings = sorted(found, key=lambda finding: wanted.index(finding.family))
+    checked = watched(written(), "families", total=len(chosen), console=Console(stderr=True))
+    findings = sorted(checked, key=lambda finding: chosen.index(finding.family))
     for finding in findings:
         if names or finding.result in ("differs", "refused", "not built"):
             off, one, three = map(_cell, (finding.law_s, finding.one, finding.three))

@@ -68,10 +68,10 @@ class Written(LogitsProcessor):
         self.tokens, self.prompt = tokens, prompt
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        place = input_ids.shape[1] - self.prompt
-        found = torch.full_like(scores, -1e9)
-        found[:, self.tokens[min(place, len(self.tokens) - 1)]] = 0.0
-        return found
+        position = input_ids.shape[1] - self.prompt
+        only = torch.full_like(scores, -1e9)
+        only[:, self.tokens[min(position, len(self.tokens) - 1)]] = 0.0
+        return only
 
 
 def logits_along(model: Any, prompt: Sequence[int], path: Sequence[int]) -> Tensor:
@@ -125,10 +125,10 @@ class Known(StateBackend):
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         logits = torch.zeros(*tokens.shape, self.vocab_size)
         for row, nodes in enumerate(self.nodes):
-            for place in range(tokens.shape[1] if counts is None else counts[row]):
-                parent = int(parents[row, place])
-                nodes.append([*(nodes[parent] if parent >= 0 else []), int(tokens[row, place])])
-                logits[row, place] = self._after(self.rows[row] + nodes[-1])
+            for node in range(tokens.shape[1] if counts is None else counts[row]):
+                parent = int(parents[row, node])
+                nodes.append([*(nodes[parent] if parent >= 0 else []), int(tokens[row, node])])
+                logits[row, node] = self._after(self.rows[row] + nodes[-1])
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -145,14 +145,14 @@ class Known(StateBackend):
         return logits
 
 
-def rows_equal(target: Any, prompts: Sequence[list[int]], wanted: Sequence[list[int]]) -> int:
-    """Of these rows decoded at once, how many are as wanted."""
+def rows_equal(target: Any, prompts: Sequence[list[int]], expected: Sequence[list[int]]) -> int:
+    """Of these rows decoded at once, how many are as expected."""
     backend = load(target)
-    texts = [prompt + text for prompt, text in zip(prompts, wanted, strict=True)]
+    texts = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
     drafter = ModelDrafter(Known(texts, backend.vocab_size))
     decoder = SpeculativeDecoder(backend, drafter, FixedTree(3, 2, 10, 0.0, "top-k"), Greedy())
     out: Any = decoder.generate(prompts, max_new_tokens=NEW, eos_token_id=[], return_dict_in_generate=True)
-    return sum(found == text for found, text in zip(out.tokens, wanted, strict=True))
+    return sum(written == text for written, text in zip(out.tokens, expected, strict=True))
 
 
 def worst_node(model: Any, prompts: Sequence[list[int]], *, rounds: int = 2) -> float:
@@ -186,12 +186,12 @@ def check(family: str) -> Finding:
     """What becomes of `family`, with every window and switch at `NEAR` tokens and then at `FAR`."""
     start, worst = time.perf_counter(), None
     for reach in (NEAR, FAR):
-        found = _check(family, reach)
-        if worst is None or (worst.result == "served" and found.result != "served"):
-            worst = found
-        elif found.result == "served" and found.law_s is not None:
+        finding = _check(family, reach)
+        if worst is None or (worst.result == "served" and finding.result != "served"):
+            worst = finding
+        elif finding.result == "served" and finding.law_s is not None:
             worst = attrs.evolve(
-                worst, law_s=max(worst.law_s or 0.0, found.law_s), backend=_both(worst, found)
+                worst, law_s=max(worst.law_s or 0.0, finding.law_s), backend=_both(worst, finding)
             )
         if worst.result != "served":
             break
@@ -208,23 +208,23 @@ def _check(family: str, reach: int) -> Finding:
         model = build(family, reach=reach)
     except Exception as error:
         return Finding(family, result="not built", reason=_said(error))
-    found = Finding(family, type(model).__name__)
+    finding = Finding(family, type(model).__name__)
     if model.config.is_encoder_decoder:
-        found = attrs.evolve(found, result="encoder-decoder")
-        return _refused_as_due(found, model)
+        finding = attrs.evolve(finding, result="encoder-decoder")
+        return _refused_as_due(finding, model)
     prompts = [[5 + (11 * i * i + 7 * i + 3 * n) % 55 for i in range(n)] for n in LENGTHS]
     try:
         truth = [text_of(model, prompt) for prompt in prompts]
     except Exception as error:
-        found = attrs.evolve(found, result="no text alone", reason=_said(error))
-        return _refused_as_due(found, model)
+        finding = attrs.evolve(finding, result="no text alone", reason=_said(error))
+        return _refused_as_due(finding, model)
     try:
         backend = load(model)
     except DraftwoodError as error:
-        return attrs.evolve(found, result="refused", reason=str(error))
+        return attrs.evolve(finding, result="refused", reason=str(error))
     except Exception as error:
-        return attrs.evolve(found, result="differs", reason=f"load raises {_said(error)}")
-    found = attrs.evolve(found, backend=type(backend).__name__)
+        return attrs.evolve(finding, result="differs", reason=f"load raises {_said(error)}")
+    finding = attrs.evolve(finding, backend=type(backend).__name__)
     steps: list[Callable[[], dict[str, Any]]] = [
         lambda: {"law_s": worst_node(model, prompts)},
         lambda: {"one": sum(rows_equal(model, [p], [t]) for p, t in zip(prompts, truth, strict=True))},
@@ -232,23 +232,27 @@ def _check(family: str, reach: int) -> Finding:
     ]
     for step in steps:
         try:
-            found = attrs.evolve(found, **step())
+            finding = attrs.evolve(finding, **step())
         except Exception as error:
             said = str(error) if isinstance(error, DraftwoodError) else f"raises {_said(error)}"
-            found = attrs.evolve(found, reason=said)
-    right = found.law_s is not None and found.law_s <= TOLERANCE and found.one == found.three == len(LENGTHS)
-    return attrs.evolve(found, result="served" if right else "differs")
+            finding = attrs.evolve(finding, reason=said)
+    right = (
+        finding.law_s is not None
+        and finding.law_s <= TOLERANCE
+        and finding.one == finding.three == len(LENGTHS)
+    )
+    return attrs.evolve(finding, result="served" if right else "differs")
 
 
-def _refused_as_due(found: Finding, model: Any) -> Finding:
+def _refused_as_due(finding: Finding, model: Any) -> Finding:
     """What transformers writes no text with from words alone must be refused by a sentence."""
     try:
         load(model)
     except DraftwoodError as error:
-        return attrs.evolve(found, reason=str(error))
+        return attrs.evolve(finding, reason=str(error))
     except Exception as error:
-        return attrs.evolve(found, result="differs", reason=f"load raises {_said(error)}")
-    return attrs.evolve(found, reason=f"{found.reason} (load does not refuse it)".strip())
+        return attrs.evolve(finding, result="differs", reason=f"load raises {_said(error)}")
+    return attrs.evolve(finding, reason=f"{finding.reason} (load does not refuse it)".strip())
 
 
 def _tree(chance: random.Random, root: int) -> tuple[list[int], list[int]]:
@@ -266,8 +270,8 @@ def _path(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    off = (found.float() - expected.float()).square().mean(-1).sqrt()
+def _difference(logits: Tensor, expected: Tensor) -> float:
+    off = (logits.float() - expected.float()).square().mean(-1).sqrt()
     worst = float((off / expected.float().std(-1).clamp(min=1e-9)).max())
     return worst if worst == worst else float("inf")
 

@@ -194,13 +194,13 @@ def families() -> list[str]:
 
 
 def small(
-    config: Any, given: Mapping[str, Any], *, reach: int, text: bool = True, cut: Collection[str] = ()
+    config: Any, overrides: Mapping[str, Any], *, reach: int, text: bool = True, cut: Collection[str] = ()
 ) -> Any:
     """A configuration of the same class with few and narrow layers, one of each kind that `config` has.
 
     Args:
         config: with the defaults of its class.
-        given: what else to say, by name; for a part, by the part's name, a mapping.
+        overrides: what else to say, by name; for a part, by the part's name, a mapping.
         reach: tokens of every window, chunk, scale and switch.
         text: whether it describes what writes text.
         cut: names of what is made small in the other parts, beside their depth; nothing: they are left.
@@ -215,13 +215,20 @@ def small(
     for name, part in parts.items():
         own = text and name in (writes or WHOLE)
         if own or cut:
-            changed[name] = small(part, given.get(name, given) if own else {}, reach=reach, text=own, cut=cut)
+            changed[name] = small(
+                part, overrides.get(name, overrides) if own else {}, reach=reach, text=own, cut=cut
+            )
     known = set(inspect.signature(type(config).__init__).parameters)
     depth = next((n for n in DEPTHS if isinstance(getattr(config, n, None), int)), None)
     if depth is not None:
         changed |= _fewer_layers(config, depth)
     rotation = getattr(config, "rope_parameters", None)
-    if text and isinstance(rotation, dict) and "mrope_section" in rotation and "rope_parameters" not in given:
+    if (
+        text
+        and isinstance(rotation, dict)
+        and "mrope_section" in rotation
+        and "rope_parameters" not in overrides
+    ):
         share = rotation.get("partial_rotary_factor", 1.0)
         turns = int(HEAD * share) // 2
         changed["rope_parameters"] = rotation | {
@@ -241,13 +248,13 @@ def small(
         changed["num_key_value_heads"] = HEADS
     if text:
         missing = {"head_dim": HEAD} if not writes and own.get("head_dim", 0) is None else {}
-        here = {name: value for name, value in given.items() if name in own and name not in parts}
+        here = {name: value for name, value in overrides.items() if name in own and name not in parts}
         here |= dict.fromkeys(REACHES & here.keys(), reach)
-        changed |= missing | here | given.get("more", {})
+        changed |= missing | here | overrides.get("more", {})
     if "is_decoder" in known and not parts and not config.is_encoder_decoder:
         changed["is_decoder"] = True
     return type(config)(
-        **{name: value for name, value in changed.items() if name in known | {*given.get("more", {})}}
+        **{name: value for name, value in changed.items() if name in known | {*overrides.get("more", {})}}
     )
 
 
@@ -260,24 +267,24 @@ def _fewer_layers(config: Any, depth: str) -> dict[str, Any]:
         if isinstance(value, list | tuple) and len(value) == count > 3 and "idx" not in name
     }
     kinds = list(zip(*by_layer.values(), strict=True)) if by_layer else [()] * count
-    kept = sorted({repr(kind): place for place, kind in reversed(list(enumerate(kinds)))}.values())[:6]
+    kept = sorted({repr(kind): layer for layer, kind in reversed(list(enumerate(kinds)))}.values())[:6]
     if len(kept) < 2:
         kept = sorted(
-            {*kept, *[place for place in range(min(count, 3)) if place not in kept][: 2 - len(kept)]}
+            {*kept, *[layer for layer in range(min(count, 3)) if layer not in kept][: 2 - len(kept)]}
         )
     return {depth: len(kept)} | {
-        name: type(value)(value[place] for place in kept) for name, value in by_layer.items()
+        name: type(value)(value[layer] for layer in kept) for name, value in by_layer.items()
     }
 
 
 def build(family: str, *, reach: int) -> Any:
     """A model of `family`, or of a variant, with random weights, in evaluation mode and single precision."""
     torch.manual_seed(7)
-    family, given = VARIANTS.get(family, (family, GIVEN.get(family, {})))
+    family, overrides = VARIANTS.get(family, (family, GIVEN.get(family, {})))
     # Where the other parts of a composite model cannot be made narrow, they are made short, or left.
     for cut in (OTHER, {"out_hidden_size", "text_hidden_size"}, ()):
         try:
-            model = _built(family, given, reach, cut)
+            model = _built(family, overrides, reach, cut)
             break
         except Exception:
             if not cut:
@@ -293,8 +300,8 @@ def build(family: str, *, reach: int) -> Any:
     return model.float().eval()
 
 
-def _built(family: str, given: Mapping[str, Any], reach: int, cut: Collection[str]) -> Any:
-    config = small(CONFIG_MAPPING[family](), given, reach=reach, cut=cut)
+def _built(family: str, overrides: Mapping[str, Any], reach: int, cut: Collection[str]) -> Any:
+    config = small(CONFIG_MAPPING[family](), overrides, reach=reach, cut=cut)
     name = next(mapping[family] for mapping in _mappings() if family in mapping)
     kind: Any = getattr(hf, name if isinstance(name, str) else name[0])
     if not isinstance(config, kind.config_class):

@@ -50,7 +50,7 @@ class OneByOne(TreePolicy):
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
         probs = yield tree.request([0])
-        heap, order = [(-1.0, 0, 0, 1.0, probs[0].double())], 1  # slot's value, its place, its node
+        heap, order = [(-1.0, 0, 0, 1.0, probs[0].double())], 1  # slot's value, its order, its node
         while len(tree) <= self.budget:
             _, _, node, reach, rest = heapq.heappop(heap)
             token = rng.choose(rest)
@@ -67,7 +67,7 @@ class OneByOne(TreePolicy):
 
 
 class Tied:
-    """Randomness that draws by what it is given alone: equal weights give equal tokens, in any order."""
+    """Randomness that draws by its weights alone: equal weights give equal tokens, in any order."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed.to_bytes(8, "little")

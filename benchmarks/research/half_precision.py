@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import attrs
 import torch
@@ -41,8 +41,8 @@ def compared(model: Any, speculative: Any, prompt: list[int], *, tokens: int) ->
     ids = torch.tensor([prompt], device=model.device)
     options = {"max_new_tokens": tokens, "do_sample": False}
     plain = model.generate(ids, **options, return_dict_in_generate=True, output_logits=True)
-    found = model.generate(ids, **options, custom_generate=speculative)
-    expected, other = plain.sequences[0, len(prompt) :].tolist(), found[0, len(prompt) :].tolist()
+    drafted = model.generate(ids, **options, custom_generate=speculative)
+    expected, other = plain.sequences[0, len(prompt) :].tolist(), drafted[0, len(prompt) :].tolist()
     best = [logits[0].topk(2).values.tolist() for logits in plain.logits]
     gaps = [first - second for first, second in best]
     alike = common(expected, other)
@@ -66,13 +66,14 @@ def half_precision(
     texts = prompts_of(data, zoo.tokenizer(), prompts)
     typer.echo(f"{device_name()}: {target} with {draft}, {len(texts)} texts of {tokens} tokens, greedy")
     for dtype in (torch.float32, torch.bfloat16):
-        loaded: list[Any] = [zoo.load(name) for name in (target, draft)]
-        model, small = (one.to(dtype) for one in loaded)
+        model, small = (cast(Any, zoo.load(name)).to(dtype) for name in (target, draft))
         speculative = custom_generate(drafter=small, policy=LayeredDySpec(16), verifier=Greedy())
-        found = [compared(model, speculative, text, tokens=tokens) for text in texts]
-        parted = [one.gaps[one.parted] for one in found if one.parted is not None]
-        every = sorted(gap for one in found for gap in one.gaps)
-        typer.echo(f"\n{str(dtype).removeprefix('torch.')}: {len(parted)} of {len(found)} texts part")
+        texts_compared = [compared(model, speculative, text, tokens=tokens) for text in texts]
+        parted = [one.gaps[one.parted] for one in texts_compared if one.parted is not None]
+        every = sorted(gap for one in texts_compared for gap in one.gaps)
+        typer.echo(
+            f"\n{str(dtype).removeprefix('torch.')}: {len(parted)} of {len(texts_compared)} texts part"
+        )
         typer.echo(f"  gap of the two best logits at any token: median {median(every):.3f}")
         if parted:
             largest = max(parted)

@@ -40,11 +40,11 @@ def prompts(
     """
     import torch
 
-    found = {}
+    by_domain = {}
     for name in domains:
         if name not in _FILES:
             raise InvalidInput(f"There is no domain {name!r}{nearest(name, _FILES)}")
         chosen = [prompt.text for prompt in read(folder / _FILES[name]).spread(count)]
         tokens = [torch.tensor(row) for row in tokenizer(chosen)["input_ids"]]
-        found[name] = [row[:_WIKITEXT_TOKENS] for row in tokens] if name == "wikitext2" else tokens
-    return found
+        by_domain[name] = [row[:_WIKITEXT_TOKENS] for row in tokens] if name == "wikitext2" else tokens
+    return by_domain

@@ -61,7 +61,7 @@ SHAPES: dict[str, Shape] = {
 def contenders(policy: TreePolicy) -> dict[str, Verifier]:
     """Every registered lossless verifier that judges the trees of `policy`, the baseline first."""
     every: dict[str, Verifier] = {name: create("verifiers", name) for name in registry.names("verifiers")}
-    found = {BASELINE: every.pop(BASELINE)}
+    judges = {BASELINE: every.pop(BASELINE)}
     for label, verifier in every.items():
         if not verifier.lossless or verifier.greedy:
             continue
@@ -69,8 +69,8 @@ def contenders(policy: TreePolicy) -> dict[str, Verifier]:
             check_strategy_fits(policy, verifier)
         except IncompatibleStrategy:
             continue
-        found[label] = verifier
-    return found
+        judges[label] = verifier
+    return judges
 
 
 def optimum(
@@ -104,12 +104,14 @@ def optimum(
         totals = dict.fromkeys([*judges, "optimum"], 0.0)
         seeds = range(first, first + models)
         for seed in watched(seeds, tree, total=models, console=Console(stderr=True)):
-            found, trees_drawn = _figures(shape, policy, judges, seed)
-            for label, tokens in found.items():
+            expected, trees_drawn = _figures(shape, policy, judges, seed)
+            for label, tokens in expected.items():
                 totals[label] += tokens
             if to is not None:
                 with to.open("a", newline="") as file:
-                    csv.writer(file).writerows((tree, seed, label, value) for label, value in found.items())
+                    csv.writer(file).writerows(
+                        (tree, seed, label, value) for label, value in expected.items()
+                    )
         gap = totals["optimum"] - totals[BASELINE]
         typer.echo(f"{tree}: {shape.vocab} tokens, {models} models, {trees_drawn} different trees")
         for label, total in totals.items():
@@ -126,5 +128,5 @@ def _figures(
     draft = ToyModel(shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=mix)
     drawn = drawn_trees(policy, toy_drafter(policy, draft))
     shapes = by_shape(drawn)
-    found = {label: expected_tokens(shapes, judge, target=target) for label, judge in judges.items()}
-    return {**found, "optimum": optimal_tokens(drawn, target=target)}, len(drawn)
+    expected = {label: expected_tokens(shapes, judge, target=target) for label, judge in judges.items()}
+    return {**expected, "optimum": optimal_tokens(drawn, target=target)}, len(drawn)

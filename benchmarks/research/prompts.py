@@ -13,5 +13,5 @@ def prompts_of(data: Path | None, tokenizer: Any, count: int) -> list[list[int]]
     """The tokens of `count` prompts a domain: held-out ones from `data`, else built-in ones."""
     if data is None:
         return [tokenizer(text)["input_ids"] for texts in PROMPTS.values() for text in texts[:count]]
-    found = held_out.prompts(data, tokenizer, count=count)
-    return [row.tolist() for rows in found.values() for row in rows]
+    by_domain = held_out.prompts(data, tokenizer, count=count)
+    return [row.tolist() for rows in by_domain.values() for row in rows]

@@ -171,16 +171,18 @@ def written(
         eos_token_id=(),
         return_dict_in_generate=True,
     )
-    wanted: list[Tensor] = []
-    drafted: list[Tensor] = []
+    target_probs: list[Tensor] = []
+    draft_probs: list[Tensor] = []
     shaped = SamplingParams(temperature=temperature or 1.0)
     for prompt, new in zip(prompts, generation.tokens, strict=True):
         text = torch.tensor([[*prompt, *new]])
         with torch.inference_mode():
-            ours, theirs = (one(text).logits[0, len(prompt) - 1 : -1] for one in (target.model, model))
-        wanted.append(sampling.distribution(ours))
-        drafted.append(shaped.distribution(theirs))
-    return torch.cat(wanted), torch.cat(drafted)
+            ours, theirs = (
+                network(text).logits[0, len(prompt) - 1 : -1] for network in (target.model, model)
+            )
+        target_probs.append(sampling.distribution(ours))
+        draft_probs.append(shaped.distribution(theirs))
+    return torch.cat(target_probs), torch.cat(draft_probs)
 
 
 def calibrate(
@@ -194,15 +196,17 @@ def calibrate(
 
 def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
     """`prompts` prompts of every domain, and others for calibration."""
-    found = held_out.prompts(data, zoo.tokenizer(), count=prompts + _CALIBRATION, domains=held_out.DOMAINS)
+    by_domain = held_out.prompts(
+        data, zoo.tokenizer(), count=prompts + _CALIBRATION, domains=held_out.DOMAINS
+    )
     every = (prompts + _CALIBRATION) // _CALIBRATION
     spare = set(range(0, every * _CALIBRATION, every))
     chosen = {
-        domain: [row.tolist() for place, row in enumerate(rows) if place not in spare]
-        for domain, rows in found.items()
+        domain: [row.tolist() for index, row in enumerate(rows) if index not in spare]
+        for domain, rows in by_domain.items()
     }
     return chosen, [
-        row.tolist() for rows in found.values() for place, row in enumerate(rows) if place in spare
+        row.tolist() for rows in by_domain.values() for index, row in enumerate(rows) if index in spare
     ]
 
 
@@ -211,7 +215,7 @@ def recipes(
     to: Annotated[Path, typer.Option("--to", help="Finished cells, a line each; what is there is kept.")],
     prompts: Annotated[int, typer.Option(help="Prompts a domain.", min=1)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens a text.", min=1)] = 32,
-    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", help="Repeatable.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="These recipes alone; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
@@ -237,13 +241,17 @@ def recipes(
     drafters |= {"medusa": {"heads": heads}} if heads else {}
     drafters |= {"draft-verify": {"skip": skip}} if skip else {}
     cells = []
-    for heat in temperature or TEMPERATURES:
-        vector = calibrate(calibration, temperature=heat, tokens=64, draft=draft)
-        typer.echo(f"temperature {heat}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
+    for temperature in temperatures or TEMPERATURES:
+        vector = calibrate(calibration, temperature=temperature, tokens=64, draft=draft)
+        typer.echo(f"temperature {temperature}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
         for size in budget or BUDGETS:
-            own: dict[str, dict[str, Any]] = {name: {} for name in drafters}
-            ways = settings(size, temperature=heat, acceptance=vector, own=own)
-            cells += [Cell(heat, size, one) for one in ways if not only or one.recipe in only]
+            drafter_options: dict[str, dict[str, Any]] = {name: {} for name in drafters}
+            tried = settings(
+                size, temperature=temperature, acceptance=vector, drafter_options=drafter_options
+            )
+            cells += [
+                Cell(temperature, size, setting) for setting in tried if not only or setting.recipe in only
+            ]
     done = {cell["key"]: cell for cell in stored(to, task)}
     missing = [cell for cell in cells if cell.key not in done]
     context = multiprocessing.get_context("spawn")
@@ -305,12 +313,12 @@ def efficiency(cell: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def best(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[float, int, str], Mapping[str, Any]]:
     """Of the settings of one label, the one with the most tokens a round."""
-    found: dict[tuple[float, int, str], Mapping[str, Any]] = {}
+    chosen: dict[tuple[float, int, str], Mapping[str, Any]] = {}
     for cell in cells:
-        place = (cell["temperature"], cell["budget"], cell["label"])
-        if place not in found or efficiency(cell)[0] > efficiency(found[place])[0]:
-            found[place] = cell
-    return found
+        key = (cell["temperature"], cell["budget"], cell["label"])
+        if key not in chosen or efficiency(cell)[0] > efficiency(chosen[key])[0]:
+            chosen[key] = cell
+    return chosen
 
 
 def _write(cells: Sequence[Mapping[str, Any]], to: Path) -> None:
@@ -333,8 +341,8 @@ def _write(cells: Sequence[Mapping[str, Any]], to: Path) -> None:
         )
         for cell in cells:
             figures = [f"{value:.4f}" for value in (cell["nodes"], *efficiency(cell))]
-            place = [cell[name] for name in ("temperature", "budget", "label", "options")]
-            lines.writerow([*place, *figures, len(_rounds(cell)), cell["tokens"]])
+            named = [cell[name] for name in ("temperature", "budget", "label", "options")]
+            lines.writerow([*named, *figures, len(_rounds(cell)), cell["tokens"]])
 
 
 def _show(cells: Sequence[Mapping[str, Any]], draft: str) -> None:
@@ -344,23 +352,28 @@ def _show(cells: Sequence[Mapping[str, Any]], draft: str) -> None:
         f"{device_name()}: {models.TARGET} with {draft}, {count} prompts of {cells[0]['tokens']} tokens"
     )
     budgets = sorted({cell["budget"] for cell in cells})
-    for heat in sorted({cell["temperature"] for cell in cells}):
-        typer.echo(f"\ntemperature {heat}: tokens a round (95 % interval)")
+    for temperature in sorted({cell["temperature"] for cell in cells}):
+        typer.echo(f"\ntemperature {temperature}: tokens a round (95 % interval)")
         typer.echo(f"{'':<26}" + "".join(f"{f'{budget} nodes':>23}" for budget in budgets))
-        for label in dict.fromkeys(cell["label"] for cell in cells if cell["temperature"] == heat):
+        for label in dict.fromkeys(cell["label"] for cell in cells if cell["temperature"] == temperature):
             texts = []
             for budget in budgets:
-                cell = chosen.get((heat, budget, label))
+                cell = chosen.get((temperature, budget, label))
                 mean, low, high = efficiency(cell) if cell else (0.0, 0.0, 0.0)
                 texts.append(f"{mean:.2f} ({low:.2f} to {high:.2f})" if cell else "")
             typer.echo(f"{label:<26}" + "".join(f"{text:>23}" for text in texts))
     typer.echo("\nwhat the papers find")
-    for upper, lower, heats, sizes, source in ORDERINGS:
-        for heat in heats:
+    for upper, lower, temperatures, sizes, source in ORDERINGS:
+        for temperature in temperatures:
             for budget in sizes:
-                one, other = chosen.get((heat, budget, upper)), chosen.get((heat, budget, lower))
-                if one and other:
-                    ratio, low, high = interval(_rounds(other), _rounds(one))
+                above, below = (
+                    chosen.get((temperature, budget, upper)),
+                    chosen.get((temperature, budget, lower)),
+                )
+                if above and below:
+                    ratio, low, high = interval(_rounds(below), _rounds(above))
                     word = "yes" if low > 1 else "no" if high < 1 else "within the interval"
                     gain = f"{ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
-                    typer.echo(f"{upper} above {lower} at {heat}, {budget} nodes ({source}): {gain}: {word}")
+                    typer.echo(
+                        f"{upper} above {lower} at {temperature}, {budget} nodes ({source}): {gain}: {word}"
+                    )

@@ -55,7 +55,11 @@ def _short(value: Any) -> str:
 
 
 def settings(
-    budget: int, *, temperature: float, acceptance: Sequence[float], own: Mapping[str, Mapping[str, Any]]
+    budget: int,
+    *,
+    temperature: float,
+    acceptance: Sequence[float],
+    drafter_options: Mapping[str, Mapping[str, Any]],
 ) -> list[Setting]:
     """What runs at a budget.
 
@@ -64,7 +68,7 @@ def settings(
         temperature: of the target. At 0 recipes that differ from another by verification
             or by the law of drawing alone are left out.
         acceptance: measured, for the trees that are made for it.
-        own: recipes with drafters of their own that can run here.
+        drafter_options: the options of recipes that have drafters of their own and can run here.
     """
     vector = tuple(acceptance)
     if budget == LARGE:
@@ -76,21 +80,21 @@ def settings(
         ]
     sampled = temperature > 0
     binary = (2,) * _BINARY[budget]
-    found = [
+    chosen = [
         Setting("leviathan", {"length": budget}),
         *(Setting("spectr", {"paths": k, "length": n}) for k, n in _PATHS[budget]),
         Setting("spechub", {"length": _BINARY[budget]}),
     ]
     if sampled:
-        found += [
+        chosen += [
             Setting("block", {"length": budget}),
             Setting("traversal", {"branching": binary}),
             Setting("class-ordered", {"branching": binary}),
         ]
-    found += [Setting("specinfer", {"branching": shape}) for shape in _BRANCHING[budget][1:] if sampled]
-    found += [Setting("rsd-c", {"branching": shape}) for shape in _BRANCHING[budget]]
-    found += [Setting("rsd-s", {"width": k, "depth": n}) for k, n in _PATHS[budget]]
-    found += [
+    chosen += [Setting("specinfer", {"branching": shape}) for shape in _BRANCHING[budget][1:] if sampled]
+    chosen += [Setting("rsd-c", {"branching": shape}) for shape in _BRANCHING[budget]]
+    chosen += [Setting("rsd-s", {"width": k, "depth": n}) for k, n in _PATHS[budget]]
+    chosen += [
         Setting("sequoia", {"budget": budget, "acceptance": vector}),
         Setting("dyspec", {"budget": budget}),
         *(Setting("dyspec-threshold", {"budget": budget, "threshold": t}) for t in (None, 0.3 / budget)),
@@ -105,10 +109,10 @@ def settings(
         Setting("specexec", {"budget": budget, "width": min(budget, 32)}),
     ]
     if sampled:
-        found.append(Setting("dyspec", {"budget": budget, "acceptance": vector}))
+        chosen.append(Setting("dyspec", {"budget": budget, "acceptance": vector}))
     if temperature != _SHARP:
         # The draft temperature of both papers, where it is not the target's.
-        found += [
+        chosen += [
             Setting("sequoia", {"budget": budget, "acceptance": vector}, _SHARP),
             Setting("dyspec", {"budget": budget}, _SHARP),
         ]
@@ -118,4 +122,4 @@ def settings(
         "medusa": {"budget": budget, "acceptance": vector},
         "draft-verify": {"length": budget},
     }
-    return found + [Setting(name, {**sizes[name], **options}) for name, options in own.items()]
+    return chosen + [Setting(name, {**sizes[name], **options}) for name, options in drafter_options.items()]

@@ -28,21 +28,21 @@ OUTSIDE = {
     "kernels/README.md": "kernels/index.md",
     "kernels/COMPILED.md": "kernels/compiled.md",
 }
-"""Pages beside docs/, and where they stand in the site; the READMEs of kernels are found."""
+"""Pages beside docs/, and where they stand in the site; the READMEs of kernels are looked for."""
 KERNELS = list(ROOT.glob("kernels/*/README.md"))
 
 
 def outside() -> dict[str, str]:
     """Every page of the repository that the site holds beside those of docs/."""
     kernels = sorted(ROOT.glob("kernels/**/README.md"))
-    found = {"kernels/README.md": "kernels/index.md"}
+    pages = {"kernels/README.md": "kernels/index.md"}
     for path in kernels:
         if path.parent.name != "kernels":
-            found[path.relative_to(ROOT).as_posix()] = f"kernels/{path.parent.name}.md"
+            pages[path.relative_to(ROOT).as_posix()] = f"kernels/{path.parent.name}.md"
     compiled = ROOT / "kernels" / "COMPILED.md"
     return {
         **OUTSIDE,
-        **found,
+        **pages,
         **({"kernels/COMPILED.md": "kernels/compiled.md"} if compiled.exists() else {}),
     }
 

@@ -30,9 +30,9 @@ def messages() -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / layer).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and node.args and getattr(node.func, "id", "") in CLASSES:
-                    said = _text(node.args[0])
-                    if len(said.replace(GAP, "").strip()) > 10:
-                        yield node.func.id, said  # type: ignore[attr-defined]
+                    text = _text(node.args[0])
+                    if len(text.replace(GAP, "").strip()) > 10:
+                        yield node.func.id, text  # type: ignore[attr-defined]
 
 
 def _text(node: ast.expr) -> str:
@@ -47,12 +47,12 @@ def _text(node: ast.expr) -> str:
 
 def all_messages() -> str:
     """What the errors say, by class, with what the class means."""
-    found = list(messages())
+    every = list(messages())
     parts = []
     for name, kind in CLASSES.items():
-        said = sorted({text for of, text in found if of == name}, key=_alphabetical)
-        if said:
-            lines = "\n".join(f"- `{' '.join(text.split()).replace('`', chr(39))}`" for text in said)
+        texts = sorted({text for of, text in every if of == name}, key=_alphabetical)
+        if texts:
+            lines = "\n".join(f"- `{' '.join(text.split()).replace('`', chr(39))}`" for text in texts)
             parts.append(f"### {name}\n\n{(kind.__doc__ or '').strip()}\n\n{lines}\n")
     return "\n".join(parts)
 
@@ -69,19 +69,19 @@ def recipes() -> str:
             continue
         if entry.problem:
             raise ValueError(f"the recipe {entry.name} cannot be loaded: {entry.problem}")
-        said = (registry.get("recipes", entry.name).__doc__ or "").strip().split("\n\n")[0]
+        summary = (registry.get("recipes", entry.name).__doc__ or "").strip().split("\n\n")[0]
         policy, verifier, drafter = entry.parts
-        given = "".join(
+        chosen = "".join(
             f" -o {name}={value}" for name, value in entry.options.items() if value and " " not in value
         )
         parts.append(
-            f"### {entry.name}\n\n{' '.join(said.split())}\n\n"
+            f"### {entry.name}\n\n{' '.join(summary.split())}\n\n"
             f"| source | {entry.source} |\n|---|---|\n"
             f"| law | {', '.join(entry.laws)} |\n"
             f"| made of | `{policy}` with `{verifier}`, drafter `{drafter}` |\n"
             f"| lossless | {'yes' if entry.lossless else 'no'} |\n"
             f"| settings | {entry.settings} |\n"
-            f"| run | `draftwood generate --recipe {entry.name}{given}` |\n"
+            f"| run | `draftwood generate --recipe {entry.name}{chosen}` |\n"
         )
     return "\n".join(parts)
 
@@ -103,15 +103,15 @@ def results(cell: Callable[[Mapping[str, str]], str]) -> str:
         lines = list(csv.DictReader(file))
     parts = []
     for temperature in dict.fromkeys(line["temperature"] for line in lines):
-        own = [line for line in lines if line["temperature"] == temperature]
-        found = {(line["contender"], line["data"]): cell(line) for line in own}
-        names = list(dict.fromkeys(line["data"] for line in own))
+        at_temperature = [line for line in lines if line["temperature"] == temperature]
+        shown = {(line["contender"], line["data"]): cell(line) for line in at_temperature}
+        names = list(dict.fromkeys(line["data"] for line in at_temperature))
         rows = [
             f"| temperature {float(temperature):g} | {' | '.join(names)} |",
             "|---" * (1 + len(names)) + "|",
         ]
-        for contender in dict.fromkeys(line["contender"] for line in own):
-            cells = (found.get((contender, name), "-") for name in names)
+        for contender in dict.fromkeys(line["contender"] for line in at_temperature):
+            cells = (shown.get((contender, name), "-") for name in names)
             rows.append(f"| `{contender}` | {' | '.join(cells)} |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
@@ -140,8 +140,8 @@ def together() -> str:
     """Above temperature 0, the p-value of every contender's texts over all data sets."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["p_together"]]
-    found = {(line["temperature"], line["contender"]): float(line["p_together"]) for line in lines}
-    rows = [f"| {float(heat):g} | `{name}` | {p:.2f} |" for (heat, name), p in found.items()]
+    p_values = {(line["temperature"], line["contender"]): float(line["p_together"]) for line in lines}
+    rows = [f"| {float(temperature):g} | `{name}` | {p:.2f} |" for (temperature, name), p in p_values.items()]
     return "\n".join(["| temperature | contender | p over all data sets |", "|---|---|---|", *rows])
 
 

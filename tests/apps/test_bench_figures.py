@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
 from draftwood.apps.bench import plots, writers
-from draftwood.apps.bench.figures import Figure, Row, interval, rows, two_sample
-from draftwood.apps.bench.plan import Plan, Race
+from draftwood.apps.bench.figures import Figure, ResultRow, interval, rows, two_sample
+from draftwood.apps.bench.plan import BenchPlan, Race
 from draftwood.apps.bench.specs import Spec
 from draftwood.metrics import METRICS
 
@@ -44,7 +44,7 @@ def cell(contender, prompt, tokens, *, repetition=0, turn=0, race=RACE, **figure
 
 
 def results(*cells, temperature=0.0, repetitions=1):
-    plan = Plan(strategies=[SPEC], temperatures=[temperature], new_tokens=[4], repetitions=repetitions)
+    plan = BenchPlan(strategies=[SPEC], temperatures=[temperature], new_tokens=[4], repetitions=repetitions)
     return {row.spec.label: row for row in rows(plan, ["d"], {str(i): c for i, c in enumerate(cells)})}
 
 
@@ -227,8 +227,8 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
     for data, value in (("a", 1.0), ("b", 1.5), ("c", 4.0)):
         figures = {name: Figure(value, value - 0.5, value + 2) for name in ("speed_up", "tokens_per_round")}
         race = attrs.evolve(RACE, data=data)
-        found += [Row(race, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
-        found.append(Row(race, Spec("generate-assisted"), figures))
+        found += [ResultRow(race, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
+        found.append(ResultRow(race, Spec("generate-assisted"), figures))
     picture = getattr(plots, plot)("pair", found, plots._styles(found))
     assert all(axis.get_ylim()[1] > 6 for axis in picture.axes)
     assert all(axis.get_ylim()[0] < 1 for axis in picture.axes)
@@ -237,7 +237,7 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
 def test_texts_of_all_data_sets_are_tested_together():
     heat = attrs.evolve(RACE, temperature=1.0)
     races = [attrs.evolve(heat, data=data) for data in ("d", "e")]
-    plan = Plan(strategies=[SPEC], temperatures=[1.0], new_tokens=[4])
+    plan = BenchPlan(strategies=[SPEC], temperatures=[1.0], new_tokens=[4])
 
     def checks(tokens, names, prompts=3):
         written = {"generate": [1] * 20, SPEC: tokens}

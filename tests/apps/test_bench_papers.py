@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftwood.apps.bench.figures import Figure, Row
-from draftwood.apps.bench.papers import beside, paper, papers, show
-from draftwood.apps.bench.plan import Plan, Race
+from draftwood.apps.bench.figures import Figure, ResultRow
+from draftwood.apps.bench.papers import comparisons, paper, papers, show
+from draftwood.apps.bench.plan import BenchPlan, Race
 from draftwood.apps.bench.specs import ORDINARY, parse
 from draftwood.errors import UnknownStrategy
 from draftwood.metrics import METRICS
@@ -18,7 +18,7 @@ from draftwood.metrics import METRICS
 @pytest.mark.parametrize("name", papers())
 def test_every_table_can_be_measured_in_its_setting(name):
     table = paper(name)
-    plan = Plan(**table.fields())
+    plan = BenchPlan(**table.fields())
     metrics = {metric.name for metric in METRICS}
     assert set(table.columns) <= metrics
     for data, heat, method, *values in table.rows:
@@ -70,12 +70,12 @@ def test_speed_ups_are_worked_out_from_latencies():
 def rows():
     race = Race("llama-7m,llama-draft", "mine", 0.0, 128, 128)
     figures = {"tokens_per_round": Figure(2.5, 2.25, 2.75), "speed_up": Figure(1.5, 1.25, 1.75)}
-    plain = Row(race, parse(ORDINARY), {"tokens_per_round": Figure(1.0), "speed_up": Figure(1.0)})
-    return [plain, Row(race, parse("dyspec:budget=64"), figures)]
+    plain = ResultRow(race, parse(ORDINARY), {"tokens_per_round": Figure(1.0), "speed_up": Figure(1.0)})
+    return [plain, ResultRow(race, parse("dyspec:budget=64"), figures)]
 
 
 def test_what_was_measured_stands_beside_the_paper():
-    found = {(one.metric, one.temperature): one for one in beside(paper("dyspec-table1"), rows())}
+    found = {(one.metric, one.temperature): one for one in comparisons(paper("dyspec-table1"), rows())}
     assert set(found) == {(m, t) for m in ("speed_up", "tokens_per_round") for t in (0.0, 0.6)}
     one = found["tokens_per_round", 0.0]
     assert one.theirs["DySpec", "C4"] == 5.25

@@ -11,8 +11,8 @@ import torch
 from draftwood import zoo
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.figures import rows
-from draftwood.apps.bench.measure import said
-from draftwood.apps.bench.plan import Plan, Race
+from draftwood.apps.bench.measure import answer_tokens
+from draftwood.apps.bench.plan import BenchPlan, Race
 
 TURNS = [["Hello.", "Who are you?", "And I?"], ["Name a river."], ["What is 2 + 2?", "And 3 + 3?"]]
 NEW = 5
@@ -54,7 +54,7 @@ def conversation(turns):
         )
         text = output[0, len(prompt) :].tolist()
         found.append((len(prompt), text))
-        prompt = prompt + said(tokenizer, text, ["\nUser:"])
+        prompt = prompt + answer_tokens(tokenizer, text, ["\nUser:"])
     return found
 
 
@@ -126,7 +126,7 @@ def test_answers_are_those_of_float32_whatever_the_models_run_in(bench, tmp_path
     assert loaded == ["float32", "bfloat16"]  # answers and checks first
     for cell in (cell for cell in half if cell["kind"] == "answer"):
         _, text = conversation(TURNS[cell["prompt"]])[cell["turn"]]
-        assert cell["tokens"] == said(zoo.tokenizer(), text, ["\nUser:"])
+        assert cell["tokens"] == answer_tokens(zoo.tokenizer(), text, ["\nUser:"])
     assert {cell["turn"] for cell in half if cell["kind"] == "check"} == {0, 1, 2}
 
 
@@ -142,11 +142,11 @@ def test_an_answer_ends_where_the_model_or_the_user_would(tmp_path):
     tokenizer = zoo.tokenizer()
     answer = tokenizer(" It is four.")["input_ids"]
     more = tokenizer("\nUser: Thanks.\nAssistant: You are")["input_ids"]
-    assert said(tokenizer, [*answer, tokenizer.eos_token_id, *more], ["\nUser:"]) == answer
-    kept = said(tokenizer, [*answer, *more], ["\nUser:"])
+    assert answer_tokens(tokenizer, [*answer, tokenizer.eos_token_id, *more], ["\nUser:"]) == answer
+    kept = answer_tokens(tokenizer, [*answer, *more], ["\nUser:"])
     assert kept == answer
-    assert said(tokenizer, answer, ["\nUser:"]) == answer
-    assert said(tokenizer, more, ["\nUser:"]) == []
+    assert answer_tokens(tokenizer, answer, ["\nUser:"]) == answer
+    assert answer_tokens(tokenizer, more, ["\nUser:"]) == []
 
 
 def test_turns_of_a_conversation_count_together(monkeypatch):
@@ -172,7 +172,7 @@ def test_turns_of_a_conversation_count_together(monkeypatch):
                 "peak_memory": 1,
             }
             found[str(len(found))] = cell
-    plan = Plan(strategies=[CHAIN], new_tokens=[4], repetitions=3)
+    plan = BenchPlan(strategies=[CHAIN], new_tokens=[4], repetitions=3)
     _, row = rows(plan, ["d"], found)
     assert row.prompts == 2
     assert row.figures["seconds_per_token"].value == pytest.approx((2 + 20 + 3) / 12)

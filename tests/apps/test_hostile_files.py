@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftwood import DraftwoodError, InvalidInput, read_tuned
 from draftwood.apps.bench import command
-from draftwood.apps.bench.stored import check_cell
+from draftwood.apps.bench.schema import check_cell
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.json_text import parse_json

@@ -16,7 +16,7 @@ from draftwood import IncompatibleModels, InvalidInput, zoo
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text, writer
 from draftwood.apps.tune import command, measure
-from draftwood.apps.tune.measure import Costs, estimate, finish
+from draftwood.apps.tune.measure import Costs, estimate, race_result
 from draftwood.pass_time import PassTime
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
@@ -244,13 +244,13 @@ def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accept
 
 
 def test_the_race_counts_all_prompts_together():
-    def heat(own: float, plain: float, tokens: list[int]) -> dict[str, Text]:
+    def texts(own: float, plain: float, tokens: list[int]) -> dict[str, Text]:
         return {"x": Text([1, 2], own, 0, 1, 1, 0), ORDINARY: Text(tokens, plain, 0, 1, 1, 0)}
 
-    heats = [heat(1.0, 3.0, [1, 2]), heat(4.0, 2.0, [1, 3])]
-    result = finish("x", heats, greedy=True)
+    race = [texts(1.0, 3.0, [1, 2]), texts(4.0, 2.0, [1, 3])]
+    result = race_result("x", race, greedy=True)
     assert (result.gain, result.won, result.prompts, result.equal) == (1.0, 1, 2, False)
-    assert finish("x", heats, greedy=False).equal is None
+    assert race_result("x", race, greedy=False).equal is None
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_all_results_agree_and_every_contender_has_its_rows(
     assert all(row["of_bandwidth"] > 0 for row in kernels)
     moved = ("kv_commit", "tree_rejection", "ordered_draws", "tree_conv", "lru_tree")
     assert all(row["of_arithmetic"] or row["operation"] in moved for row in kernels)
-    seen = cases[0].wanted.keywords["mask"].visible()
+    seen = cases[0].expected.keywords["mask"].visible()
     assert cases[0].operations == 4 * 2 * 16 * int(seen.sum())
     making = [row for row in rows if row["contender"].startswith("making")]
     assert {row["operation"] for row in making} == {"tree_attention", "mamba1_tree", "tree_conv", "lru_tree"}
@@ -201,7 +201,7 @@ def test_what_kernels_are_held_to_has_a_line_each(bench: Any, device: torch.devi
             for name in took
             for place, cache in enumerate(("cold", "warm"))
         ]
-        lines += [line[line.index("at most") :] for line in bench.wanted(case, rows, limits)]
+        lines += [line[line.index("at most") :] for line in bench.requirements(case, rows, limits)]
     once = "reading keys and values once"
     assert lines == [
         "at most 1 of SDPA, dense mask; met: 0.80, by a warm cache 1.00",
@@ -211,7 +211,7 @@ def test_what_kernels_are_held_to_has_a_line_each(bench: Any, device: torch.devi
         "at most 1.3 of kernel, 3 nodes; met: 1.25, by a warm cache 1.00",
     ]
     del rows[2:4]
-    assert bench.wanted(trees, rows, limits)[0].endswith("at most 1 of SDPA, dense mask; not measured")
+    assert bench.requirements(trees, rows, limits)[0].endswith("at most 1 of SDPA, dense mask; not measured")
 
 
 def test_paper_sizes_are_timed_by_default(bench: Any) -> None:
@@ -300,7 +300,7 @@ def test_the_command_times_what_the_gate_let_through(
     lines = done.stdout.splitlines()
     assert "gpu NVIDIA H200" in lines[0]
     assert "4800 GB/s, of the data sheet, 989.4 TFLOP/s in fp16" in lines[2]
-    assert "Wanted:" in lines
+    assert "Required:" in lines
     assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + 2 * (3 + 4)
 
 

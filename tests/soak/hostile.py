@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from draftwood import DraftwoodError, read_tuned
 from draftwood.apps import datasets
 from draftwood.apps.bench import measure
-from draftwood.apps.bench.plan import Plan, data_sets, from_file
+from draftwood.apps.bench.plan import BenchPlan, data_sets, from_file
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from tests.soak.mutated import mutated
 from tests.soak.result import SoakResult
@@ -159,7 +159,7 @@ def _report(at: Path) -> tuple[int, str]:
 
 
 def _plan(file: Path) -> None:
-    data_sets(Plan(**from_file(file)).resolved())
+    data_sets(BenchPlan(**from_file(file)).resolved())
 
 
 def _index(at: Path) -> tuple[int, str]:

@@ -20,7 +20,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Arguments = ParamSpec("Arguments")
 
 
-def plainly(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+def with_plain_errors(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Wrap a command so that every error is one sentence on stderr and a non-zero exit code."""
 
     @wraps(command)
@@ -45,23 +45,23 @@ def _report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED  # without a word: `| head` has what it wanted
     if isinstance(error, KeyboardInterrupt):
-        say("Stopped.")
+        to_stderr("Stopped.")
         return INTERRUPTED
     if isinstance(error, DraftwoodError):
-        say(f"Error: {error}")
+        to_stderr(f"Error: {error}")
     elif isinstance(error, OSError) and error.errno in _NO_ROOM:
         what = repr(str(error.filename)) if error.filename else "What comes out"
-        say(f"Error: {what} cannot be written: {error.strerror}; make room and run it again.")
+        to_stderr(f"Error: {what} cannot be written: {error.strerror}; make room and run it again.")
     else:
-        say(f"Unexpected {type(error).__name__}: {one_line(error)} ({_DEBUG}=1 shows where)")
+        to_stderr(f"Unexpected {type(error).__name__}: {first_line(error)} ({_DEBUG}=1 shows where)")
     return FAILED
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def say(message: str) -> None:
+def to_stderr(message: str) -> None:
     """Write a line to stderr, where it does not mix with what a program reads."""
     typer.echo(message, err=True)

@@ -1,6 +1,6 @@
-"""The ways to write the same text that the demo compares, and their race.
+"""The methods that the demo compares on the same texts, and their race.
 
-All contenders share one target and one draft and decode at temperature 0.
+All of them share one target and one draft and decode at temperature 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ORDINARY, ASSISTED, DYSPEC = "generate()", "assisted generation", "DySpec"
 
 
 @attrs.frozen
-class Plan:
+class Method:
     """A policy by name with its options, and the temperature at which the draft shapes its trees."""
 
     policy: str
@@ -31,48 +31,52 @@ class Plan:
 # At temperature 0 children that are the draft's most likely tokens serve best; sizes and temperature
 # are those that were fastest on two CPU cores. DySpec's tree is grown layer by layer here, which takes
 # fewer passes of the draft, and leaves out slots of little value (its algorithm 2, under a budget).
-PLANS: dict[str, Plan] = {
-    "chain": Plan("chain", {"length": 6, "law": "top-k"}),
-    "fixed tree": Plan(
+METHODS: dict[str, Method] = {
+    "chain": Method("chain", {"length": 6, "law": "top-k"}),
+    "fixed tree": Method(
         "fixed-tree", {"depth": 8, "branching": 2, "budget": 24, "threshold": 0.03, "law": "top-k"}
     ),
-    DYSPEC: Plan("layered-dyspec", {"budget": 24, "threshold": 0.05, "law": "top-k"}, draft_temperature=0.8),
+    DYSPEC: Method(
+        "layered-dyspec", {"budget": 24, "threshold": 0.05, "law": "top-k"}, draft_temperature=0.8
+    ),
 }
 
 
-def contenders(model: Any, draft: Any) -> dict[str, Writer]:
-    """`generate()`, assisted generation and draftwood by each plan, on the same two models, by name."""
+def writers(model: Any, draft: Any) -> dict[str, Writer]:
+    """`generate()`, assisted generation and draftwood by each method, on the same two models, by name."""
     greedy = SamplingParams(temperature=0)
     return {
         ORDINARY: Transformers(model, {}, 0),
         ASSISTED: Transformers(model, {"assistant_model": draft}, 0),
         **{
-            name: Speculative(decoder(model, draft, plan), greedy, SamplingParams(plan.draft_temperature))
-            for name, plan in PLANS.items()
+            name: Speculative(decoder(model, draft, method), greedy, SamplingParams(method.draft_temperature))
+            for name, method in METHODS.items()
         },
     }
 
 
-def decoder(model: Any, draft: Any, plan: Plan) -> SpeculativeDecoder:
-    """The greedy decoder of a plan."""
+def decoder(model: Any, draft: Any, method: Method) -> SpeculativeDecoder:
+    """The greedy decoder of a method."""
     return SpeculativeDecoder(
         registry.load(model),
         create("drafters", "model", {"backend": draft}),
-        create("policies", plan.policy, plan.options),
+        create("policies", method.policy, method.options),
         create("verifiers", "greedy"),
     )
 
 
 @attrs.frozen
-class Heat:
-    """One text with its place in the race."""
+class RaceText:
+    """One text of the race: who wrote it, and after which prompt."""
 
     contender: str
     prompt: int
     text: Text
 
 
-def race(entrants: Mapping[str, Writer], prompts: Sequence[Sequence[int]], *, tokens: int) -> Iterator[Heat]:
+def race(
+    entrants: Mapping[str, Writer], prompts: Sequence[Sequence[int]], *, tokens: int
+) -> Iterator[RaceText]:
     """Every contender on every prompt, taking turns; who begins changes from prompt to prompt.
 
     Whatever slows the machine down for a while then slows all of them down.
@@ -81,18 +85,18 @@ def race(entrants: Mapping[str, Writer], prompts: Sequence[Sequence[int]], *, to
     for number, prompt in enumerate(prompts):
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
-            yield Heat(name, number, entrants[name].write(prompt, tokens, seed=0))
+            yield RaceText(name, number, entrants[name].write(prompt, tokens, seed=0))
 
 
-def until(seconds: float, heats: Iterator[Heat]) -> Iterator[Heat]:
-    """The heats of every prompt that was begun within `seconds`."""
+def until(seconds: float, texts: Iterator[RaceText]) -> Iterator[RaceText]:
+    """The texts of every prompt that was begun within `seconds`."""
     deadline, prompt = perf_counter() + seconds, None
-    for heat in heats:
-        # A heat has been run when it arrives here, so the first of a new prompt is let go.
-        if heat.prompt != prompt and prompt is not None and perf_counter() > deadline:
+    for entry in texts:
+        # A text is written when it arrives here, so the first of a new prompt is let go.
+        if entry.prompt != prompt and prompt is not None and perf_counter() > deadline:
             return
-        prompt = heat.prompt
-        yield heat
+        prompt = entry.prompt
+        yield entry
 
 
 @attrs.frozen
@@ -118,22 +122,22 @@ class Result:
         return self.agreement == 1
 
 
-def result(heats: Sequence[Heat], contender: str) -> Result:
+def result(texts: Sequence[RaceText], contender: str) -> Result:
     """The figures of `contender` against `generate()` in the same race."""
-    own = [heat.text for heat in heats if heat.contender == contender]
-    plain = [heat.text for heat in heats if heat.contender == ORDINARY]
-    wanted = {heat.prompt: heat.text.tokens for heat in heats if heat.contender == ORDINARY}
+    ours = [entry.text for entry in texts if entry.contender == contender]
+    plain = [entry.text for entry in texts if entry.contender == ORDINARY]
+    expected = {entry.prompt: entry.text.tokens for entry in texts if entry.contender == ORDINARY}
     sums: dict[str, float] = {
-        "tokens": sum(len(text.tokens) for text in own),
-        "seconds": sum(text.seconds for text in own),
-        "rounds": sum(text.rounds for text in own),
-        "drafted": sum(text.drafted or 0 for text in own),
-        "accepted": sum(text.accepted or 0 for text in own),
+        "tokens": sum(len(text.tokens) for text in ours),
+        "seconds": sum(text.seconds for text in ours),
+        "rounds": sum(text.rounds for text in ours),
+        "drafted": sum(text.drafted or 0 for text in ours),
+        "accepted": sum(text.accepted or 0 for text in ours),
         "plain_tokens": sum(len(text.tokens) for text in plain),
         "plain_seconds": sum(text.seconds for text in plain),
     }
     agreeing = sum(
-        common(heat.text.tokens, wanted[heat.prompt]) for heat in heats if heat.contender == contender
+        common(entry.text.tokens, expected[entry.prompt]) for entry in texts if entry.contender == contender
     )
     return Result(
         contender=contender,

@@ -1,4 +1,4 @@
-"""The cells of a run: the least that is measured and kept at a time, in the order of measuring."""
+"""The grid of a run, cell by cell: what is measured and kept at a time, in the order of measuring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from draftwood.apps.bench.plan import Plan, Race, races
+from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.datasets import DataSet
 
@@ -22,7 +22,7 @@ class Cell:
             well draft and target agree on a prompt's text; `"passes"`: the time of passes.
         race: where it belongs; of `"passes"`, any race of the pair; of `"answer"`, one at temperature 0.
         spec: who writes; None where nobody in the race does.
-        prompt: place of the prompt in its data set.
+        prompt: index of the prompt in its data set.
         repetition: counted from 0.
         turn: of the prompt's conversation, counted from 0.
     """
@@ -52,45 +52,45 @@ class Cell:
         return Cell("answer", race, prompt=self.prompt, turn=turn)
 
 
-def cells(plan: Plan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
+def cells(plan: BenchPlan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
     """Every cell of a plan in the order of measuring.
 
     In a race the contenders take turns on every prompt, and who begins changes from prompt to prompt, so
     that a slow moment of the machine falls on all of them.
     """
     for pair in plan.pairs:
-        own = [race for race in races(plan, list(sets)) if race.pair == pair]
-        yield from _answers(own, sets)
+        of_pair = [race for race in races(plan, list(sets)) if race.pair == pair]
+        yield from _answers(of_pair, sets)
         if plan.dtype != "float32":
-            for race in own:
+            for race in of_pair:
                 if race.temperature == 0:
                     yield from _in_turn(plan, race, sets[race.data], "check", 1)
-        yield Cell("passes", own[0])
-        for race in own:
+        yield Cell("passes", of_pair[0])
+        for race in of_pair:
             yield from _in_turn(plan, race, sets[race.data], "text", plan.repetitions)
             for prompt, turn in _asked(sets[race.data]):
                 yield Cell("pair", race, prompt=prompt, turn=turn)
 
 
-def _asked(found: DataSet) -> Iterator[tuple[int, int]]:
+def _asked(data_set: DataSet) -> Iterator[tuple[int, int]]:
     """Every prompt with each of its turns."""
-    for number, prompt in enumerate(found.prompts):
+    for number, prompt in enumerate(data_set.prompts):
         for turn in range(1 + len(prompt.later)):
             yield number, turn
 
 
-def _answers(own: Sequence[Race], sets: Mapping[str, DataSet]) -> Iterator[Cell]:
+def _answers(of_pair: Sequence[Race], sets: Mapping[str, DataSet]) -> Iterator[Cell]:
     """The answers to all turns but the last ones, once for all temperatures."""
-    for race in dict.fromkeys(attrs.evolve(race, temperature=0.0) for race in own):
+    for race in dict.fromkeys(attrs.evolve(race, temperature=0.0) for race in of_pair):
         for number, turn in _asked(sets[race.data]):
             if turn < len(sets[race.data].prompts[number].later):
                 yield Cell("answer", race, prompt=number, turn=turn)
 
 
-def _in_turn(plan: Plan, race: Race, found: DataSet, kind: str, repetitions: int) -> Iterator[Cell]:
+def _in_turn(plan: BenchPlan, race: Race, data_set: DataSet, kind: str, repetitions: int) -> Iterator[Cell]:
     entrants, begins = plan.contenders(race.temperature), 0
     for repetition in range(repetitions):
-        for prompt, turn in _asked(found):
+        for prompt, turn in _asked(data_set):
             first = begins % len(entrants)
             begins += 1
             for spec in (*entrants[first:], *entrants[:first]):

@@ -5,8 +5,18 @@ import torch
 
 from draftwood import zoo
 from draftwood.apps.bench.writers import Text, Writer
-from draftwood.apps.contenders import ASSISTED, DYSPEC, ORDINARY, PLANS, Heat, contenders, race, result, until
 from draftwood.apps.demo import verdict
+from draftwood.apps.demo_race import (
+    ASSISTED,
+    DYSPEC,
+    METHODS,
+    ORDINARY,
+    RaceText,
+    race,
+    result,
+    until,
+    writers,
+)
 from draftwood.apps.machine import PassCost, widened_pair
 from draftwood.apps.prompts import PROMPTS, interleaved
 
@@ -17,15 +27,17 @@ class Fake(Writer):
         return Text(list(range(tokens)), 1.0, 0.1, 1, tokens, 0)
 
 
-def heat(contender: str, prompt: int, seconds: float, tokens=(1, 2, 3, 4), rounds=4, drafted=8) -> Heat:
+def race_text(
+    contender: str, prompt: int, seconds: float, tokens=(1, 2, 3, 4), rounds=4, drafted=8
+) -> RaceText:
     text = Text(list(tokens), seconds, 0.1, 1, rounds, 0, drafted=drafted, accepted=2)
-    return Heat(contender, prompt, text)
+    return RaceText(contender, prompt, text)
 
 
 def test_contenders_take_turns_and_everyone_begins_once():
-    heats = list(race({"a": Fake(), "b": Fake()}, [[1], [2], [3]], tokens=3))
-    assert [h.contender for h in heats] == ["a", "b", "b", "a", "a", "b"]
-    assert [h.prompt for h in heats] == [0, 0, 1, 1, 2, 2]
+    texts = list(race({"a": Fake(), "b": Fake()}, [[1], [2], [3]], tokens=3))
+    assert [h.contender for h in texts] == ["a", "b", "b", "a", "a", "b"]
+    assert [h.prompt for h in texts] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_race_that_is_late_ends_with_the_prompt_at_hand():
@@ -36,29 +48,29 @@ def test_a_race_that_is_late_ends_with_the_prompt_at_hand():
 
 
 def test_figures_are_ratios_of_sums_over_prompts():
-    heats = [heat(ORDINARY, 0, 4.0, drafted=0), heat(ORDINARY, 1, 8.0, drafted=0)]
-    heats += [heat(DYSPEC, 0, 1.0, rounds=2), heat(DYSPEC, 1, 3.0, rounds=3, drafted=2)]
-    found = result(heats, DYSPEC)
+    texts = [race_text(ORDINARY, 0, 4.0, drafted=0), race_text(ORDINARY, 1, 8.0, drafted=0)]
+    texts += [race_text(DYSPEC, 0, 1.0, rounds=2), race_text(DYSPEC, 1, 3.0, rounds=3, drafted=2)]
+    found = result(texts, DYSPEC)
     assert found.speed_up == 12 / 4
     assert found.tokens_per_second == 8 / 4
     assert found.tokens_per_round == 8 / 5
     assert found.acceptance_rate == 4 / 10
     assert found.equal
-    assert result(heats, ORDINARY).acceptance_rate is None
+    assert result(texts, ORDINARY).acceptance_rate is None
 
 
 def test_agreement_counts_the_tokens_before_the_first_difference():
-    heats = [heat(ORDINARY, 0, 1.0), heat(ORDINARY, 1, 1.0)]
-    heats += [heat(DYSPEC, 0, 1.0, tokens=(1, 2, 9, 4)), heat(DYSPEC, 1, 1.0)]
-    found = result(heats, DYSPEC)
+    texts = [race_text(ORDINARY, 0, 1.0), race_text(ORDINARY, 1, 1.0)]
+    texts += [race_text(DYSPEC, 0, 1.0, tokens=(1, 2, 9, 4)), race_text(DYSPEC, 1, 1.0)]
+    found = result(texts, DYSPEC)
     assert found.agreement == 6 / 8
     assert not found.equal
 
 
 def test_the_zoo_pair_writes_equally_in_every_way():
     target, draft = zoo.load("llama-7m"), zoo.load("llama-draft")
-    entrants = contenders(target, draft)
-    assert list(entrants) == [ORDINARY, ASSISTED, *PLANS]
+    entrants = writers(target, draft)
+    assert list(entrants) == [ORDINARY, ASSISTED, *METHODS]
     # Behind this text the model ends it; contenders write on, all of them equally far.
     ended = zoo.tokenizer()("Question: What is 40 + 2?\nAnswer: 40 + 2 = 42\n#### 42")["input_ids"]
     samples = {name: one.write(ended, 12, seed=0) for name, one in entrants.items()}
@@ -79,14 +91,14 @@ def test_a_pair_takes_the_precision_in_which_a_tree_is_cheapest():
 
 
 def test_verdict_says_plainly_where_speculation_does_not_pay():
-    heats = [heat(ORDINARY, 0, 1.0), heat(DYSPEC, 0, 0.5, rounds=2)]
+    texts = [race_text(ORDINARY, 0, 1.0), race_text(DYSPEC, 0, 0.5, rounds=2)]
     quick = PassCost(torch.bfloat16, 8, 0.050, 0.055)
-    (sentence,) = verdict([result(heats, name) for name in (ORDINARY, DYSPEC)], quick)
+    (sentence,) = verdict([result(texts, name) for name in (ORDINARY, DYSPEC)], quick)
     assert "2.00 times as fast" in sentence
 
-    heats[1] = heat(DYSPEC, 0, 1.25, rounds=2, tokens=(1, 2, 3, 9))
+    texts[1] = race_text(DYSPEC, 0, 1.25, rounds=2, tokens=(1, 2, 3, 9))
     slow = PassCost(torch.float32, 8, 0.050, 0.150)
-    pays, differs = verdict([result(heats, name) for name in (ORDINARY, DYSPEC)], slow)
+    pays, differs = verdict([result(texts, name) for name in (ORDINARY, DYSPEC)], slow)
     assert "does not pay on this machine" in pays
     assert "0.80 times" in pays
     assert "3.0 times as long" in pays

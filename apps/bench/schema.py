@@ -14,9 +14,9 @@ from draftwood.pass_time import PassTime
 
 _LARGEST = 2**53
 _HALVES = re.compile("[\ud800-\udfff]")
-_PLACE = get_type_hints(Race) | {"prompt": int, "turn": int}
+_ASKED = get_type_hints(Race) | {"prompt": int, "turn": int}
 _FIT = get_type_hints(PassTime)
-_WRITTEN = _PLACE | {"contender": str, "repetition": int, "prompt_tokens": int}
+_WRITTEN = _ASKED | {"contender": str, "repetition": int, "prompt_tokens": int}
 # Not in the first runs' cells.
 _LATER = {
     "accept_lengths": list[int] | None,
@@ -29,18 +29,18 @@ _TEXT = _WRITTEN | _TEXT | {"right": bool | None}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "text": _TEXT,
     "check": _TEXT,
-    "answer": _PLACE | {"tokens": list[int]},
-    "pair": _PLACE | {"drawn": list[float], "accepted": list[float], "target": list[list[float]]},
+    "answer": _ASKED | {"tokens": list[int]},
+    "pair": _ASKED | {"drawn": list[float], "accepted": list[float], "target": list[list[float]]},
     "passes": {"target": dict, "draft": dict},
 }
 
 
-def check_run(found: Any) -> None:
+def check_run(run: Any) -> None:
     """Raise `ValueError` where `run.json` lacks what is shown of a run; the plan judges its configuration."""
-    _check(found, {"versions": dict[str, str], "hardware": dict[str, str], "configuration": dict})
+    _check(run, {"versions": dict[str, str], "hardware": dict[str, str], "configuration": dict})
     for part, names in (("versions", ("draftwood", "torch", "transformers")), ("hardware", ("device",))):
-        _check(found[part], dict.fromkeys(names, str))
-    _check(found["configuration"], {"data": dict[str, str]})
+        _check(run[part], dict.fromkeys(names, str))
+    _check(run["configuration"], {"data": dict[str, str]})
 
 
 def check_cell(cell: Any) -> None:
@@ -77,14 +77,14 @@ def _check_text(cell: Mapping[str, Any]) -> None:
     _check(cell, {name: kind for name, kind in _LATER.items() if name in cell})
 
 
-def _check(found: Any, fields: Mapping[str, Any]) -> None:
-    if not isinstance(found, dict):
+def _check(content: Any, fields: Mapping[str, Any]) -> None:
+    if not isinstance(content, dict):
         raise ValueError("an object is missing")
     for name, kind in fields.items():
-        if name not in found:
+        if name not in content:
             raise ValueError(f"{name} is missing")
-        if not _fits(found[name], kind):
-            raise ValueError(f"{name} is {found[name]!r:.40}")
+        if not _fits(content[name], kind):
+            raise ValueError(f"{name} is {content[name]!r:.40}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
