@@ -69,7 +69,7 @@ def tune(
 
     Measures what passes of both models cost and what each candidate's trees bring on your prompts,
     expects a gain from both, and races the best candidates against ordinary generate(). Where that is
-    faster, it says so. draftwood generate --tuned FILE and draftwood.tuned take what is written.
+    faster, it says so. draftwood generate --tuned FILE and draftwood.read_tuned take what is written.
 
     \b
     Examples:

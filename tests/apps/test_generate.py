@@ -128,7 +128,7 @@ def test_trace_tells_every_round(draftwood, tmp_path):
     written = json.loads(result.stdout)
     trace = json.loads(file.read_text(encoding="utf-8"))
     tokenizer = zoo.tokenizer()
-    assert (trace["format"], trace["version"]) == ("draftwood-trace", 2)
+    assert (trace["format"], trace["version"]) == ("draftwood-trace", 3)
     assert set(trace["versions"]) >= {"draftwood", "torch", "transformers", "python"}
     assert trace["settings"]["target"] == "llama-7m"
     assert trace["prompts"] == [{"text": PROMPT, "tokens": tokenizer(PROMPT)["input_ids"]}]

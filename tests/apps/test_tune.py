@@ -92,7 +92,7 @@ def test_it_measures_for_real(draftwood, tmp_path):
     (race,) = content["race"]
     assert race["label"] == "dyspec:budget=3"
     assert race["equal"] is True
-    assert library.tuned(file).ordinary == (race["gain"] <= 1)
+    assert library.read_tuned(file).ordinary == (race["gain"] <= 1)
 
 
 def test_what_pays_is_recommended(paying):
@@ -115,7 +115,7 @@ def test_what_pays_is_recommended(paying):
 
 def test_generate_takes_the_file(draftwood, paying):
     file, _ = paying
-    known = library.tuned(file)
+    known = library.read_tuned(file)
     same = ["--prompt", PROMPT, "--max-new-tokens", 16, "--json"]
     options = [word for name, value in known.options.items() for word in ("-o", f"{name}={value}")]
     wanted = json.loads(draftwood("generate", *same, "--recipe", known.recipe, *options).stdout)
@@ -157,7 +157,7 @@ def test_another_temperature_is_said(draftwood, paying):
 def test_a_draft_as_slow_as_its_target_is_left_out(draftwood, ordinary):
     file, output = ordinary
     assert "Ordinary decoding is faster than all that was tried" in output
-    known = library.tuned(file)
+    known = library.read_tuned(file)
     assert known.ordinary
     assert known.gain <= 1
     result = draftwood("generate", "--tuned", file, "--prompt", PROMPT, "--max-new-tokens", 8, "--json")
@@ -175,7 +175,7 @@ def test_a_draft_as_slow_as_its_target_is_left_out(draftwood, ordinary):
 
 def test_above_temperature_0_with_a_drafter_that_is_no_model(tuned_at, draftwood):
     file, _ = tuned_at(0.0, "--drafter", "prompt-lookup", "--temperature", 0.8, "--strategy", "dyspec")
-    known = library.tuned(file)
+    known = library.read_tuned(file)
     assert known.draft is None
     assert known.drafter == "prompt-lookup"
     assert known.temperature == 0.8
@@ -309,7 +309,7 @@ def test_a_file_runs_no_code(draftwood, refused, edited, own_module, drafter):
     file = edited(draft=None, recipe="dyspec", options={"budget": 4}, **drafter)
     arguments = ("generate", "--tuned", file, "--prompt", "Hi", "--max-new-tokens", 4)
     assert "'mine:Mine'" in refused(*arguments)
-    known = library.tuned(file)
+    known = library.read_tuned(file)
     with pytest.raises(InvalidInput, match=r"'mine:Mine'.*give it as|'several'.*give the drafter itself"):
         known.decoder(zoo.path("llama-7m"))
     assert not (folder / "ran").exists()
@@ -330,7 +330,7 @@ def test_a_recipe_is_a_registered_one(refused, edited, own_module, recipe):
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
-        library.tuned(tmp_path / "none.json")
+        library.read_tuned(tmp_path / "none.json")
     bad = tmp_path / "bad.json"
     for content, said in (
         (b"{", "line 1 is not JSON"),
@@ -339,7 +339,7 @@ def test_files_that_are_none(tmp_path):
     ):
         bad.write_bytes(content)
         with pytest.raises(InvalidInput, match=said):
-            library.tuned(bad)
+            library.read_tuned(bad)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_options_beside_the_file(refused, paying, arguments, parts):
 
 
 def test_the_library_refuses_another_pair(paying):
-    known = library.tuned(paying[0])
+    known = library.read_tuned(paying[0])
     with pytest.raises(IncompatibleModels, match="target 'llama-7m'.*bytes of weights"):
         known.decoder(zoo.path("mamba2-draft"), zoo.path("llama-draft"))
     with pytest.raises(IncompatibleModels, match="draft 'llama-draft'.*bytes of weights"):
