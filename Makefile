@@ -51,7 +51,9 @@ thorough: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
-	  --draftwood-profile=thorough tests/framework tests/strategies
+	  --draftwood-profile=thorough -m 'not browser' tests/framework tests/strategies
+	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -m thorough \
+	  --ignore=tests/framework --ignore=tests/strategies tests
 
 soak: .venv/.ready-test
 	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 25 minutes on two cores."

@@ -24,7 +24,7 @@ from transformers.utils import logging as hf_logging
 
 from draftwood.backends.tree_kernel import TREE, PackedMasks, under
 from draftwood.errors import UnsupportedModel
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.tree_attention.dispatch import unsupported
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class TreeAttention:
 
     def takes_bits(self, device: torch.device) -> bool:
         """Whether a pass on `device` may take masks of bits, inside `under`."""
-        return switch.objection_on(device) is None and self._takes_bits
+        return support.objection_on(device) is None and self._takes_bits
 
     @contextmanager
     def under(self, packed: PackedMasks) -> Iterator[None]:
@@ -144,7 +144,7 @@ class TreeAttention:
     def _takes_bits(self) -> bool:
         text = self._model.config.get_text_config(decoder=True)
         dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        if not switch.chosen("tree_attention", unsupported(self._model.dtype, dim)):
+        if not support.use_kernel("tree_attention", unsupported(self._model.dtype, dim)):
             return False
         try:
             return _accepts(self._model, TREE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, final
 
 import attrs
@@ -249,13 +249,17 @@ class TopThenSample(Proposal):
         return self.conditional(k, self.top[:k])
 
 
+def _as_tensors(ps: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(ps)
+
+
 @final
 @attrs.frozen(eq=False)
 class PerChild(Proposal):
     """Child `k` from its own distribution `ps[k]` `[vocab]`: several drafters, or any dependence."""
 
     several_drafters = True
-    ps: tuple[Float[Tensor, " vocab"], ...] = attrs.field(converter=tuple)
+    ps: tuple[Float[Tensor, " vocab"], ...] = attrs.field(converter=_as_tensors)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.switch import interpreted
+from draftwood.kernels.support import interpreted
 
 HERE = Path(__file__).parent
 TABLE = HERE / "COMPILED.md"
@@ -72,24 +72,24 @@ def configurations(operation: str) -> tuple[Configuration, ...]:
 
 def compile_for(configuration: Configuration, capability: int) -> Compiled:
     """Compile `configuration` for sm_`capability` and read what came out."""
-    found = built(configuration, capability)
-    usage, code = _inspected(found.asm["cubin"])
+    binary = build(configuration, capability)
+    usage, code = _inspected(binary.asm["cubin"])
     return Compiled(
         operation=configuration.operation,
         kernel=configuration.kernel.split(":")[1],
         name=configuration.name,
         capability=capability,
         registers=usage["REG"],
-        shared=found.metadata.shared,
+        shared=binary.metadata.shared,
         spilled=usage["STACK"] + usage["LOCAL"],
         matrix=len(re.findall(r"\b[HQID]G?MMA\.", code)),
         occupancy=occupancy(
-            capability, registers=usage["REG"], shared=found.metadata.shared, warps=configuration.warps
+            capability, registers=usage["REG"], shared=binary.metadata.shared, warps=configuration.warps
         ),
     )
 
 
-def built(configuration: Configuration, capability: int) -> Any:
+def build(configuration: Configuration, capability: int) -> Any:
     """What Triton makes of `configuration` for sm_`capability`, with every stage in `asm`."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -98,8 +98,8 @@ def built(configuration: Configuration, capability: int) -> Any:
     function = configuration.function()
     _check_types(configuration, function)
     aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(function.arg_names)
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(function.arg_names)
         if name in configuration.aligned or configuration.types.get(name, "").startswith("*")
     }
     return triton.compile(
@@ -127,7 +127,7 @@ def occupancy(capability: int, *, registers: int, shared: int, warps: int) -> fl
     return programs * warps / 64
 
 
-def table(found: list[Compiled]) -> str:
+def table(entries: list[Compiled]) -> str:
     """The Markdown page of what was compiled."""
     import triton
 
@@ -139,7 +139,7 @@ def table(found: list[Compiled]) -> str:
         "shared memory (bytes) is a program's. Spilled are bytes of stack and local memory. Matrix counts",
         "matrix instructions. Occupancy is predicted, as the part of a multiprocessor's 64 warps.",
     ]
-    for operation in sorted({one.operation for one in found}):
+    for operation in sorted({entry.operation for entry in entries}):
         lines += [
             "",
             f"## {operation}",
@@ -148,17 +148,17 @@ def table(found: list[Compiled]) -> str:
             "|---|---|---|---:|---:|---:|---:|---:|",
         ]
         lines += [
-            f"| {one.kernel} | {one.name} | sm_{one.capability} | {one.registers} | {one.shared} "
-            f"| {one.spilled} | {one.matrix} | {one.occupancy:.0%} |"
-            for one in found
-            if one.operation == operation
+            f"| {entry.kernel} | {entry.name} | sm_{entry.capability} | {entry.registers} | {entry.shared} "
+            f"| {entry.spilled} | {entry.matrix} | {entry.occupancy:.0%} |"
+            for entry in entries
+            if entry.operation == operation
         ]
     return "\n".join(lines) + "\n"
 
 
-def write(found: list[Compiled]) -> None:
-    """Put what was compiled into the page; operations that are not in `found` keep their part."""
-    head, *new = table(found).split("\n## ")
+def write(entries: list[Compiled]) -> None:
+    """Put what was compiled into the page; operations that are not in `entries` keep their part."""
+    head, *new = table(entries).split("\n## ")
     old = TABLE.read_text(encoding="utf-8").split("\n## ")[1:] if TABLE.exists() else []
     parts = {part.split("\n")[0]: part.rstrip("\n") + "\n" for part in (*old, *new)}
     kept = [parts[operation] for operation in sorted(parts) if operation in operations()]
@@ -197,18 +197,18 @@ def main(arguments: list[str]) -> None:
     if interpreted():
         sys.exit("TRITON_INTERPRET is set, under which nothing is compiled; unset it.")
     names = [argument for argument in arguments if not argument.startswith("--")]
-    found = [
+    entries = [
         compile_for(configuration, capability)
         for operation in names or operations()
         for configuration in configurations(operation)
         for capability in SHARED_PER_MULTIPROCESSOR
     ]
     if "--json" in arguments:
-        print(json.dumps([asdict(one) for one in found]))
+        print(json.dumps([asdict(entry) for entry in entries]))
     elif "--write" in arguments:
-        write(found)
+        write(entries)
     else:
-        print(table(found))
+        print(table(entries))
 
 
 if __name__ == "__main__":

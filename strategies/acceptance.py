@@ -15,15 +15,15 @@ from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
 
 
 @attrs.frozen(eq=False)
-class Judged:
+class ChildAcceptance:
     """What recursive rejection does with children drawn on a text; nothing is drawn to accept them.
 
     Where a law runs out of tokens, all three are 0.
 
     Attributes:
-        reached: the chance of every child to be judged, `[positions, rank]` float64.
-        accepted: its chance to be accepted once it is judged.
-        certainty: the draft's probability of its token once its earlier siblings are out.
+        reached: the chance of every child to be tried, `[positions, rank]` float64.
+        accepted: its chance to be accepted once it is tried.
+        certainty: the draft's probability of its token without its earlier siblings.
     """
 
     reached: Float[Tensor, "positions rank"]
@@ -31,14 +31,14 @@ class Judged:
     certainty: Float[Tensor, "positions rank"]
 
 
-def judged_children(
+def child_acceptance(
     target: Float[Tensor, "positions vocab"],
     draft: Float[Tensor, "positions vocab"],
     *,
     width: int,
     rng: Randomness,
     law: type[Proposal] = WithoutReplacement,
-) -> Judged:
+) -> ChildAcceptance:
     """`width` children drawn at every position of a text; see `acceptance_vector`."""
     _check_width(width)
     if target.shape != draft.shape or target.dim() != 2 or not len(target):
@@ -46,20 +46,20 @@ def judged_children(
             f"target and draft are {list(target.shape)} and {list(draft.shape)}; give both as "
             "[positions, vocab] for at least one position."
         )
-    found = torch.zeros(3, len(target), width, dtype=torch.float64)
+    figures = torch.zeros(3, len(target), width, dtype=torch.float64)
     children = draw_children(law, draft, count=width, rng=rng)
-    for place, (wanted, drawn) in enumerate(zip(target, children, strict=True)):
-        residual, order = Residual.of(wanted), DrawnOrder(drawn.tokens, drawn.proposal)
+    for position, (probs, drawn) in enumerate(zip(target, children, strict=True)):
+        residual, order = Residual.of(probs), DrawnOrder(drawn.tokens, drawn.proposal)
         reached = 1.0
         for rank in range(len(drawn.tokens)):
-            trial = order.next(residual)
-            assert trial is not None
-            chance = residual.chance(trial)
-            figures = [reached, chance, trial.law[trial.token]]
-            found[:, place, rank] = torch.tensor(figures, dtype=torch.float64)
+            candidate = order.next(residual)
+            assert candidate is not None
+            chance = residual.chance(candidate)
+            child = [reached, chance, candidate.law[candidate.token]]
+            figures[:, position, rank] = torch.tensor(child, dtype=torch.float64)
             reached *= 1 - chance
-            residual.reject(trial)
-    return Judged(*found)
+            residual.reject(candidate)
+    return ChildAcceptance(*figures)
 
 
 def acceptance_vector(
@@ -90,8 +90,8 @@ def acceptance_vector(
 
     Source: Sequoia, section 3.1 (arXiv 2402.12374).
     """
-    judged = judged_children(target, draft, width=width, rng=rng, law=law)
-    return (judged.reached * judged.accepted).mean(0).tolist()
+    children = child_acceptance(target, draft, width=width, rng=rng, law=law)
+    return (children.reached * children.accepted).mean(0).tolist()
 
 
 def acceptance_of_rounds(records: Iterable[RowRecord], *, width: int) -> list[float]:

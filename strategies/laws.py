@@ -7,11 +7,11 @@ from draftwood import Proposal, TreePolicy, registry
 
 def as_law(law: str | type[Proposal]) -> type[Proposal]:
     """The law registered as `law`, or named `package.module:Class`, or `law` itself."""
-    found: type[Proposal] = law if isinstance(law, type) else registry.get("laws", law)
-    return found
+    proposal: type[Proposal] = law if isinstance(law, type) else registry.get("laws", law)
+    return proposal
 
 
-class OneLaw(TreePolicy):
+class SingleLawPolicy(TreePolicy):
     """A policy whose children are all drawn by its field `law`."""
 
     law: type[Proposal]

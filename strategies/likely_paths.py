@@ -20,12 +20,12 @@ class LikelyPaths:
 
     Attributes:
         tree: all nodes so far.
-        reach: the draft's probability of the path to every node; never above that of its parent.
+        path_probs: the draft's probability of the path to every node; never above that of its parent.
     """
 
     def __init__(self, root: int) -> None:
         self.tree = TreeBuilder(root)
-        self.reach = [1.0]
+        self.path_probs = [1.0]
 
     def extend(
         self,
@@ -47,20 +47,20 @@ class LikelyPaths:
             The new nodes, the most likely path first; of equal ones the earlier node's.
         """
         top = probs.topk(min(branching, probs.shape[-1]))
-        above = torch.tensor([self.reach[v] for v in level], dtype=torch.float64, device=probs.device)
+        above = torch.tensor([self.path_probs[v] for v in level], dtype=torch.float64, device=probs.device)
         # Rounding must not lift a path above its own beginning, which would then be dropped first.
         values = torch.minimum(above.unsqueeze(1) * top.values, above.unsqueeze(1)).flatten()
         order = values.argsort(descending=True, stable=True)[:count]
-        places, chances = order.tolist(), values[order].tolist()
+        indices, chances = order.tolist(), values[order].tolist()
         children: dict[int, list[int]] = {}
         new = []
-        for place, token, chance in zip(places, top.indices.flatten()[order].tolist(), chances, strict=True):
+        for index, token, chance in zip(indices, top.indices.flatten()[order].tolist(), chances, strict=True):
             if chance <= 0:
                 break
-            node = level[place // top.values.shape[-1]]
+            node = level[index // top.values.shape[-1]]
             children.setdefault(node, []).append(token)
             new.append(self.tree.add(node, token))
-            self.reach.append(chance)
+            self.path_probs.append(chance)
         for node, tokens in children.items():
             self.tree.proposals[node] = Deterministic(tokens, probs.shape[-1], probs.dtype, probs.device)
         return new
@@ -71,7 +71,7 @@ class LikelyPaths:
         They hang together, and of siblings the first ones are among them: no node is worth more than its
         parent or an earlier sibling, and of equal ones the earlier stands first.
         """
-        return sorted(range(1, len(self.tree)), key=lambda node: -self.reach[node])[:count]
+        return sorted(range(1, len(self.tree)), key=lambda node: -self.path_probs[node])[:count]
 
     def finish(self, keep: Iterable[int]) -> TokenTree:
         """The tree of the nodes `keep`, which hold their parents, and the root."""

@@ -47,7 +47,7 @@ def leviathan(length: int = 5, *, temperature: float = 1.0) -> Recipe:
     Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
     Settings: length 3 to 10 in table 2; RSD's tables take 2 to 5.
     """
-    return Recipe(Chain(length, _law(temperature)), _judge(temperature))
+    return Recipe(Chain(length, _law(temperature)), _verifier(temperature))
 
 
 def block(length: int = 8, *, temperature: float = 1.0) -> Recipe:
@@ -56,7 +56,7 @@ def block(length: int = 8, *, temperature: float = 1.0) -> Recipe:
     Source: block verification, Sun et al. 2024 (arXiv 2403.10444).
     Settings: length 4, 6 and 8.
     """
-    return Recipe(Chain(length, _law(temperature)), _judge(temperature, Block()))
+    return Recipe(Chain(length, _law(temperature)), _verifier(temperature, Block()))
 
 
 def draft_verify(
@@ -68,7 +68,7 @@ def draft_verify(
     Settings: length 12, threshold 0.6 at first, moved towards an acceptance of 0.9.
     """
     chain = DynamicDepth(Chain(length, _law(temperature)), stop_below=stop_below, target=target)
-    return Recipe(chain, _judge(temperature), drafter="layer-skip")
+    return Recipe(chain, _verifier(temperature), drafter="layer-skip")
 
 
 def prompt_lookup(length: int = 10) -> Recipe:
@@ -106,7 +106,7 @@ def specinfer(
     Source: SpecInfer, Miao et al. 2023 (arXiv 2305.09781).
     Settings: expansion (1, 1, 3, 1, 1, 1, 1, 1).
     """
-    return Recipe(_branching(branching, _law(temperature, WithReplacement)), _judge(temperature))
+    return Recipe(_branching(branching, _law(temperature, WithReplacement)), _verifier(temperature))
 
 
 def rsd_c(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
@@ -115,7 +115,7 @@ def rsd_c(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float =
     Source: RSD, Jeon et al. 2024, algorithm 2 (arXiv 2402.14160).
     Settings: appendix D.3: (2, 2) to (2, 2, 2, 2, 2), (3, 1) to (12, 1, 1, 1, 1).
     """
-    return Recipe(_branching(branching, _law(temperature)), _judge(temperature))
+    return Recipe(_branching(branching, _law(temperature)), _verifier(temperature))
 
 
 def rsd_s(width: int = 6, depth: int = 5) -> Recipe:
@@ -133,7 +133,7 @@ def traversal(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: flo
     Source: traversal verification, Weng et al. 2025 (arXiv 2505.12398).
     Settings: any tree; here RSD-C's.
     """
-    return Recipe(_branching(branching, _law(temperature)), _judge(temperature, Traversal()))
+    return Recipe(_branching(branching, _law(temperature)), _verifier(temperature, Traversal()))
 
 
 def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
@@ -142,8 +142,8 @@ def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature:
     Source: draftwood, class-ordered traversal.
     Settings: any tree; here RSD-C's.
     """
-    judge = _judge(temperature, ClassOrderedTraversal())
-    return Recipe(_branching(branching, _law(temperature)), judge)
+    verifier = _verifier(temperature, ClassOrderedTraversal())
+    return Recipe(_branching(branching, _law(temperature)), verifier)
 
 
 def spechub(length: int = 3) -> Recipe:
@@ -169,7 +169,7 @@ def sequoia(
     Settings: 64, 128 and 768 nodes, draft temperature 0.6.
     """
     policy = Sequoia(budget, depth, acceptance, _law(temperature))
-    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+    return Recipe(policy, _verifier(temperature), draft_temperature=draft_temperature)
 
 
 def dyspec(
@@ -187,7 +187,7 @@ def dyspec(
     Settings: 64 and 768 nodes, draft temperature 0.6.
     """
     policy = LayeredDySpec(budget, law=_law(temperature), acceptance=acceptance)
-    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+    return Recipe(policy, _verifier(temperature), draft_temperature=draft_temperature)
 
 
 def dyspec_threshold(
@@ -203,7 +203,7 @@ def dyspec_threshold(
     Settings: 768 nodes at most, threshold 0.001, draft temperature 0.6.
     """
     policy = ThresholdDySpec(budget, threshold, law=_law(temperature))
-    return Recipe(policy, _judge(temperature), draft_temperature=draft_temperature)
+    return Recipe(policy, _verifier(temperature), draft_temperature=draft_temperature)
 
 
 def dynatree(budget: int = 256, depth: int = 5, max_depth: int = 8) -> Recipe:
@@ -243,8 +243,8 @@ def medusa(
         policy = StaticTree(Sequoia(budget, 4, acceptance).shape, Deterministic)
     else:
         policy = StaticTree(shape, Deterministic)
-    judge = Typical() if typical else RecursiveRejection()
-    return Recipe(policy, judge, drafter="medusa")
+    verifier = Typical() if typical else RecursiveRejection()
+    return Recipe(policy, verifier, drafter="medusa")
 
 
 def redrafter(width: int = 45, length: int = 5) -> Recipe:
@@ -300,7 +300,7 @@ def stree(shape: str = "stree-a", *, temperature: float = 1.0) -> Recipe:
     Settings: table 3: stree-a to stree-e.
     """
     policy = StaticTree(shape, _law(temperature))
-    return Recipe(policy, _judge(temperature))
+    return Recipe(policy, _verifier(temperature))
 
 
 def stree_beam(beams: int = 3, steps: int = 4) -> Recipe:
@@ -312,12 +312,12 @@ def stree_beam(beams: int = 3, steps: int = 4) -> Recipe:
     return Recipe(Beam(beams, steps), RecursiveRejection())
 
 
-def _law(temperature: float, drawn: type[Proposal] = WithoutReplacement) -> type[Proposal]:
-    return Deterministic if temperature == 0 else drawn
+def _law(temperature: float, sampled: type[Proposal] = WithoutReplacement) -> type[Proposal]:
+    return Deterministic if temperature == 0 else sampled
 
 
-def _judge(temperature: float, above: Verifier | None = None) -> Verifier:
-    return Greedy() if temperature == 0 else above or RecursiveRejection()
+def _verifier(temperature: float, verifier: Verifier | None = None) -> Verifier:
+    return Greedy() if temperature == 0 else verifier or RecursiveRejection()
 
 
 def _branching(branching: Sequence[int] | str, law: type[Proposal]) -> FixedTree:

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_the_examples_of_generate_run():
 def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     monkeypatch.chdir(DOCS.parent)  # where `hub` is
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    known = {}
+    known: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", (DOCS / "integrations.md").read_text("utf-8"), re.DOTALL):
         exec(compile(code, "integrations.md", "exec"), known)
     assert json.loads(known["answer"])["label"] in ("positive", "negative")

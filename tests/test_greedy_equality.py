@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,15 +69,21 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("rows", "prompts_in_all"),
+    # A row alone takes four times as long as one of four.
+    [(1, 4), (4, len(PROMPTS)), pytest.param(1, len(PROMPTS), marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_writes_what_generate_writes(strategy, rows, model, draft, prompts, wanted):
+def test_every_strategy_writes_what_generate_writes(
+    strategy, rows, prompts_in_all, model, draft, prompts, wanted
+):
     drafter, policy, verifier = STRATEGIES[strategy](load(draft), model.config.vocab_size)
     # Left to itself, `load` falls back to a backend that runs paths where trees come out wrong.
     decoder = SpeculativeDecoder(TransformerBackend(model), drafter, policy, verifier)
-    for start in range(0, len(prompts), rows):
+    for start in range(0, prompts_in_all, rows):
         batch = [ids[0].tolist() for ids in prompts[start : start + rows]]
-        out = decoder.generate(batch, max_new_tokens=TOKENS, return_dict_in_generate=True, seed=start)
+        out: Any = decoder.generate(batch, max_new_tokens=TOKENS, return_dict_in_generate=True, seed=start)
         assert out.tokens == wanted[start : start + rows]
     assert out.statistics.tokens_per_round > 1
 
@@ -119,7 +126,7 @@ def test_generate_stops_at_strings_and_streams(model, draft, prompts, capsys):
     plain = model.generate(ids, **options, stop_strings=["."], tokenizer=tokenizer)
     assert torch.equal(model.generate(ids, **options, custom_generate=speculative), plain)
     assert plain.shape[1] < ids.shape[1] + 60
-    assert capsys.readouterr().out.strip() == tokenizer.decode(plain[0, ids.shape[1] :]).strip()
+    assert capsys.readouterr().out.strip() == str(tokenizer.decode(plain[0, ids.shape[1] :])).strip()
 
 
 def test_sampling_through_generate_follows_its_seed(model, draft, prompts):

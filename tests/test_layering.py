@@ -4,7 +4,7 @@ The imports are read from the source, so nothing here is run, and nothing needs 
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -56,7 +56,7 @@ class Import(NamedTuple):
     on_import: bool  # runs when the file is imported: not in a function, not for type checkers only
 
 
-def longest(table: dict[str, T], name: str, default: T) -> T:
+def longest(table: Mapping[str, T], name: str, default: T) -> T:
     """The entry of `table` whose key is the longest prefix of the dotted `name`."""
     fitting = [key for key in table if f"{name}.".startswith(f"{key}.")]
     return table[max(fitting, key=len)] if fitting else default
@@ -94,8 +94,8 @@ def imports(source: str, name: str, is_package: bool) -> Iterator[Import]:
                 yield from visit(child, on_import)
             return
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, on_import and not inside)
+        for inner in ast.iter_child_nodes(node):
+            yield from visit(inner, on_import and not inside)
 
     yield from visit(ast.parse(source), True)
 

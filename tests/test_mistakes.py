@@ -103,9 +103,10 @@ def test_there_are_seventy_and_more_of_every_part() -> None:
 
 def test_the_report_counts_what_slips_past() -> None:
     harmless = Mistake("nothing is wrong", "", "policy", policy_mistakes.Draws)
-    console = Console(file=io.StringIO(), width=160)
+    shown = io.StringIO()
+    console = Console(file=shown, width=160)
     assert report_checks([one("siblings sorted once they are drawn"), harmless], console) == 1
-    printed = console.file.getvalue()
+    printed = shown.getvalue()
     assert "proposal-law" in printed
     assert "slips past" in printed
     assert "1 of 2" in printed

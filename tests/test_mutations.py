@@ -55,9 +55,10 @@ def test_a_draw_at_zero_emits_a_token_that_the_target_forbids(name, monkeypatch)
 
 def test_the_report_counts_a_mistake_that_is_none():
     harmless = attrs.evolve(MUTATIONS[0], name="nothing is wrong", changes={})
-    console = Console(file=io.StringIO(), width=200)
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
     assert report([MUTATIONS[0], harmless], console) == 1
-    printed = console.file.getvalue()
+    printed = shown.getvalue()
     assert "caught" in printed
     assert "survives" in printed
     assert "1 of 2 mistakes were caught." in printed

@@ -26,6 +26,8 @@ PAGES = sorted(
 
 def load_tables():
     spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -7,7 +7,10 @@ asked for by `--help`, `--version` or a wrong name is said at once, and a comman
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -46,12 +49,30 @@ class Commands(TyperGroup):
 
 
 def _loaded(name: str) -> Any:
-    from draftwood.apps.failures import plainly
-
     module, _ = COMMANDS[name]
+    with _interrupts_held_back():
+        from draftwood.apps.failures import plainly
+
+        command = getattr(import_module(module), name)
     alone = typer.Typer(**_TYPER)
-    alone.command(name)(plainly(getattr(import_module(module), name)))
+    alone.command(name)(plainly(command))
     return get_command(alone)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` behind the block: in the middle of torch's import it aborts the process."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # none to a program in the background, or another's business
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda signum, _: pressed.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 app = typer.Typer(

@@ -17,7 +17,7 @@ from benchmarks.kernels.cases import Bound, Case, Contender
 from benchmarks.research.blocks import random_tree
 from benchmarks.research.orders import depth_first
 from draftwood import TokenTree
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask
 

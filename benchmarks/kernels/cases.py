@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.kernels.checking import relative_error
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.testing import relative_error
 
 FOREIGN = 2e-2
 """The relative error that what is not ours may have in half precision; it rounds where it likes."""

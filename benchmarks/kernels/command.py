@@ -19,7 +19,7 @@ from benchmarks.kernels.cases import Case
 from benchmarks.kernels.cuda_timing import Card, Timer, card, event_timer
 from draftwood.apps.machine import versions
 from draftwood.errors import DraftwoodError, InvalidInput
-from draftwood.kernels import switch
+from draftwood.kernels import support
 
 HEADINGS = (
     f"{'':<34}{'cache':>5}{'median ms':>11}{'10 %':>11}{'90 %':>11}{'host ms':>9}{'/ kernel':>9}"
@@ -215,13 +215,13 @@ def kernels(
     """
     if not torch.cuda.is_available():
         raise DraftwoodError("Kernels are timed on a CUDA GPU, and torch finds none here.")
-    if switch.interpreted():
+    if support.interpreted():
         raise InvalidInput("TRITON_INTERPRET is set, and the interpreter's times say nothing; unset it.")
     if to is not None and not to.parent.is_dir():
         raise InvalidInput(f"The folder {str(to.parent)!r} of --csv does not exist; create it first.")
     device = torch.device("cuda", torch.cuda.current_device())
-    with switch.switched(True), torch.no_grad():
-        if (reason := switch.objection_on(device)) is not None:
+    with support.kernels_enabled(True), torch.no_grad():
+        if (reason := support.objection_on(device)) is not None:
             raise DraftwoodError(f"No kernel runs here, because {reason}.")
         timer = event_timer(device)
         found = compared(

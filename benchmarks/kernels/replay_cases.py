@@ -12,7 +12,6 @@ from torch import Tensor
 
 from benchmarks.kernels.cases import Case, Contender
 from benchmarks.kernels.unrolled import Unrolled, bytes_of, noise
-from draftwood.kernels.checking import TOLERANCE
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta
 from draftwood.kernels.gated_delta_tree import reference as plain_gated_delta
 from draftwood.kernels.lru_tree import dispatch as lru
@@ -21,6 +20,7 @@ from draftwood.kernels.mamba1_tree import dispatch as mamba1
 from draftwood.kernels.mamba1_tree import reference as plain_mamba1
 from draftwood.kernels.mamba2_tree import dispatch as mamba2
 from draftwood.kernels.mamba2_tree import reference as plain_mamba2
+from draftwood.kernels.testing import TOLERANCE
 from draftwood.kernels.tree_conv import dispatch as conv
 from draftwood.kernels.tree_conv import reference as plain_conv
 

@@ -23,10 +23,10 @@ from draftwood.kernels.kv_commit import dispatch as commits
 from draftwood.kernels.kv_commit import reference as plain_commits
 from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
-from draftwood.strategies.verifiers.on_device import row_of
+from draftwood.strategies.verifiers.on_device import rejection_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 Answer = tuple[tuple[int, ...], int]
@@ -121,8 +121,10 @@ def judged(
     tapes = [_tape(nodes, seed) for seed in range(rows)]
     there = [(_moved(tree, device), targets.to(device)) for tree, targets in grown]
 
-    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[plain_rejection.Row]:
-        made = [row_of(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)]
+    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[plain_rejection.RejectionCase]:
+        made = [
+            rejection_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)
+        ]
         assert all(row is not None for row in made)
         return [row for row in made if row is not None]
 
@@ -131,7 +133,7 @@ def judged(
 
     def plainly() -> list[Answer]:
         found = []
-        with switched(False):
+        with kernels_enabled(False):
             for (tree, targets), tape in zip(there, tapes, strict=True):
                 outcome = RecursiveRejection().verify(tree, targets, TapeRandomness(tape))
                 found.append((outcome.path, outcome.extra))

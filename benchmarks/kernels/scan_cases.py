@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.kernels.cases import Case, Contender
 from benchmarks.kernels.unrolled import Unrolled, bytes_of
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.mamba2_tree import dispatch, reference
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, visible
 
 
 def ragged(

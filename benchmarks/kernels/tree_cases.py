@@ -15,7 +15,6 @@ from torch.nn.functional import conv1d, normalize
 
 from benchmarks.kernels.cases import Case, Contender
 from benchmarks.kernels.unrolled import Unrolled, bytes_of, noise
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta
 from draftwood.kernels.gated_delta_tree import reference as plain_gated_delta
 from draftwood.kernels.lru_tree import dispatch as lru
@@ -23,6 +22,7 @@ from draftwood.kernels.lru_tree import reference as plain_lru
 from draftwood.kernels.mamba1_tree import dispatch as mamba1
 from draftwood.kernels.mamba1_tree import reference as plain_mamba1
 from draftwood.kernels.mamba1_tree.reference import Paths
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, visible
 from draftwood.kernels.tree_conv import dispatch as conv
 from draftwood.kernels.tree_conv import reference as plain_conv
 

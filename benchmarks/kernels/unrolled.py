@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.kernels.checking import TOPOLOGIES, visible
+from draftwood.kernels.testing import TOPOLOGIES, visible
 
 
 @attrs.frozen(eq=False)

@@ -18,14 +18,14 @@ from benchmarks.research.recipes import split, written
 from draftwood import TorchRandomness
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
-from draftwood.strategies.acceptance import Judged, judged_children
+from draftwood.strategies.acceptance import ChildAcceptance, child_acceptance
 
 RANKS = 8
 BINS = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
 EXPONENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def by_certainty(judged: Judged, rank: int) -> list[tuple[float, float]]:
+def by_certainty(judged: ChildAcceptance, rank: int) -> list[tuple[float, float]]:
     """For every bin of the draft's probability the share accepted, and how many children were judged."""
     accepted, reached, certainty = (
         one[:, rank] for one in (judged.accepted, judged.reached, judged.certainty)
@@ -38,7 +38,7 @@ def by_certainty(judged: Judged, rank: int) -> list[tuple[float, float]]:
     return found
 
 
-def surprise(judged: Judged, exponent: float) -> float:
+def surprise(judged: ChildAcceptance, exponent: float) -> float:
     """Nats a position by which c + (1 - c) p**exponent is surprised, with the best c for every rank."""
     total = 0.0
     for rank in range(judged.reached.shape[1]):
@@ -72,7 +72,7 @@ def certainty(
     typer.echo(f"{device_name()}: {models.TARGET} with {draft}, {len(texts)} texts of {tokens} tokens")
     for heat in temperature or (0.6, 1.0):
         both = written(texts, temperature=heat, tokens=tokens, draft=draft)
-        judged = judged_children(*both, width=RANKS, rng=TorchRandomness.seeded(0))
+        judged = child_acceptance(*both, width=RANKS, rng=TorchRandomness.seeded(0))
         typer.echo(f"\ntemperature {heat}: accepted of those judged, by draft probability up to")
         typer.echo(f"{'child':>6}" + "".join(f"{high:>12}" for high in BINS[1:]))
         for rank in range(RANKS):

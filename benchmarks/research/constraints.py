@@ -173,7 +173,7 @@ def constraints(
         for heat in temperature or (0.0, 0.7):
             for one in recipe or ("dyspec",):
                 known = registry.options("recipes", one)
-                options = {"budget" if "budget" in known else "length": budget}
+                options: dict[str, Any] = {"budget" if "budget" in known else "length": budget}
                 if "temperature" in known:
                     options["temperature"] = heat
                 method: Recipe = create("recipes", one, options)

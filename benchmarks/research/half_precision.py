@@ -66,10 +66,9 @@ def half_precision(
     texts = prompts_of(data, zoo.tokenizer(), prompts)
     typer.echo(f"{device_name()}: {target} with {draft}, {len(texts)} texts of {tokens} tokens, greedy")
     for dtype in (torch.float32, torch.bfloat16):
-        model: Any = zoo.load(target).to(dtype)
-        speculative = custom_generate(
-            drafter=zoo.load(draft).to(dtype), policy=LayeredDySpec(16), verifier=Greedy()
-        )
+        loaded: list[Any] = [zoo.load(name) for name in (target, draft)]
+        model, small = (one.to(dtype) for one in loaded)
+        speculative = custom_generate(drafter=small, policy=LayeredDySpec(16), verifier=Greedy())
         found = [compared(model, speculative, text, tokens=tokens) for text in texts]
         parted = [one.gaps[one.parted] for one in found if one.parted is not None]
         every = sorted(gap for one in found for gap in one.gaps)

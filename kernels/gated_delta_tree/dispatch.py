@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
 from draftwood.kernels.gated_delta_tree import reference
-from draftwood.kernels.layers import loose_objection, strides_of
 from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
 from draftwood.kernels.mamba2_tree.dispatch import PRECISION, STATE, STRIDES, replay, replay_all
+from draftwood.kernels.tensor_checks import scalar_layout_objection, strides_of
 
 __all__ = ["attend", "replay", "replay_all"]
 
@@ -69,11 +69,13 @@ def attend(
             f"Values of {tuple(values.shape)} need deltas and rates of the same rows, heads and p, and the "
             f"shapes are {tuple(deltas.shape)} and {tuple(rates.shape)}."
         )
-    held = values.new_empty(rows, old + nodes, heads, dim)
-    mamba2_tree.check(keys=keys, values=held, decay=decay, state=state, seen=visible, queries=queries)
+    all_deltas = values.new_empty(rows, old + nodes, heads, dim)
+    mamba2_tree.check(keys=keys, values=all_deltas, decay=decay, state=state, seen=visible, queries=queries)
     if not values.numel():
         return torch.empty_like(values), values
-    if not switch.chosen("gated_delta_tree", _objection(queries, keys, values, rates, decay, state, visible)):
+    if not support.use_kernel(
+        "gated_delta_tree", _objection(queries, keys, values, rates, decay, state, visible)
+    ):
         return reference.attend(
             queries=queries,
             keys=keys,
@@ -85,18 +87,20 @@ def attend(
             visible=visible,
         )
     if old:
-        held[:, :old] = deltas
-    configuration = next(one for one in CONFIGURATIONS if one.types["values"] == f"*{TYPES[values.dtype]}")
+        all_deltas[:, :old] = deltas
+    configuration = next(
+        choice for choice in CONFIGURATIONS if choice.types["values"] == f"*{TYPES[values.dtype]}"
+    )
     configuration.launch(
         (rows * heads, -(-dim // configuration.constants["DIM"])),
         keys=keys,
         values=values,
-        out=held,
+        out=all_deltas,
         rates=rates,
         decay=decay,
         state=state,
         visible=visible,
-        **mamba2_tree.lie(keys, values, decay, state),
+        **mamba2_tree.strides_and_sizes(keys, values, decay, state),
         **strides_of("rate_row rate_node", rates),
         **strides_of("mask_row mask_node", visible),
         nodes=nodes,
@@ -104,10 +108,10 @@ def attend(
         heads=heads,
         groups=keys.shape[2],
     )
-    found = mamba2_tree.attend(
-        queries=queries, keys=keys, values=held, decay=decay, state=state, visible=visible
+    outputs = mamba2_tree.attend(
+        queries=queries, keys=keys, values=all_deltas, decay=decay, state=state, visible=visible
     )
-    return found, held[:, old:]
+    return outputs, all_deltas[:, old:]
 
 
 def _objection(
@@ -124,4 +128,4 @@ def _objection(
     )
     if reason is None and rates.dtype != torch.float32:
         return f"the rates are {rates.dtype}, not torch.float32"
-    return reason or loose_objection(rates=rates)
+    return reason or scalar_layout_objection(rates=rates)

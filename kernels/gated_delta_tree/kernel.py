@@ -7,13 +7,13 @@ from draftwood.kernels.mamba2_tree.kernel import products, seen_below
 
 
 @triton.jit
-def substitute(below, wanted, index, count):
-    """Solve `(1 + L) x = wanted` from the first line down; `below` is L, strictly lower, transposed."""
+def substitute(below, right_side, index, count):
+    """Solve `(1 + L) x = right_side` from the first line down; `below` is L, strictly lower, transposed."""
     for i in range(1, count):
         line = tl.sum(tl.where(index[None, :] == i, below, 0.0), 1)
-        known = tl.sum(line[:, None] * wanted, 0)
-        wanted -= tl.where(index[:, None] == i, known[None, :], 0.0)
-    return wanted
+        solved = tl.sum(line[:, None] * right_side, 0)
+        right_side -= tl.where(index[:, None] == i, solved[None, :], 0.0)
+    return right_side
 
 
 @triton.jit(
@@ -48,13 +48,21 @@ def solve(
         real = node < nodes
         first = columns - nodes + start
         last = columns - nodes + tl.minimum(nodes, start + NODES)
-        own = first + index
+        columns_here = first + index
         # The tile's own columns come first, as sums of decays run down from the nodes.
         related, fade, total = seen_below(
-            visible, decay, decay_column, own, last, node, mask_node, real, tl.zeros([NODES], tl.float32)
+            visible,
+            decay,
+            decay_column,
+            columns_here,
+            last,
+            node,
+            mask_node,
+            real,
+            tl.zeros([NODES], tl.float32),
         )
-        place = own * key_column
-        inner = products(keys, keys, place, place, real, real, size, SIZE, PRECISION)
+        key_offset = columns_here * key_column
+        inner = products(keys, keys, key_offset, key_offset, real, real, size, SIZE, PRECISION)
         inner = tl.where(related & (index[:, None] != index[None, :]), inner * tl.exp(fade), 0.0)
         acc = tl.zeros([NODES, DIM], tl.float32)
         for before in range(0, first, COLUMNS):
@@ -64,7 +72,9 @@ def solve(
                 visible, decay, decay_column, column, first + 1, node, mask_node, real, total
             )
             if tl.max(seen.to(tl.int32)) > 0:
-                weights = products(keys, keys, place, column * key_column, real, there, size, SIZE, PRECISION)
+                weights = products(
+                    keys, keys, key_offset, column * key_column, real, there, size, SIZE, PRECISION
+                )
                 weights = tl.where(seen, weights * tl.exp(below), 0.0)
                 delta = tl.load(
                     out + column[:, None] * heads * dim + p[None, :],
@@ -74,20 +84,20 @@ def solve(
                 acc = tl.dot(weights, delta.to(tl.float32), acc, input_precision=PRECISION)
         if first % COLUMNS == 0:
             # No block began before column 0, whose own step is yet to come.
-            taken = tl.load(visible + node * mask_node, mask=real, other=0) != 0
-            total += tl.where(taken, tl.load(decay), 0.0)
-        read = products(keys, state, place, p * state_dim, real, within, size, SIZE, PRECISION)
+            seen_first = tl.load(visible + node * mask_node, mask=real, other=0) != 0
+            total += tl.where(seen_first, tl.load(decay), 0.0)
+        read = products(keys, state, key_offset, p * state_dim, real, within, size, SIZE, PRECISION)
         value = tl.load(
             values + node[:, None] * value_column + p[None, :],
             mask=real[:, None] & within[None, :],
             other=0.0,
         )
         rate = tl.load(rates + node * rate_node, mask=real, other=0.0)
-        wanted = rate[:, None] * (value.to(tl.float32) - read * tl.exp(total)[:, None] - acc)
-        found = substitute(tl.trans(rate[:, None] * inner), wanted, index, last - first)
+        right_side = rate[:, None] * (value.to(tl.float32) - read * tl.exp(total)[:, None] - acc)
+        delta_tile = substitute(tl.trans(rate[:, None] * inner), right_side, index, last - first)
         tl.store(
-            out + own[:, None] * heads * dim + p[None, :],
-            found.to(out.dtype.element_ty),
+            out + columns_here[:, None] * heads * dim + p[None, :],
+            delta_tile.to(out.dtype.element_ty),
             mask=real[:, None] & within[None, :],
         )
         # The next tile reads what other threads of this program wrote.

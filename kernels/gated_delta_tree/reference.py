@@ -43,18 +43,20 @@ def attend(
     (nodes, heads), dtype = values.shape[1:3], values.dtype
     old = deltas.shape[1]
     queries, keys, values, deltas, rates, decay = (
-        held.to(state.dtype) for held in (queries, keys, values, deltas, rates, decay)
+        tensor.to(state.dtype) for tensor in (queries, keys, values, deltas, rates, decay)
     )
     weights, left = path_decay(decay=decay, visible=visible)
-    known = keys[:, old:]
+    new_keys = keys[:, old:]
     beta = rates.transpose(1, 2).unsqueeze(-1)
-    overlap = weights * scores(queries=known, keys=keys, heads=heads) * beta
-    wanted = beta * (values.transpose(1, 2) - read(queries=known, state=state, left=left))
+    overlap = weights * scores(queries=new_keys, keys=keys, heads=heads) * beta
+    right_side = beta * (values.transpose(1, 2) - read(queries=new_keys, state=state, left=left))
     if old:
-        wanted = wanted - overlap[..., :old] @ deltas.transpose(1, 2)
+        right_side = right_side - overlap[..., :old] @ deltas.transpose(1, 2)
     # Ancestors stand before their descendants, so the system is lower triangular, with a unit diagonal.
-    found = torch.linalg.solve_triangular(overlap[..., old:], wanted, upper=False, unitriangular=True)
-    deltas = torch.cat([deltas, found.transpose(1, 2)], 1)
+    new_deltas = torch.linalg.solve_triangular(
+        overlap[..., old:], right_side, upper=False, unitriangular=True
+    )
+    deltas = torch.cat([deltas, new_deltas.transpose(1, 2)], 1)
     weights = weights * scores(queries=queries, keys=keys, heads=heads)
     out = weights @ deltas.transpose(1, 2) + read(queries=queries, state=state, left=left)
     return out.transpose(1, 2).to(dtype), deltas[:, deltas.shape[1] - nodes :].to(dtype)

@@ -8,9 +8,10 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.kv_commit import reference
+from draftwood.kernels.tensor_checks import layout_objection
 
 WORDS = 32
 """Of 4 bytes, that a program moves of every slot."""
@@ -48,10 +49,10 @@ def move(
         return
     groups = [list(group) for _, group in groupby(range(len(rows)), key=rows.__getitem__)]
     most = max(map(len, groups))
-    if not switch.chosen("kv_commit", _objection(arenas, most)):
+    if not support.use_kernel("kv_commit", _objection(arenas, most)):
         reference.move(arenas=arenas, rows=rows, sources=sources, targets=targets)
         return
-    configuration = next(one for one in CONFIGURATIONS if most <= one.constants["MOVES"])
+    configuration = next(choice for choice in CONFIGURATIONS if most <= choice.constants["MOVES"])
     plan = [number for arena in arenas for number in _about(arena)]
     plan += [number for group in groups for number in (rows[group[0]], group[0], group[-1] + 1)]
     plan += [slot for pair in zip(sources, targets, strict=True) for slot in pair]
@@ -77,7 +78,7 @@ def _words(arena: Tensor) -> int:
 
 
 def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
-    if (reason := switch.objection(arenas[0])) is not None:
+    if (reason := support.objection(arenas[0])) is not None:
         return reason
     for arena in arenas:
         if arena.element_size() not in (2, 4, 8):
@@ -86,7 +87,7 @@ def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
             return f"its rows have {arena.shape[-1]} elements of {arena.dtype}, no multiple of 32 bytes"
     if most > (limit := CONFIGURATIONS[-1].constants["MOVES"]):
         return f"a row moves {most} slots, and the kernel holds {limit}"
-    return switch.layout_objection(**{f"arena {place}": arena for place, arena in enumerate(arenas)})
+    return layout_objection(**{f"arena {number}": arena for number, arena in enumerate(arenas)})
 
 
 def _check(

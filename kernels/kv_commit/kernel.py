@@ -25,8 +25,8 @@ def move(plan, buffers, moved, arenas, MOVES: tl.constexpr, WIDTH: tl.constexpr)
         # A multiple of 16 elements of 2 bytes or more.
         stride = tl.multiple_of(tl.load(about + 7), 8)
         data = tl.multiple_of(data, 16)
-        taken = (moves < end)[:, None] & (words < width)[None, :]
-        held = tl.load(data + (sources * stride)[:, None] + words[None, :], mask=taken)
+        in_range = (moves < end)[:, None] & (words < width)[None, :]
+        slot_data = tl.load(data + (sources * stride)[:, None] + words[None, :], mask=in_range)
         # A slot that one thread writes may be one that another has yet to read.
         tl.debug_barrier()
-        tl.store(data + (targets * stride)[:, None] + words[None, :], held, mask=taken)
+        tl.store(data + (targets * stride)[:, None] + words[None, :], slot_data, mask=in_range)

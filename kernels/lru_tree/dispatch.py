@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import fit, loose_objection, objection, strides_of
 from draftwood.kernels.lru_tree import reference
 from draftwood.kernels.mamba1_tree.reference import Paths
+from draftwood.kernels.tensor_checks import (
+    check_shapes,
+    dtype_objection,
+    scalar_layout_objection,
+    strides_of,
+)
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 
 CONFIGURATIONS = tuple(
@@ -44,22 +49,24 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, pat
     """
     rows, nodes, channels = values.shape
     columns = outputs.shape[1] + nodes
-    wanted = {
+    shapes = {
         "outputs": (outputs, (rows, columns - nodes, channels)),
         "decay": (decay, (rows, nodes, channels)),
         "state": (state, (rows, channels)),
         "the mask": (paths.visible, (rows, nodes, columns)),
     }
-    fit(f"values of {tuple(values.shape)}", wanted)
+    check_shapes(f"values of {tuple(values.shape)}", shapes)
     out = values.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
-    reason = objection(values, outputs, decay, state) or loose_objection(
+    reason = dtype_objection(values, outputs, decay, state) or scalar_layout_objection(
         values=values, outputs=outputs, decay=decay, state=state
     )
-    if not switch.chosen("lru_tree", reason):
+    if not support.use_kernel("lru_tree", reason):
         return reference.attend(values=values, outputs=outputs, decay=decay, state=state, paths=paths)
-    configuration = next(one for one in CONFIGURATIONS if one.types["values"] == f"*{TYPES[values.dtype]}")
+    configuration = next(
+        choice for choice in CONFIGURATIONS if choice.types["values"] == f"*{TYPES[values.dtype]}"
+    )
     configuration.launch(
         (rows * nodes, -(-channels // configuration.constants["CHANNELS"])),
         values=values,
@@ -91,5 +98,5 @@ def replay_all(*, outputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tens
     Raises:
         ValueError: shapes that do not fit.
     """
-    tails = [held.unsqueeze(1) for held in state]
+    tails = [layer_state.unsqueeze(1) for layer_state in state]
     return [tail.squeeze(1) for tail in tree_conv.replay_all(inputs=outputs, state=tails, kept=kept)]

@@ -25,8 +25,8 @@ def attend(
     length = tl.load(lengths + row * nodes + node)
     acc = tl.zeros([CHANNELS], tl.float32)
     below = tl.zeros([CHANNELS], tl.float32)
-    # The column whose state is known, or -1 for the committed one.
-    known = -1
+    # The newest older column on the path, or -1 for the committed one.
+    newest_old = -1
     for i in range(0, length):
         column = tl.load(path + i)
         if column >= old:
@@ -40,10 +40,12 @@ def attend(
             below += step.to(tl.float32)
         else:
             # Paths run upwards: the first of the older columns is the highest.
-            known = tl.maximum(known, column)
-    if known >= 0:
-        held = tl.load(outputs + row * output_row + known * output_column + channel, mask=within, other=0.0)
+            newest_old = tl.maximum(newest_old, column)
+    if newest_old >= 0:
+        older_state = tl.load(
+            outputs + row * output_row + newest_old * output_column + channel, mask=within, other=0.0
+        )
     else:
-        held = tl.load(state + row * state_row + channel, mask=within, other=0.0)
-    acc += tl.exp(below) * held.to(tl.float32)
+        older_state = tl.load(state + row * state_row + channel, mask=within, other=0.0)
+    acc += tl.exp(below) * older_state.to(tl.float32)
     tl.store(out + (row * nodes + node) * channels + channel, acc.to(out.dtype.element_ty), mask=within)

@@ -24,22 +24,22 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, pat
     visible = paths.visible
     old = outputs.shape[1]
     above = torch.cat([state.unsqueeze(1), outputs], 1)
-    places = torch.arange(1, visible.shape[-1] + 1, device=visible.device)
+    numbers = torch.arange(1, visible.shape[-1] + 1, device=visible.device)
     strict = visible.clone()
     strict[..., old:].diagonal(dim1=1, dim2=2).fill_(False)
-    parents = torch.where(strict, places, 0).amax(-1)
+    parents = torch.where(strict, numbers, 0).amax(-1)
     row = torch.arange(len(values), device=values.device).unsqueeze(1)
     left = decay.exp()
-    found = values
+    outputs_so_far = values
     # After so many steps every node of that depth is right.
     for _ in range(int(visible[..., old:].sum(-1).max())):
-        found = values + left * torch.cat([above, found], 1)[row, parents]
-    return found
+        outputs_so_far = values + left * torch.cat([above, outputs_so_far], 1)[row, parents]
+    return outputs_so_far
 
 
 def replay(*, outputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
     """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
-    places = torch.arange(1, kept.shape[1] + 1, device=kept.device)
-    last = torch.cat([kept.new_zeros(len(kept), 1).long(), torch.where(kept, places, 0)], 1).amax(-1)
+    numbers = torch.arange(1, kept.shape[1] + 1, device=kept.device)
+    last = torch.cat([kept.new_zeros(len(kept), 1).long(), torch.where(kept, numbers, 0)], 1).amax(-1)
     row = torch.arange(len(kept), device=kept.device)
     return torch.cat([state.unsqueeze(1), outputs], 1)[row, last]

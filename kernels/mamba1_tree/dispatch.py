@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, fit, loose_objection, replayed, strides_of
+from draftwood.kernels.layer_batch import Layer, replay_layers
 from draftwood.kernels.mamba1_tree import reference
 from draftwood.kernels.mamba1_tree.reference import Paths
+from draftwood.kernels.tensor_checks import check_shapes, scalar_layout_objection, strides_of
 
 __all__ = ["Paths", "attend", "replay", "replay_all"]
 
@@ -93,14 +94,14 @@ def attend(
     if not out.numel():
         return out
     reason = _objection(keys, values, steps, rates, state) or _queries_objection(queries, keys)
-    if not switch.chosen("mamba1_tree", reason):
+    if not support.use_kernel("mamba1_tree", reason):
         return reference.attend(
             queries=queries, keys=keys, values=values, steps=steps, rates=rates, state=state, paths=paths
         )
     configuration = next(
-        one
-        for one in ATTEND
-        if one.types["values"] == f"*{TYPES[values.dtype]}" and size <= one.constants["SIZE"]
+        choice
+        for choice in ATTEND
+        if choice.types["values"] == f"*{TYPES[values.dtype]}" and size <= choice.constants["SIZE"]
     )
     groups = keys.shape[2]
     configuration.launch(
@@ -115,7 +116,7 @@ def attend(
         lengths=paths.lengths,
         out=out,
         **strides_of("query_row query_node query_group", queries),
-        **_lie(keys, values, steps, rates, state),
+        **_strides(keys, values, steps, rates, state),
         nodes=nodes,
         columns=columns,
         channels=channels,
@@ -140,7 +141,7 @@ def replay_all(
     state: Sequence[Tensor],
     kept: Tensor,
 ) -> list[Tensor]:
-    """`replay` of several layers, in one launch for all that lie alike in memory.
+    """`replay` of several layers, in one launch for all of one memory layout.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -154,22 +155,22 @@ def replay_all(
         return list(state)
 
     def why_not(layer: Layer) -> str | None:
-        return _objection(*layer) or loose_objection(mask=kept)
+        return _objection(*layer) or scalar_layout_objection(mask=kept)
 
     def launch(plan: Tensor, group: Sequence[Layer]) -> None:
-        keys, held = group[0][0], group[0][-1]
-        rows, channels, size = held.shape
+        keys, state = group[0][0], group[0][-1]
+        rows, channels, size = state.shape
         configuration = next(
-            one
-            for one in REPLAY
-            if one.constants["TYPE"] == TYPES[keys.dtype] and size <= one.constants["SIZE"]
+            choice
+            for choice in REPLAY
+            if choice.constants["TYPE"] == TYPES[keys.dtype] and size <= choice.constants["SIZE"]
         )
         groups = keys.shape[2]
         configuration.launch(
             (len(group) * rows, groups, -(-channels // groups // configuration.constants["CHANNELS"])),
             plan=plan,
             kept=kept,
-            **_lie(*group[0]),
+            **_strides(*group[0]),
             **strides_of("kept_row", kept),
             columns=kept.shape[1],
             rows=rows,
@@ -180,10 +181,10 @@ def replay_all(
     def by_reference(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor) -> Tensor:
         return reference.replay(keys=keys, values=values, steps=steps, rates=rates, state=state, kept=kept)
 
-    return replayed("mamba1_tree", layers, objection=why_not, launch=launch, reference=by_reference)
+    return replay_layers("mamba1_tree", layers, objection=why_not, launch=launch, reference=by_reference)
 
 
-def _lie(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor) -> dict[str, int]:
+def _strides(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor) -> dict[str, int]:
     return {
         **strides_of("key_row key_column key_group", keys),
         **strides_of("value_row value_column", values),
@@ -196,30 +197,30 @@ def _lie(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tens
 def _check(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor) -> None:
     rows, columns, groups, size = keys.shape
     channels = rates.shape[0]
-    wanted = {
+    shapes = {
         "values": (values, (rows, columns, channels)),
         "steps": (steps, (rows, columns, channels)),
         "rates": (rates, (channels, size)),
         "state": (state, (rows, channels, size)),
     }
-    fit(f"keys of {tuple(keys.shape)} with rates of {tuple(rates.shape)}", wanted)
+    check_shapes(f"keys of {tuple(keys.shape)} with rates of {tuple(rates.shape)}", shapes)
     if channels % groups:
         raise ValueError(f"{channels} channels cannot share {groups} groups of keys; give a divisor.")
 
 
 def _objection(keys: Tensor, values: Tensor, steps: Tensor, rates: Tensor, state: Tensor) -> str | None:
-    if (reason := switch.objection(values)) is not None:
+    if (reason := support.objection(values)) is not None:
         return reason
     if keys.dtype != values.dtype or keys.dtype not in TYPES:
         return f"keys are {keys.dtype} and values {values.dtype}"
-    if {held.dtype for held in (steps, rates, state)} != {torch.float32}:
+    if {tensor.dtype for tensor in (steps, rates, state)} != {torch.float32}:
         return f"steps are {steps.dtype}, rates {rates.dtype} and the state {state.dtype}, not torch.float32"
     if rates.shape[1] > max(TILES):
         return f"a channel has {rates.shape[1]} states, and the kernel holds {max(TILES)}"
-    return loose_objection(keys=keys, values=values, steps=steps, rates=rates, state=state)
+    return scalar_layout_objection(keys=keys, values=values, steps=steps, rates=rates, state=state)
 
 
 def _queries_objection(queries: Tensor, keys: Tensor) -> str | None:
     if queries.dtype != keys.dtype:
         return f"queries are {queries.dtype} and keys {keys.dtype}"
-    return loose_objection(queries=queries)
+    return scalar_layout_objection(queries=queries)

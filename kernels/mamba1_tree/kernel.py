@@ -34,8 +34,8 @@ def attend(
     row, node = (tl.program_id(0) // nodes).to(tl.int64), tl.program_id(0) % nodes
     group = tl.program_id(1)
     several = channels // tl.num_programs(1)
-    place = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    within, channel, n = place < several, group * several + place, tl.arange(0, SIZE)
+    in_group = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    within, channel, n = in_group < several, group * several + in_group, tl.arange(0, SIZE)
     inside = within[:, None] & (n < size)[None, :]
     keys += row * key_row + group * key_group
     values += row * value_row
@@ -50,15 +50,15 @@ def attend(
             size, rate, below,
         )  # fmt: skip
         acc += more
-    held = tl.load(
+    state_tile = tl.load(
         state + row * state_row + channel[:, None] * state_channel + n[None, :], mask=inside, other=0.0
     )
-    acc += tl.exp(below[:, None] * rate) * held
+    acc += tl.exp(below[:, None] * rate) * state_tile
     query = tl.load(
         queries + row * query_row + node * query_node + group * query_group + n, mask=n < size, other=0.0
     )
-    found = tl.sum(acc * query.to(tl.float32)[None, :], 1)
-    tl.store(out + (row * nodes + node) * channels + channel, found.to(out.dtype.element_ty), mask=within)
+    out_tile = tl.sum(acc * query.to(tl.float32)[None, :], 1)
+    tl.store(out + (row * nodes + node) * channels + channel, out_tile.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit(
@@ -78,8 +78,8 @@ def replay(
     row = (tl.program_id(0) % rows).to(tl.int64)
     group = tl.program_id(1)
     several = channels // tl.num_programs(1)
-    place = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    within, channel, n = place < several, group * several + place, tl.arange(0, SIZE)
+    in_group = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    within, channel, n = in_group < several, group * several + in_group, tl.arange(0, SIZE)
     inside = within[:, None] & (n < size)[None, :]
     keys = pointer(tl.load(about), TYPE) + row * key_row + group * key_group
     values = pointer(tl.load(about + 1), TYPE) + row * value_row
@@ -98,6 +98,6 @@ def replay(
                 rate, below,
             )  # fmt: skip
             acc += more
-    held = tl.load(state + channel[:, None] * state_channel + n[None, :], mask=inside, other=0.0)
-    acc += tl.exp(below[:, None] * rate) * held
+    state_tile = tl.load(state + channel[:, None] * state_channel + n[None, :], mask=inside, other=0.0)
+    acc += tl.exp(below[:, None] * rate) * state_tile
     tl.store(out + channel[:, None] * size + n[None, :], acc, mask=inside)

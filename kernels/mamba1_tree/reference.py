@@ -1,7 +1,7 @@
 """Mamba-1 along a tree, in plain PyTorch; README.md has the derivation.
 
 Columns are the uncommitted nodes of a row, ancestors before descendants; the new nodes are the last ones.
-Channels of a group, which lie side by side, share queries and keys.
+Channels of a group, which are adjacent, share queries and keys.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 Level = tuple[Tensor, Tensor]
-"""Columns of one depth and their parents' places in the level above, both int64 `[rows, width]`.
+"""Columns of one depth and their parents' indices in the level above, both int64 `[rows, width]`.
 
-A place that a row does not fill holds the number of columns.
+An entry that a row does not fill holds the number of columns.
 """
 
 
@@ -31,8 +31,8 @@ class Paths:
     @cached_property
     def order(self) -> Tensor:
         """int32 `[rows, nodes, columns]`: what a node sees, itself first, and -1 behind its path."""
-        places = torch.arange(self.visible.shape[-1], dtype=torch.int32, device=self.visible.device)
-        return torch.where(self.visible, places, -1).sort(-1, descending=True).values
+        numbers = torch.arange(self.visible.shape[-1], dtype=torch.int32, device=self.visible.device)
+        return torch.where(self.visible, numbers, -1).sort(-1, descending=True).values
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -52,24 +52,24 @@ def levels(*, visible: Tensor) -> list[Level]:
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
     """
     rows, nodes, columns = visible.shape
-    places = torch.arange(columns, device=visible.device)
+    numbers = torch.arange(columns, device=visible.device)
     # Every node's path from its root, -1 behind its end. Padding's paths are chains of their own.
     depth = int(visible.sum(-1).max()) if visible.numel() else 0
-    order = torch.where(visible, places, columns).sort(-1).values[..., :depth]
+    order = torch.where(visible, numbers, columns).sort(-1).values[..., :depth]
     row = torch.arange(rows, device=visible.device).unsqueeze(1)
     slots = visible.new_zeros(rows, columns + 1, dtype=torch.int64)
     above = order.new_zeros(rows, nodes)
-    found = []
-    for level in range(depth):
-        column = order[..., level]
+    depth_levels = []
+    for distance in range(depth):
+        column = order[..., distance]
         parent_of = slots.new_zeros(rows, columns + 1).scatter_(1, column, slots.gather(1, above))
         there = slots.new_zeros(rows, columns + 1).scatter_(1, column, 1)[:, :columns].bool()
         width = int(there.sum(-1).max())
-        taken = torch.where(there, places, columns).sort(-1).values[:, :width]
-        found.append((taken, torch.where(taken < columns, parent_of[row, taken], 0)))
-        slots = slots.scatter(1, taken, torch.arange(width, device=taken.device).expand(rows, -1))
+        level = torch.where(there, numbers, columns).sort(-1).values[:, :width]
+        depth_levels.append((level, torch.where(level < columns, parent_of[row, level], 0)))
+        slots = slots.scatter(1, level, torch.arange(width, device=level.device).expand(rows, -1))
         above = column
-    return found
+    return depth_levels
 
 
 def attend(
@@ -96,18 +96,18 @@ def attend(
     rows, columns, channels = values.shape
     nodes, groups = queries.shape[1:3]
     dtype = values.dtype
-    queries, keys, values = (held.to(state.dtype) for held in (queries, keys, values))
+    queries, keys, values = (tensor.to(state.dtype) for tensor in (queries, keys, values))
     row = torch.arange(rows, device=values.device).unsqueeze(1)
     out = values.new_zeros(rows, columns + 1, channels)
-    held = state.unsqueeze(1)
-    for taken, parents in paths.levels:
-        column = taken.clamp(max=columns - 1)
-        decayed = held[row, parents] * (steps[row, column].unsqueeze(-1) * rates).exp()
+    states = state.unsqueeze(1)
+    for level, parents in paths.levels:
+        column = level.clamp(max=columns - 1)
+        decayed = states[row, parents] * (steps[row, column].unsqueeze(-1) * rates).exp()
         grouped = values[row, column].unflatten(-1, (groups, -1)).unsqueeze(-1)
-        held = decayed + (grouped * keys[row, column].unsqueeze(-2)).flatten(2, 3)
-        asked = queries[row, (column - columns + nodes).clamp(min=0)]
-        found = held.unflatten(2, (groups, -1)) @ asked.unsqueeze(-1)
-        out[row, taken] = found.squeeze(-1).flatten(2)
+        states = decayed + (grouped * keys[row, column].unsqueeze(-2)).flatten(2, 3)
+        level_queries = queries[row, (column - columns + nodes).clamp(min=0)]
+        outputs = states.unflatten(2, (groups, -1)) @ level_queries.unsqueeze(-1)
+        out[row, level] = outputs.squeeze(-1).flatten(2)
     return out[:, columns - nodes : columns].to(dtype)
 
 
@@ -120,11 +120,11 @@ def replay(
     kept = kept.unsqueeze(-1)
     sums = torch.where(kept, steps, 0.0).flip(1).cumsum(1).flip(1)
     below = torch.cat([sums[:, 1:], torch.zeros_like(sums[:, :1])], 1)
-    found = state * (sums[:, 0].unsqueeze(-1) * rates).exp()
+    new_state = state * (sums[:, 0].unsqueeze(-1) * rates).exp()
     weighted = torch.where(kept, values, 0.0)
     # One column of the state at a time: `exp` stays inside the sum over the path.
-    for place in range(rates.shape[1]):
-        weight = (below * rates[:, place]).exp() * weighted
-        grouped = weight.unflatten(-1, (keys.shape[2], -1)) * keys[..., place, None]
-        found[..., place] += grouped.sum(1).flatten(1)
-    return found
+    for n in range(rates.shape[1]):
+        weight = (below * rates[:, n]).exp() * weighted
+        grouped = weight.unflatten(-1, (keys.shape[2], -1)) * keys[..., n, None]
+        new_state[..., n] += grouped.sum(1).flatten(1)
+    return new_state

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, fit, loose_objection, replayed, strides_of
+from draftwood.kernels.layer_batch import Layer, replay_layers
 from draftwood.kernels.mamba2_tree import reference
+from draftwood.kernels.tensor_checks import (
+    check_shapes,
+    layout_objection,
+    scalar_layout_objection,
+    strides_of,
+)
 
 PRECISION = {"fp32": "tf32x3", "fp16": "tf32", "bf16": "tf32"}
 """Of matrix products: three in TF32 have the digits of fp32, and one has those of half precision."""
@@ -82,11 +88,11 @@ def attend(
     if not out.numel():
         return out
     reason = objection(keys=keys, values=values, decay=decay, state=state, seen=visible, queries=queries)
-    if not switch.chosen("mamba2_tree", reason):
+    if not support.use_kernel("mamba2_tree", reason):
         return reference.attend(
             queries=queries, keys=keys, values=values, decay=decay, state=state, visible=visible
         )
-    small, large = (one for one in ATTEND if one.types["values"] == f"*{TYPES[values.dtype]}")
+    small, large = (choice for choice in ATTEND if choice.types["values"] == f"*{TYPES[values.dtype]}")
     configuration = small if nodes <= small.constants["NODES"] else large
     configuration.launch(
         (
@@ -103,7 +109,7 @@ def attend(
         out=out,
         **strides_of("query_row query_node query_group", queries),
         **strides_of("mask_row mask_node", visible),
-        **lie(keys, values, decay, state),
+        **strides_and_sizes(keys, values, decay, state),
         nodes=nodes,
         columns=columns,
         heads=heads,
@@ -125,24 +131,26 @@ def replay_all(
     state: Sequence[Tensor],
     kept: Tensor,
 ) -> list[Tensor]:
-    """`replay` of several layers, in one launch for all that lie alike in memory.
+    """`replay` of several layers, in one launch for all of one memory layout.
 
     Raises:
         ValueError: shapes that do not fit.
     """
     layers = list(zip(keys, values, decay, state, strict=True))
-    for key, value, step, held in layers:
-        check(keys=key, values=value, decay=step, state=held, seen=kept)
+    for key, value, step, layer_state in layers:
+        check(keys=key, values=value, decay=step, state=layer_state, seen=kept)
     if not kept.shape[1]:
         return list(state)
 
     def why_not(layer: Layer) -> str | None:
-        key, value, step, held = layer
-        return objection(keys=key, values=value, decay=step, state=held, seen=kept)
+        key, value, step, layer_state = layer
+        return objection(keys=key, values=value, decay=step, state=layer_state, seen=kept)
 
     def launch(plan: Tensor, group: Sequence[Layer]) -> None:
         rows, heads, dim, size = group[0][-1].shape
-        configuration = next(one for one in REPLAY if one.constants["TYPE"] == TYPES[group[0][0].dtype])
+        configuration = next(
+            choice for choice in REPLAY if choice.constants["TYPE"] == TYPES[group[0][0].dtype]
+        )
         configuration.launch(
             (
                 len(group) * rows * heads,
@@ -151,7 +159,7 @@ def replay_all(
             ),
             plan=plan,
             kept=kept,
-            **lie(*group[0]),
+            **strides_and_sizes(*group[0]),
             **strides_of("kept_row", kept),
             columns=kept.shape[1],
             rows=rows,
@@ -159,13 +167,13 @@ def replay_all(
             groups=group[0][0].shape[2],
         )
 
-    def by_reference(key: Tensor, value: Tensor, step: Tensor, held: Tensor) -> Tensor:
-        return reference.replay(keys=key, values=value, decay=step, state=held, kept=kept)
+    def by_reference(key: Tensor, value: Tensor, step: Tensor, layer_state: Tensor) -> Tensor:
+        return reference.replay(keys=key, values=value, decay=step, state=layer_state, kept=kept)
 
-    return replayed("mamba2_tree", layers, objection=why_not, launch=launch, reference=by_reference)
+    return replay_layers("mamba2_tree", layers, objection=why_not, launch=launch, reference=by_reference)
 
 
-def lie(keys: Tensor, values: Tensor, decay: Tensor, state: Tensor) -> dict[str, int]:
+def strides_and_sizes(keys: Tensor, values: Tensor, decay: Tensor, state: Tensor) -> dict[str, int]:
     """Strides and sizes, as the kernels take them."""
     return {
         **strides_of("key_row key_column key_group", keys),
@@ -183,15 +191,15 @@ def check(
     """`ValueError` where shapes do not fit; `seen` is a mask of nodes, or of the columns kept."""
     rows, columns, groups, size = keys.shape
     heads, dim = values.shape[2:]
-    wanted = {
+    shapes = {
         "values": (values, (rows, columns, heads, dim)),
         "decay": (decay, (rows, columns, heads)),
         "state": (state, (rows, heads, dim, size)),
         "the mask": (seen, (rows, *seen.shape[1:-1], columns)),
     }
     if queries is not None:
-        wanted["queries"] = (queries, (rows, seen.shape[1], groups, size))
-    fit(f"keys of {tuple(keys.shape)}", wanted)
+        shapes["queries"] = (queries, (rows, seen.shape[1], groups, size))
+    check_shapes(f"keys of {tuple(keys.shape)}", shapes)
     if heads % groups:
         raise ValueError(f"{heads} heads cannot share {groups} groups of keys; give a divisor of {heads}.")
     if seen.dtype != torch.bool or (seen.dim() == 3 and seen.shape[1] > columns):
@@ -205,13 +213,13 @@ def objection(
     *, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, seen: Tensor, queries: Tensor | None = None
 ) -> str | None:
     """Why no kernel serves such tensors; None where one does."""
-    if (reason := switch.objection(values)) is not None:
+    if (reason := support.objection(values)) is not None:
         return reason
     vectors = {"keys": keys, "values": values} | ({} if queries is None else {"queries": queries})
-    if len(dtypes := {held.dtype for held in vectors.values()}) > 1 or not dtypes <= TYPES.keys():
+    if len(dtypes := {tensor.dtype for tensor in vectors.values()}) > 1 or not dtypes <= TYPES.keys():
         return f"{' and '.join(vectors)} are {' and '.join(sorted(map(str, dtypes)))}"
     if decay.dtype != torch.float32 or state.dtype != torch.float32:
         return f"the decay is {decay.dtype} and the state {state.dtype}, not torch.float32"
     if state.shape[2] % 16 or state.shape[3] % 16:
         return f"a head's state is {state.shape[2]} by {state.shape[3]}, which are no multiples of 16"
-    return switch.layout_objection(**vectors, state=state) or loose_objection(decay=decay, mask=seen)
+    return layout_objection(**vectors, state=state) or scalar_layout_objection(decay=decay, mask=seen)

@@ -20,7 +20,7 @@ def seen_below(visible, decay, step, column, last, node, mask_node, real, later)
         != 0
     )
     follows = (column >= -1) & (column + 1 < last)
-    taken = (
+    next_seen = (
         tl.load(
             visible + node[:, None] * mask_node + column[None, :] + 1,
             mask=real[:, None] & follows[None, :],
@@ -29,24 +29,24 @@ def seen_below(visible, decay, step, column, last, node, mask_node, real, later)
         != 0
     )
     steps = tl.load(decay + (column + 1) * step, mask=follows, other=0.0)
-    steps = tl.where(taken, steps[None, :], 0.0)
+    steps = tl.where(next_seen, steps[None, :], 0.0)
     below = later[:, None] + tl.cumsum(steps, 1, reverse=True)
     return seen, below, later + tl.sum(steps, 1)
 
 
 @triton.jit
 def products(
-    left, right, left_place, right_place, real, there, size, SIZE: tl.constexpr, PRECISION: tl.constexpr
+    left, right, left_offset, right_offset, real, there, size, SIZE: tl.constexpr, PRECISION: tl.constexpr
 ):
     """`[left, right]`: products of vectors of `size`, one by one of which `real` and `there` are."""
-    acc = tl.zeros([left_place.shape[0], right_place.shape[0]], tl.float32)
+    acc = tl.zeros([left_offset.shape[0], right_offset.shape[0]], tl.float32)
     for start in range(0, size, SIZE):
         k = start + tl.arange(0, SIZE)
         a = tl.load(
-            left + left_place[:, None] + k[None, :], mask=real[:, None] & (k < size)[None, :], other=0.0
+            left + left_offset[:, None] + k[None, :], mask=real[:, None] & (k < size)[None, :], other=0.0
         )
         b = tl.load(
-            right + right_place[None, :] + k[:, None], mask=there[None, :] & (k < size)[:, None], other=0.0
+            right + right_offset[None, :] + k[:, None], mask=there[None, :] & (k < size)[:, None], other=0.0
         )
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
     return acc
@@ -102,26 +102,26 @@ def attend(
             acc = tl.dot(weights, value.to(tl.float32), acc, input_precision=PRECISION)
     if last % COLUMNS == 0:
         # No block began before column 0, whose own step is yet to come.
-        taken = tl.load(visible + node * mask_node, mask=real, other=0) != 0
-        total += tl.where(taken, tl.load(decay), 0.0)
+        next_seen = tl.load(visible + node * mask_node, mask=real, other=0) != 0
+        total += tl.where(next_seen, tl.load(decay), 0.0)
     read = (
         products(queries, state, node * query_node, p * state_dim, real, within, size, SIZE, PRECISION)
         * tl.exp(total)[:, None]
     )
-    place = ((row * nodes + node[:, None]) * heads + head) * dim + p[None, :]
-    tl.store(out + place, (acc + read).to(out.dtype.element_ty), mask=real[:, None] & within[None, :])
+    offset = ((row * nodes + node[:, None]) * heads + head) * dim + p[None, :]
+    tl.store(out + offset, (acc + read).to(out.dtype.element_ty), mask=real[:, None] & within[None, :])
 
 
 @triton.jit
 def pointer(address, TYPE: tl.constexpr):
     """An address from a table, a multiple of 16 bytes."""
     if TYPE == "fp32":
-        found = address.to(tl.pointer_type(tl.float32))
+        typed = address.to(tl.pointer_type(tl.float32))
     elif TYPE == "fp16":
-        found = address.to(tl.pointer_type(tl.float16))
+        typed = address.to(tl.pointer_type(tl.float16))
     else:
-        found = address.to(tl.pointer_type(tl.bfloat16))
-    return tl.multiple_of(found, 16)
+        typed = address.to(tl.pointer_type(tl.bfloat16))
+    return tl.multiple_of(typed, 16)
 
 
 @triton.jit(do_not_specialize=["decay_row", "decay_column", "kept_row", "columns", "rows", "heads", "groups"])
@@ -151,8 +151,8 @@ def replay(
         column = columns - before - COLUMNS + tl.arange(0, COLUMNS)
         seen = tl.load(kept + column, mask=column >= 0, other=0) != 0
         follows = (column >= -1) & (column + 1 < columns)
-        taken = tl.load(kept + column + 1, mask=follows, other=0) != 0
-        steps = tl.load(decay + (column + 1) * decay_column, mask=taken, other=0.0)
+        next_seen = tl.load(kept + column + 1, mask=follows, other=0) != 0
+        steps = tl.load(decay + (column + 1) * decay_column, mask=next_seen, other=0.0)
         below = total + tl.cumsum(steps, 0, reverse=True)
         total += tl.sum(steps, 0)
         if tl.max(seen.to(tl.int32), 0) > 0:
@@ -172,5 +172,5 @@ def replay(
     if (columns % COLUMNS == 0) & (tl.load(kept) != 0):
         total += tl.load(decay)
     inside = (p < dim)[:, None] & (n < size)[None, :]
-    held = tl.load(state + p[:, None] * state_dim + n[None, :], mask=inside)
-    tl.store(out + p[:, None] * size + n[None, :], held * tl.exp(total) + acc, mask=inside)
+    state_tile = tl.load(state + p[:, None] * state_dim + n[None, :], mask=inside)
+    tl.store(out + p[:, None] * size + n[None, :], state_tile * tl.exp(total) + acc, mask=inside)

@@ -39,8 +39,8 @@ def read(*, queries: Tensor, state: Tensor, left: Tensor) -> Tensor:
     rows, nodes, groups, size = queries.shape
     heads, dim = state.shape[1:3]
     grouped = state.reshape(rows, groups, heads // groups * dim, size)
-    found = (queries.transpose(1, 2) @ grouped.transpose(-1, -2)).view(rows, groups, nodes, -1, dim)
-    return found.transpose(2, 3).reshape(rows, heads, nodes, dim) * left.unsqueeze(-1)
+    products = (queries.transpose(1, 2) @ grouped.transpose(-1, -2)).view(rows, groups, nodes, -1, dim)
+    return products.transpose(2, 3).reshape(rows, heads, nodes, dim) * left.unsqueeze(-1)
 
 
 def attend(
@@ -57,16 +57,16 @@ def attend(
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
     """
     dtype = values.dtype
-    queries, keys, values, decay = (held.to(state.dtype) for held in (queries, keys, values, decay))
+    queries, keys, values, decay = (tensor.to(state.dtype) for tensor in (queries, keys, values, decay))
     weights, left = path_decay(decay=decay, visible=visible)
     weights = weights * scores(queries=queries, keys=keys, heads=values.shape[2])
-    found = weights @ values.transpose(1, 2) + read(queries=queries, state=state, left=left)
-    return found.transpose(1, 2).to(dtype)
+    out = weights @ values.transpose(1, 2) + read(queries=queries, state=state, left=left)
+    return out.transpose(1, 2).to(dtype)
 
 
 def replay(*, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, kept: Tensor) -> Tensor:
     """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
-    keys, values, decay = (held.to(state.dtype) for held in (keys, values, decay))
+    keys, values, decay = (tensor.to(state.dtype) for tensor in (keys, values, decay))
     weights, left = path_decay(decay=decay, visible=kept.unsqueeze(1))
     weighted = (values * weights.permute(0, 3, 1, 2)).unflatten(2, (keys.shape[2], -1)).flatten(3)
     added = weighted.permute(0, 2, 3, 1) @ keys.transpose(1, 2)

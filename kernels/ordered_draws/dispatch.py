@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.layers import loose_objection
 from draftwood.kernels.ordered_draws import reference
 from draftwood.kernels.ordered_draws.reference import Draws
+from draftwood.kernels.tensor_checks import scalar_layout_objection
 
 CONFIGURATIONS = tuple(
     Configuration(
@@ -30,7 +30,7 @@ CONFIGURATIONS = tuple(
 
 def serving(probs: Tensor) -> Callable[..., list[Draws]] | None:
     """`draw` where the kernel serves `probs` `[nodes, vocab]`, else None; logs each choice once."""
-    return draw if switch.chosen("ordered_draws", _objection(probs)) else None
+    return draw if support.use_kernel("ordered_draws", _objection(probs)) else None
 
 
 def draw(
@@ -38,7 +38,7 @@ def draw(
 ) -> list[Draws]:
     """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
 
-    The kernel needs one result read back, whatever it is given.
+    The kernel needs one result read back, whatever its arguments.
 
     Args:
         probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
@@ -60,10 +60,10 @@ def draw(
         return [([], []) for _ in range(nodes)]
     if serving(probs) is None:
         return reference.draw(probs=probs, count=limits, uniforms=uniforms, total=total)
-    configuration = next(one for one in CONFIGURATIONS if vocab <= _most(one))
+    configuration = next(choice for choice in CONFIGURATIONS if vocab <= _most(choice))
     # How many a node draws is known before any draw, and so is where its uniforms begin.
-    wanted = torch.tensor(limits).to(probs.device, non_blocking=True)
-    counts = (probs > 0).sum(-1).minimum(wanted).masked_fill(probs.isnan().any(-1), 0)
+    most_of_each = torch.tensor(limits).to(probs.device, non_blocking=True)
+    counts = (probs > 0).sum(-1).minimum(most_of_each).masked_fill(probs.isnan().any(-1), 0)
     begins = counts.cumsum(0) - counts
     if total is not None:
         counts = counts.minimum((total - begins).clamp(min=0))
@@ -79,8 +79,8 @@ def draw(
         vocab=vocab,
         count=most,
     )
-    found = out.cpu()
-    rows = zip(found[:, 0].tolist(), found[:, 1].view(torch.float32).tolist(), strict=True)
+    drawn = out.cpu()
+    rows = zip(drawn[:, 0].tolist(), drawn[:, 1].view(torch.float32).tolist(), strict=True)
     draws = [([token for token in tokens if token != -1], chances) for tokens, chances in rows]
     if any(-2 in tokens for tokens, _ in draws):
         raise ValueError("A row of weights sums to infinity; check the logits for infinity.")
@@ -92,10 +92,10 @@ def _most(configuration: Configuration) -> int:
 
 
 def _objection(probs: Tensor) -> str | None:
-    if (reason := switch.objection(probs)) is not None:
+    if (reason := support.objection(probs)) is not None:
         return reason
     if probs.dtype != torch.float32:
         return f"its distributions are {probs.dtype}"
     if probs.shape[1] > (limit := _most(CONFIGURATIONS[-1])):
         return f"its vocabulary has {probs.shape[1]} tokens, and the kernel holds {limit}"
-    return loose_objection(probabilities=probs)
+    return scalar_layout_objection(probabilities=probs)

@@ -5,15 +5,15 @@ import triton.language as tl
 
 
 @triton.jit
-def first_above(weights, places, below, bound, NONE: tl.constexpr):
-    """The first of `places` where `below` and the cumulative `weights` exceed `bound`.
+def first_above(weights, indices, below, bound, NONE: tl.constexpr):
+    """The first of `indices` where `below` and the cumulative `weights` exceed `bound`.
 
-    Rounding may leave none; the last place with any weight is meant then.
+    Rounding may leave none; the last index with any weight is meant then.
     """
     heights = below + tl.cumsum(weights, 0)
-    # A scan by parts need not rise at every place, so that one without weight is excluded by name.
-    first = tl.min(tl.where((heights > bound) & (weights > 0.0), places, NONE), 0)
-    last = tl.max(tl.where(weights > 0.0, places, -1), 0)
+    # A scan by parts need not rise at every index, so that one without weight is excluded by name.
+    first = tl.min(tl.where((heights > bound) & (weights > 0.0), indices, NONE), 0)
+    last = tl.max(tl.where(weights > 0.0, indices, -1), 0)
     return tl.where(first < NONE, first, last)
 
 
@@ -34,19 +34,19 @@ def draw(
             token = block * BLOCK + tl.arange(0, BLOCK)
             weights = tl.load(probs + token, mask=token < vocab, other=0.0).to(tl.float64)
             sums = tl.where(blocks == block, tl.sum(weights, 0), sums)
-    for place in range(0, draws):
+    for number in range(0, draws):
         total = tl.sum(sums, 0)
-        bound = tl.load(uniforms + place) * total
+        bound = tl.load(uniforms + number) * total
         block = first_above(sums, blocks, 0.0, bound, BLOCKS)
         token = block * BLOCK + tl.arange(0, BLOCK)
         weights = tl.load(probs + token, mask=(token < vocab) & (token >= 0), other=0.0).to(tl.float64)
-        for earlier in range(0, place):
+        for earlier in range(0, number):
             weights = tl.where(token == tl.load(out + earlier), 0.0, weights)
         below = tl.sum(tl.where(blocks < block, sums, 0.0), 0)
         drawn = first_above(weights, token, below, bound, BLOCK * BLOCKS)
         sums = tl.where(blocks == block, tl.sum(tl.where(token == drawn, 0.0, weights), 0), sums)
         chance = tl.load(probs + drawn, mask=drawn >= 0, other=0.0)
-        tl.store(out + place, tl.where((total > 0.0) & (total < float("inf")), drawn, -2))
-        tl.store(out + count + place, chance.to(tl.int32, bitcast=True))
+        tl.store(out + number, tl.where((total > 0.0) & (total < float("inf")), drawn, -2))
+        tl.store(out + count + number, chance.to(tl.int32, bitcast=True))
         # The next draw reads what one thread has written.
         tl.debug_barrier()

@@ -28,7 +28,7 @@ def draw(
     """
     counts = [count] * len(probs) if isinstance(count, int) else count
     left = sys.maxsize if total is None else total
-    tape, found = iter(uniforms.tolist()), []
+    tape, draws = iter(uniforms.tolist()), []
     for p, most in zip(probs, counts, strict=True):
         rest, tokens = p.double(), list[int]()
         while len(tokens) < min(most, left) and float(weight := rest.sum()) > 0:
@@ -39,5 +39,5 @@ def draw(
             tokens.append(int(above[0]) if len(above) else int(rest.nonzero()[-1]))
             rest = rest.index_fill(0, torch.tensor(tokens[-1], device=rest.device), 0)
         left -= len(tokens)
-        found.append((tokens, p[tokens].tolist()))
-    return found
+        draws.append((tokens, p[tokens].tolist()))
+    return draws

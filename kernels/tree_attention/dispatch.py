@@ -8,8 +8,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
+from draftwood.kernels.tensor_checks import layout_objection, strides
 from draftwood.kernels.tree_attention import reference
 from draftwood.kernels.tree_attention.mask import WORD, TreeMask
 
@@ -35,7 +36,7 @@ KERNEL = "draftwood.kernels.tree_attention.kernel"
 
 
 def _attending(dtype: str, dim: int, lines: int) -> Configuration:
-    data, whole = f"*{dtype}", "i32"
+    data, integer = f"*{dtype}", "i32"
     slots, warps = TILES[dtype][dim, lines]
     types = dict.fromkeys(("queries", "keys", "values"), data)
     types |= dict.fromkeys(("bits", "first", "lengths", "counts", "blocks", "block_counts"), "*i32")
@@ -50,9 +51,9 @@ def _attending(dtype: str, dim: int, lines: int) -> Configuration:
         for axis in axes
     ]
     aligned = [*strides, "dim", "value_dim"]
-    types |= dict.fromkeys(aligned, whole)
+    types |= dict.fromkeys(aligned, integer)
     counts = ("nodes", "group", "kv_heads", "start", "columns", "words", "parts", "part_slots", "sink_heads")
-    types |= dict.fromkeys(counts, whole)
+    types |= dict.fromkeys(counts, integer)
     types |= dict.fromkeys(("scale", "softcap"), "fp32")
     return Configuration(
         name=f"{dtype}, dim {dim}, {lines} lines",
@@ -126,7 +127,7 @@ def attend(
     kv_heads, value_dim = keys.shape[1], values.shape[3]
     if not rows or not nodes:
         return queries.new_empty(rows, nodes, heads, value_dim)
-    if not switch.chosen("tree_attention", objection(queries, keys, values, sinks)):
+    if not support.use_kernel("tree_attention", objection(queries, keys, values, sinks)):
         return reference.attend(
             queries=queries, keys=keys, values=values, mask=mask, scale=scale, softcap=softcap, sinks=sinks
         )
@@ -141,14 +142,14 @@ def attend(
         step=chosen.constants["SLOTS"],
     )  # fmt: skip
     out = queries.new_empty(rows, nodes, heads, value_dim)
-    held = parts * rows * heads * nodes if parts > 1 else 0
-    sums = torch.empty(held, value_dim, dtype=torch.float32, device=queries.device)
-    weights, peaks = (torch.empty(held, dtype=torch.float32, device=queries.device) for _ in range(2))
+    partials = parts * rows * heads * nodes if parts > 1 else 0
+    sums = torch.empty(partials, value_dim, dtype=torch.float32, device=queries.device)
+    weights, peaks = (torch.empty(partials, dtype=torch.float32, device=queries.device) for _ in range(2))
     names = ("row", "head", "node"), ("row", "head", "slot"), ("row", "head", "slot")
-    strides = {
-        f"{tensor}_{axis}": stride
-        for tensor, held, axes in zip(("query", "key", "value"), (queries, keys, values), names, strict=True)
-        for axis, stride in zip(axes, switch.strides(held), strict=False)
+    stride_arguments = {
+        f"{name}_{axis}": stride
+        for name, tensor, axes in zip(("query", "key", "value"), (queries, keys, values), names, strict=True)
+        for axis, stride in zip(axes, strides(tensor), strict=False)
     }
     shared = {
         "counts": mask.counts,
@@ -181,7 +182,7 @@ def attend(
         part_slots=part_slots,
         scale=float(scale),
         softcap=float(softcap or 0.0),
-        **strides,
+        **stride_arguments,
         **shared,
     )
     if parts > 1:
@@ -216,17 +217,17 @@ def split(start: int, *, programs: int, processors: int, step: int) -> tuple[int
 
 def objection(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> str | None:
     """Why the kernel cannot take these, as the end of a sentence; None where it can."""
-    if (reason := switch.objection(queries)) is not None:
+    if (reason := support.objection(queries)) is not None:
         return reason
-    given = [queries, keys, values, *([] if sinks is None else [sinks])]
-    if any(tensor.dtype != queries.dtype for tensor in given):
-        return f"its tensors are {', '.join(str(tensor.dtype) for tensor in given)}"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    tensors = [queries, keys, values, *([] if sinks is None else [sinks])]
+    if any(tensor.dtype != queries.dtype for tensor in tensors):
+        return f"its tensors are {', '.join(str(tensor.dtype) for tensor in tensors)}"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "it has no gradient"
     for dim in (queries.shape[3], values.shape[3]):
         if (reason := unsupported(queries.dtype, dim)) is not None:
             return reason
-    return switch.layout_objection(
+    return layout_objection(
         queries=queries, keys=keys, values=values, **({} if sinks is None else {"sinks": sinks})
     )
 
@@ -264,7 +265,7 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, sinks:
     if mask.start + mask.columns > slots:
         raise ValueError(
             f"The mask's {mask.start} committed slots and {mask.columns} columns exceed the {slots} slots "
-            "given."
+            "of the keys and values."
         )
     if sinks is not None and sinks.shape != (heads,):
         raise ValueError(f"Sinks {tuple(sinks.shape)} must be one a head, ({heads},).")

@@ -109,10 +109,10 @@ def attend(
         written = real[:, None] & in_value[None, :]
         if parts == 1:
             sink = tl.load(sinks + head, mask=real & (head < sink_heads), other=float("-inf")).to(tl.float32)
-            found = finish(peak, total, acc, sink * LOG2E)
+            out_tile = finish(peak, total, acc, sink * LOG2E)
             heads = kv_heads * group
-            place = out + ((row * nodes + node) * heads + head)[:, None] * value_dim + d[None, :]
-            tl.store(place, found.to(out.dtype.element_ty), mask=written)
+            out_rows = out + ((row * nodes + node) * heads + head)[:, None] * value_dim + d[None, :]
+            tl.store(out_rows, out_tile.to(out.dtype.element_ty), mask=written)
         else:
             line = (part.to(tl.int64) * tl.num_programs(1) + pair) * nodes * group + lines
             tl.store(sums + line[:, None] * value_dim + d[None, :], acc, mask=written)
@@ -144,10 +144,10 @@ def merge(
         level = tl.where(higher == float("-inf"), 0.0, higher)
         left, more = tl.exp2(peak - level), tl.exp2(other - level)
         total = total * left + tl.load(weights + line, mask=real, other=0.0) * more
-        held = tl.load(sums + line[:, None] * value_dim + d[None, :], mask=written, other=0.0)
-        acc = acc * left[:, None] + held * more[:, None]
+        part_sums = tl.load(sums + line[:, None] * value_dim + d[None, :], mask=written, other=0.0)
+        acc = acc * left[:, None] + part_sums * more[:, None]
         peak = higher
     sink = tl.load(sinks + head, mask=real & (head < sink_heads), other=float("-inf")).to(tl.float32)
-    found = finish(peak, total, acc, sink * LOG2E)
-    place = out + ((row * nodes + node) * (kv_heads * group) + head)[:, None] * value_dim + d[None, :]
-    tl.store(place, found.to(out.dtype.element_ty), mask=written)
+    out_tile = finish(peak, total, acc, sink * LOG2E)
+    out_rows = out + ((row * nodes + node) * (kv_heads * group) + head)[:, None] * value_dim + d[None, :]
+    tl.store(out_rows, out_tile.to(out.dtype.element_ty), mask=written)

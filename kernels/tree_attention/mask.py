@@ -58,7 +58,7 @@ class TreeMask:
             first = lengths.new_zeros(rows, nodes)
         if counts is None:
             counts = lengths.new_full((rows,), nodes)
-        first, counts, lengths = (given.to(torch.int32) for given in (first, counts, lengths))
+        first, counts, lengths = (tensor.to(torch.int32) for tensor in (first, counts, lengths))
         seen = visible if within is None else visible & within
         return cls(pack(seen), lengths, start, columns, first.contiguous(), counts)
 
@@ -76,9 +76,9 @@ class TreeMask:
             "first": (self.first, (rows, nodes)),
             "counts": (self.counts, (rows,)),
         }
-        for name, (given, shape) in shapes.items():
-            if given.shape != shape or given.dtype != torch.int32:
-                raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, not int32 {shape}.")
+        for name, (tensor, shape) in shapes.items():
+            if tensor.shape != shape or tensor.dtype != torch.int32:
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not int32 {shape}.")
 
     def visible(self) -> Tensor:
         """bool `[rows, nodes, start + columns]`; as long as the context, so for references alone."""
@@ -99,15 +99,17 @@ class TreeMask:
             nodes = self.bits.shape[1]
             tiles = -(-nodes * group // lines)
             tile = torch.arange(tiles, device=self.bits.device) * lines
-            held = torch.nn.functional.pad((self.bits != 0).cumsum(1, dtype=torch.int32), (0, 0, 1, 0))
+            filled_before = torch.nn.functional.pad(
+                (self.bits != 0).cumsum(1, dtype=torch.int32), (0, 0, 1, 0)
+            )
             last = ((tile + lines - 1) // group + 1).clamp(max=nodes)
-            filled = held[:, last] > held[:, tile // group]
+            filled = filled_before[:, last] > filled_before[:, tile // group]
             order = filled.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
             self._blocks[group, lines] = order.to(torch.int32), filled.sum(-1, dtype=torch.int32)
         return self._blocks[group, lines]
 
     def to(self, device: torch.device) -> TreeMask:
-        """The same on `device`, where a model's layers lie on several; made once for all of its layers."""
+        """The same on `device`, where a model's layers are on several; made once for all of its layers."""
         if device == self.bits.device:
             return self
         if device not in self._elsewhere:

@@ -24,7 +24,7 @@ def attend(
     kv_heads, slots = keys.shape[1], seen.shape[2]
     # What nobody sees may be anything, NaN too.
     used = seen.any(1)[:, None, :, None]
-    keys, values = (torch.where(used, held[:, :, :slots], 0).to(precise) for held in (keys, values))
+    keys, values = (torch.where(used, tensor[:, :, :slots], 0).to(precise) for tensor in (keys, values))
     grouped = queries.reshape(rows, kv_heads, heads // kv_heads, nodes, -1).to(precise)
     scores = torch.einsum("rkgnd,rksd->rkgns", grouped, keys) * scale
     if softcap is not None:
@@ -34,5 +34,5 @@ def attend(
         sink = sinks.to(precise).view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, nodes, 1)
         scores = torch.cat([scores, sink], -1)
     weights = scores.softmax(-1)[..., :slots]
-    found = torch.einsum("rkgns,rksd->rkgnd", weights, values)
-    return found.reshape(rows, heads, nodes, -1).transpose(1, 2).to(queries.dtype)
+    out = torch.einsum("rkgns,rksd->rkgnd", weights, values)
+    return out.reshape(rows, heads, nodes, -1).transpose(1, 2).to(queries.dtype)

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.layers import Layer, fit, loose_objection, objection, replayed, strides_of
+from draftwood.kernels.layer_batch import Layer, replay_layers
+from draftwood.kernels.tensor_checks import (
+    check_shapes,
+    dtype_objection,
+    scalar_layout_objection,
+    strides_of,
+)
 from draftwood.kernels.tree_conv import reference
 from draftwood.kernels.tree_conv.reference import windows
 
@@ -65,23 +71,23 @@ def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None
     """
     rows, _, channels = inputs.shape
     nodes, width = window.shape[1:]
-    wanted = {
+    shapes = {
         "state": (state, (rows, width - 1, channels)),
         "weight": (weight, (channels, width)),
         "window": (window, (rows, nodes, width)),
     }
     if bias is not None:
-        wanted["bias"] = (bias, (channels,))
-    fit(f"inputs of {tuple(inputs.shape)}", wanted)
+        shapes["bias"] = (bias, (channels,))
+    check_shapes(f"inputs of {tuple(inputs.shape)}", shapes)
     out = inputs.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
-    if not switch.chosen("tree_conv", _objection(inputs, state, weight, bias, window)):
+    if not support.use_kernel("tree_conv", _objection(inputs, state, weight, bias, window)):
         return reference.attend(inputs=inputs, state=state, weight=weight, bias=bias, window=window)
     configuration = next(
-        one
-        for one in ATTEND
-        if one.types["inputs"] == f"*{TYPES[inputs.dtype]}" and width <= one.constants["TAPS"]
+        choice
+        for choice in ATTEND
+        if choice.types["inputs"] == f"*{TYPES[inputs.dtype]}" and width <= choice.constants["TAPS"]
     )
     configuration.launch(
         (
@@ -113,36 +119,38 @@ def replay(*, inputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
 
 
 def replay_all(*, inputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
-    """`replay` of several layers, in one launch for all that lie alike in memory.
+    """`replay` of several layers, in one launch for all of one memory layout.
 
     Raises:
         ValueError: shapes that do not fit.
     """
     layers = list(zip(inputs, state, strict=True))
-    for held, tail in layers:
-        rows, columns, channels = held.shape
-        wanted = {"state": (tail, (rows, *tail.shape[1:2], channels)), "the mask": (kept, (rows, columns))}
-        fit(f"inputs of {tuple(held.shape)}", wanted)
+    for layer_inputs, tail in layers:
+        rows, columns, channels = layer_inputs.shape
+        shapes = {"state": (tail, (rows, *tail.shape[1:2], channels)), "the mask": (kept, (rows, columns))}
+        check_shapes(f"inputs of {tuple(layer_inputs.shape)}", shapes)
 
     def why_not(layer: Layer) -> str | None:
-        held, tail = layer
-        if (reason := switch.objection(held)) is not None:
+        layer_inputs, tail = layer
+        if (reason := support.objection(layer_inputs)) is not None:
             return reason
-        if held.dtype != tail.dtype or held.element_size() not in (2, 4):
-            return f"its inputs are {held.dtype} and its tail is {tail.dtype}"
+        if layer_inputs.dtype != tail.dtype or layer_inputs.element_size() not in (2, 4):
+            return f"its inputs are {layer_inputs.dtype} and its tail is {tail.dtype}"
         if tail.shape[1] > WIDEST:
             return f"its tail has {tail.shape[1]} inputs, and the kernel holds {WIDEST}"
-        return loose_objection(inputs=held, state=tail, mask=kept)
+        return scalar_layout_objection(inputs=layer_inputs, state=tail, mask=kept)
 
     def launch(plan: Tensor, group: Sequence[Layer]) -> None:
-        held, tail = group[0]
-        rows, columns, channels = held.shape
-        configuration = next(one for one in REPLAY if one.constants["BYTES"] == held.element_size())
+        layer_inputs, tail = group[0]
+        rows, columns, channels = layer_inputs.shape
+        configuration = next(
+            choice for choice in REPLAY if choice.constants["BYTES"] == layer_inputs.element_size()
+        )
         configuration.launch(
             (len(group) * rows, -(-channels // configuration.constants["CHANNELS"])),
             plan=plan,
             kept=kept,
-            **strides_of("input_row input_column", held),
+            **strides_of("input_row input_column", layer_inputs),
             **strides_of("state_row state_column", tail),
             **strides_of("kept_row", kept),
             columns=columns,
@@ -151,18 +159,18 @@ def replay_all(*, inputs: Sequence[Tensor], state: Sequence[Tensor], kept: Tenso
             tail=tail.shape[1],
         )
 
-    def by_reference(held: Tensor, tail: Tensor) -> Tensor:
-        return reference.replay(inputs=held, state=tail, kept=kept)
+    def by_reference(layer_inputs: Tensor, tail: Tensor) -> Tensor:
+        return reference.replay(inputs=layer_inputs, state=tail, kept=kept)
 
-    return replayed("tree_conv", layers, objection=why_not, launch=launch, reference=by_reference)
+    return replay_layers("tree_conv", layers, objection=why_not, launch=launch, reference=by_reference)
 
 
 def _objection(
     inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor
 ) -> str | None:
     biases = {} if bias is None else {"bias": bias}
-    if (reason := objection(inputs, state, weight, *biases.values())) is not None:
+    if (reason := dtype_objection(inputs, state, weight, *biases.values())) is not None:
         return reason
     if weight.shape[1] > WIDEST:
         return f"it is {weight.shape[1]} wide, and the kernel at most {WIDEST}"
-    return loose_objection(inputs=inputs, state=state, window=window, weight=weight, **biases)
+    return scalar_layout_objection(inputs=inputs, state=state, window=window, weight=weight, **biases)

@@ -29,15 +29,15 @@ def attend(
     for tap in tl.static_range(TAPS):
         used = real & (tl.full([NODES], tap, tl.int32) < width)
         # Places before the columns are those of the tail.
-        place = tl.load(window + row * window_row + node * window_node + tap, mask=used, other=0) - width + 1
+        column = tl.load(window + row * window_row + node * window_node + tap, mask=used, other=0) - width + 1
         late = tl.load(
-            inputs + place[:, None] * input_column + channel[None, :],
-            mask=(used & (place >= 0))[:, None] & within[None, :],
+            inputs + column[:, None] * input_column + channel[None, :],
+            mask=(used & (column >= 0))[:, None] & within[None, :],
             other=0.0,
         )
         early = tl.load(
-            state + (place + width - 1)[:, None] * state_column + channel[None, :],
-            mask=(used & (place < 0))[:, None] & within[None, :],
+            state + (column + width - 1)[:, None] * state_column + channel[None, :],
+            mask=(used & (column < 0))[:, None] & within[None, :],
             other=0.0,
         )
         has = within & (tl.full([CHANNELS], tap, tl.int32) < width)
@@ -54,10 +54,10 @@ def attend(
 def words(address, BYTES: tl.constexpr):
     """An address from a table, a multiple of 16 bytes, of numbers of 2 or 4 bytes that are moved."""
     if BYTES == 2:
-        found = address.to(tl.pointer_type(tl.int16))
+        typed = address.to(tl.pointer_type(tl.int16))
     else:
-        found = address.to(tl.pointer_type(tl.int32))
-    return tl.multiple_of(found, 16)
+        typed = address.to(tl.pointer_type(tl.int32))
+    return tl.multiple_of(typed, 16)
 
 
 @triton.jit(
@@ -85,11 +85,11 @@ def replay(
         seen = tl.load(kept + column, mask=column >= 0, other=0).to(tl.int32)
         behind = total + tl.cumsum(seen, 0, reverse=True) - seen
         total += tl.sum(seen, 0)
-        taken = (seen != 0) & (behind < tail)
-        moved = taken[:, None] & within[None, :]
-        held = tl.load(inputs + column[:, None] * input_column + channel[None, :], mask=moved)
-        tl.store(out + (tail - 1 - behind)[:, None] * channels + channel[None, :], held, mask=moved)
+        stays = (seen != 0) & (behind < tail)
+        moved = stays[:, None] & within[None, :]
+        data = tl.load(inputs + column[:, None] * input_column + channel[None, :], mask=moved)
+        tl.store(out + (tail - 1 - behind)[:, None] * channels + channel[None, :], data, mask=moved)
     slot = tl.arange(0, TAPS)
     moved = (slot + total < tail)[:, None] & within[None, :]
-    held = tl.load(state + (slot + total)[:, None] * state_column + channel[None, :], mask=moved)
-    tl.store(out + slot[:, None] * channels + channel[None, :], held, mask=moved)
+    data = tl.load(state + (slot + total)[:, None] * state_column + channel[None, :], mask=moved)
+    tl.store(out + slot[:, None] * channels + channel[None, :], data, mask=moved)

@@ -19,11 +19,11 @@ def windows(*, visible: Tensor, width: int) -> Tensor:
 
     Returns:
         int64 `[rows, nodes, width]`, ascending: ancestors lie before their descendants, so a window is the
-        last `width` places that the node sees.
+        last `width` positions that the node sees.
     """
     seen = pad(visible, (width - 1, 0), value=True)
-    places = torch.arange(seen.shape[-1], device=seen.device)
-    return torch.where(seen, places, -1).topk(width, dim=-1).values.flip(-1)
+    positions = torch.arange(seen.shape[-1], device=seen.device)
+    return torch.where(seen, positions, -1).topk(width, dim=-1).values.flip(-1)
 
 
 def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> Tensor:
@@ -36,20 +36,20 @@ def attend(*, inputs: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None
         bias: `[channels]` or None.
         window: of `windows`.
     """
-    held = torch.cat([state, inputs], 1)
-    rows, columns, channels = held.shape
+    all_inputs = torch.cat([state, inputs], 1)
+    rows, columns, channels = all_inputs.shape
     # One flat index, and products in single precision: batched products of such narrow matrices are many
     # times slower on a CPU.
-    first = torch.arange(0, rows * columns, columns, device=held.device).view(-1, 1, 1)
-    wide = held.to(torch.promote_types(held.dtype, torch.float32)).view(-1, channels)
+    first = torch.arange(0, rows * columns, columns, device=all_inputs.device).view(-1, 1, 1)
+    wide = all_inputs.to(torch.promote_types(all_inputs.dtype, torch.float32)).view(-1, channels)
     seen = wide.index_select(0, (window + first).flatten()).view(*window.shape, channels)
-    found = seen.mul_(weight.t().contiguous()).sum(2)
-    return (found if bias is None else found + bias).to(held.dtype)
+    out = seen.mul_(weight.t().contiguous()).sum(2)
+    return (out if bias is None else out + bias).to(all_inputs.dtype)
 
 
 def replay(*, inputs: Tensor, state: Tensor, kept: Tensor) -> Tensor:
     """The state after committing the columns `kept`, bool `[rows, columns]`; the others are dropped."""
-    held = torch.cat([state, inputs], 1)
+    all_inputs = torch.cat([state, inputs], 1)
     width = state.shape[1]
     last = windows(visible=kept.unsqueeze(1), width=width + 1)[:, 0, 1:]
-    return held[torch.arange(len(held), device=held.device).unsqueeze(1), last]
+    return all_inputs[torch.arange(len(all_inputs), device=all_inputs.device).unsqueeze(1), last]

@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from draftwood.kernels import switch
+from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.tree_rejection.reference import LEFT, POINT, WHOLE, Row, Walk
+from draftwood.kernels.tree_rejection.reference import FIXED, FULL, REMAINING, RejectionCase, Walk
 
-__all__ = ["LEFT", "POINT", "WHOLE", "Row", "Walk", "serves", "walk"]
+__all__ = ["FIXED", "FULL", "REMAINING", "RejectionCase", "Walk", "serves", "walk"]
 
 SMALL = 4096
 """Tokens of a vocabulary that few threads judge faster than many."""
@@ -31,37 +31,37 @@ CONFIGURATIONS = tuple(
 
 def serves(targets: Tensor) -> bool:
     """Whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
-    reason = switch.objection(targets)
+    reason = support.objection(targets)
     if reason is None and targets.dtype != torch.float32:
         reason = f"its distributions are {targets.dtype}"
-    return switch.chosen("tree_rejection", reason)
+    return support.use_kernel("tree_rejection", reason)
 
 
-def walk(rows: Sequence[Row]) -> list[Walk | None]:
-    """Judge rows in one launch, with one copy to the device and one back.
+def walk(cases: Sequence[RejectionCase]) -> list[Walk | None]:
+    """Judge cases, one a row of the batch, in one launch, with one copy to the device and one back.
 
     Returns:
-        For every row its walk; None where a distribution on the way is none or the uniforms are used up,
-        as the plain verifier will say when it judges the row.
+        For every case its walk; None where a distribution on the path is none or the uniforms are used
+        up, as the plain verifier will say when it judges the row.
 
     Raises:
-        ValueError: distributions of another dtype, device or length than the first row's targets, or that
+        ValueError: distributions of another dtype, device or length than the first case's targets, or that
             are not contiguous; or lists of several lengths.
     """
-    if not rows:
+    if not cases:
         return []
-    for row in rows:
-        _check(row, rows[0].targets)
-    nodes, vocab = max(len(row.tokens) for row in rows), rows[0].targets.shape[-1]
-    device = rows[0].targets.device
+    for case in cases:
+        _check(case, cases[0].targets)
+    nodes, vocab = max(len(case.tokens) for case in cases), cases[0].targets.shape[-1]
+    device = cases[0].targets.device
     configuration = CONFIGURATIONS[vocab > SMALL]
-    plan = torch.stack([_plan(row, nodes) for row in rows])
+    plan = torch.stack([_plan(case, nodes) for case in cases])
     # A row has the result's five numbers and its path.
-    out = torch.empty(len(rows), 5 + nodes, dtype=torch.int32, device=device)
+    out = torch.empty(len(cases), 5 + nodes, dtype=torch.int32, device=device)
     configuration.launch(
-        (len(rows),),
+        (len(cases),),
         plan=plan.to(device, non_blocking=True),
-        scratch=torch.empty(len(rows), 3, vocab, dtype=torch.float32, device=device),
+        scratch=torch.empty(len(cases), 3, vocab, dtype=torch.float32, device=device),
         out=out,
         nodes=nodes,
         vocab=vocab,
@@ -72,48 +72,48 @@ def walk(rows: Sequence[Row]) -> list[Walk | None]:
     ]
 
 
-def _plan(row: Row, nodes: int) -> Tensor:
+def _plan(case: RejectionCase, nodes: int) -> Tensor:
     """int64 `[nodes, 7]`, a line for every node.
 
-    Its token, first child and next sibling (0 for none), way, the addresses of its law and of the target
-    after it, and the bits of the uniform that is used after as many others.
+    Its token, first child and next sibling (0 for none), how it was drawn, the addresses of its law and
+    of the target after it, and the bits of the uniform that is used after as many others.
     """
     plan = torch.zeros(nodes, 7, dtype=torch.int64)
-    first, further = [0] * len(row.tokens), [0] * len(row.tokens)
-    for node, children in enumerate(row.children):
+    first, further = [0] * len(case.tokens), [0] * len(case.tokens)
+    for node, children in enumerate(case.children):
         for child, after in pairwise([*children, 0]):
             further[child] = after
         first[node] = children[0] if children else 0
-    start, step = row.targets.data_ptr(), row.targets.stride(0) * row.targets.element_size()
+    start, step = case.targets.data_ptr(), case.targets.stride(0) * case.targets.element_size()
     columns = (
-        row.tokens,
+        case.tokens,
         first,
         further,
-        row.ways,
-        [0 if law is None else law.data_ptr() for law in row.laws],
-        [start + node * step for node in range(len(row.tokens))],
+        case.draw_kinds,
+        [0 if law is None else law.data_ptr() for law in case.laws],
+        [start + node * step for node in range(len(case.tokens))],
     )
-    plan[: len(row.tokens), :6] = torch.tensor(list(zip(*columns, strict=True)), dtype=torch.int64)
+    plan[: len(case.tokens), :6] = torch.tensor(list(zip(*columns, strict=True)), dtype=torch.int64)
     uniforms = torch.full((nodes,), float("nan"), dtype=torch.float64)
-    uniforms[: len(row.uniforms)] = row.uniforms[:nodes]
+    uniforms[: len(case.uniforms)] = case.uniforms[:nodes]
     plan[:, 6] = uniforms.view(torch.int64)
     return plan
 
 
-def _check(row: Row, like: Tensor) -> None:
-    nodes = len(row.tokens)
-    if not nodes == len(row.parents) == len(row.ways) == len(row.laws) <= len(row.targets):
+def _check(case: RejectionCase, like: Tensor) -> None:
+    nodes = len(case.tokens)
+    if not nodes == len(case.parents) == len(case.draw_kinds) == len(case.laws) <= len(case.targets):
         raise ValueError(
-            f"{nodes} tokens, {len(row.parents)} parents, {len(row.ways)} ways, {len(row.laws)} laws and "
-            f"{len(row.targets)} targets; give one of each a node."
+            f"{nodes} tokens, {len(case.parents)} parents, {len(case.draw_kinds)} kinds of draws, "
+            f"{len(case.laws)} laws and {len(case.targets)} targets; give one of each a node."
         )
-    for held in (row.targets, *row.laws):
-        if held is None:
+    for probs in (case.targets, *case.laws):
+        if probs is None:
             continue
-        if (held.dtype, held.device, held.shape[-1]) != (torch.float32, like.device, like.shape[-1]):
+        if (probs.dtype, probs.device, probs.shape[-1]) != (torch.float32, like.device, like.shape[-1]):
             raise ValueError(
-                f"A distribution of {held.shape[-1]} tokens is {held.dtype} on {held.device}; this launch "
+                f"A distribution of {probs.shape[-1]} tokens is {probs.dtype} on {probs.device}; this launch "
                 f"needs {like.shape[-1]} of torch.float32 on {like.device}."
             )
-        if held.shape[-1] > 1 and held.stride(-1) != 1:
-            raise ValueError(f"A distribution has stride {held.stride(-1)}; make it contiguous.")
+        if probs.shape[-1] > 1 and probs.stride(-1) != 1:
+            raise ValueError(f"A distribution has stride {probs.stride(-1)}; make it contiguous.")

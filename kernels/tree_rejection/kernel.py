@@ -3,19 +3,19 @@
 import triton
 import triton.language as tl
 
-POINT = tl.constexpr(0)
-WHOLE = tl.constexpr(1)
+FIXED = tl.constexpr(0)
+FULL = tl.constexpr(1)
 LINE = tl.constexpr(7)
 
 
 @triton.jit
-def numbers(address):
-    """Where a distribution lies; rows of odd vocabularies are aligned to nothing."""
+def distribution(address):
+    """A pointer to a distribution; rows of odd vocabularies are aligned to nothing."""
     return address.to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
-def sound(law, vocab, BLOCK: tl.constexpr):
+def is_distribution(law, vocab, BLOCK: tl.constexpr):
     """Whether `law` is a distribution."""
     lows = tl.full([BLOCK], 0.0, tl.float32)
     sums = tl.full([BLOCK], 0.0, tl.float64)
@@ -28,10 +28,10 @@ def sound(law, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reject(left, law, rest, after, token, taken, point, reads, copies, vocab, BLOCK: tl.constexpr):
-    """Take `taken` times the law of a child from `left`, into `after`, and return the sum of what is left.
+def reject(left, law, rest, after, token, factor, fixed, reads, copies, vocab, BLOCK: tl.constexpr):
+    """Write `left` less `factor` times the law of a child into `after`, and return the sum of what is left.
 
-    The law is that of the child's token alone by `point`, else `law`. Of `law`, `reads` entries are read,
+    The law is that of the child's token alone where `fixed`, else `law`. Of `law`, `reads` entries are read,
     and `copies` are written to `rest` without the child; the second number returned is the sum of those
     that were read, the child's aside. Each count is 0 or all.
     """
@@ -41,11 +41,11 @@ def reject(left, law, rest, after, token, taken, point, reads, copies, vocab, BL
         other = start + tl.arange(0, BLOCK)
         mass = tl.load(law + other, mask=other < reads, other=0.0).to(tl.float64)
         alone = tl.where(other == token, 1.0, 0.0).to(tl.float64)
-        held = tl.load(left + other, mask=other < vocab, other=0.0).to(tl.float64)
-        held -= taken * tl.where(point != 0, alone, mass)
-        held = tl.maximum(held, 0.0).to(tl.float32)
-        tl.store(after + other, held, mask=other < vocab)
-        sums += held.to(tl.float64)
+        residual = tl.load(left + other, mask=other < vocab, other=0.0).to(tl.float64)
+        residual -= factor * tl.where(fixed != 0, alone, mass)
+        residual = tl.maximum(residual, 0.0).to(tl.float32)
+        tl.store(after + other, residual, mask=other < vocab)
+        sums += residual.to(tl.float64)
         mass = tl.where(other == token, 0.0, mass)
         tl.store(rest + other, mass.to(tl.float32), mask=other < copies)
         others += mass
@@ -64,19 +64,19 @@ def choose(weights, u, vocab, BLOCK: tl.constexpr):
         last = tl.maximum(last, tl.max(tl.where(mass > 0, token, -1), 0))
     bound = u * total
     below = tl.full((), 0.0, tl.float64)
-    found = tl.full((), -1, tl.int32)
+    chosen = tl.full((), -1, tl.int32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         mass = tl.load(weights + token, mask=token < vocab, other=0.0).to(tl.float64)
         here = tl.sum(mass, 0)
-        if (found < 0) & (below + here > bound):
+        if (chosen < 0) & (below + here > bound):
             heights = below + tl.cumsum(mass, 0)
             # A scan by parts need not rise at every token, so that one without weight is excluded by name.
             first = tl.min(tl.where((heights > bound) & (mass > 0), token, vocab), 0)
-            found = tl.where(first < vocab, first, -1)
+            chosen = tl.where(first < vocab, first, -1)
         below += here
     # `bound` may have been rounded up to the total.
-    return tl.where(found < 0, last, found), total
+    return tl.where(chosen < 0, last, chosen), total
 
 
 @triton.jit(do_not_specialize=["nodes", "vocab"])
@@ -101,24 +101,24 @@ def walk(plan, scratch, out, nodes, vocab, BLOCK: tl.constexpr):
     while child > 0:
         line = plan + child * LINE
         token = tl.load(line)
-        way = tl.load(line + 3)
+        draw_kind = tl.load(line + 3)
         address = tl.load(line + 4)
-        point = (way == POINT).to(tl.int32)
-        removes = (way != WHOLE) & (address != 0)
-        law = numbers(tl.where(removes & (fresh == 0), rest.to(tl.int64), address))
-        if (fresh != 0) & (point == 0):
-            wrong = tl.where(sound(law, vocab, BLOCK), wrong, 1)
+        fixed = (draw_kind == FIXED).to(tl.int32)
+        removes = (draw_kind != FULL) & (address != 0)
+        law = distribution(tl.where(removes & (fresh == 0), rest.to(tl.int64), address))
+        if (fresh != 0) & (fixed == 0):
+            wrong = tl.where(is_distribution(law, vocab, BLOCK), wrong, 1)
 
-        wanted = tl.load(numbers(left) + token).to(tl.float64) / scale
-        offered = tl.load(law + token, mask=point == 0, other=1.0).to(tl.float64)
+        target_mass = tl.load(distribution(left) + token).to(tl.float64) / scale
+        draft_mass = tl.load(law + token, mask=fixed == 0, other=1.0).to(tl.float64)
         # A total of 0 leaves nothing to draw, and all of `rest` is 0.
-        share = tl.where((point != 0) | (total <= 0.0), 1.0, total)
-        offered = offered / share
-        chance = tl.where(offered > 0.0, wanted / tl.where(offered > 0.0, offered, 1.0), 1.0)
-        tossed = wanted > 0.0
+        share = tl.where((fixed != 0) | (total <= 0.0), 1.0, total)
+        draft_mass = draft_mass / share
+        chance = tl.where(draft_mass > 0.0, target_mass / tl.where(draft_mass > 0.0, draft_mass, 1.0), 1.0)
+        tossed = target_mass > 0.0
         u = tl.load(plan + used * LINE + 6, mask=tossed, other=0).to(tl.float64, bitcast=True)
         # NaN stands where the tape has ended.
-        if ((wanted >= 0.0) & (wanted < float("inf")) & (u >= 0.0)) == 0:
+        if ((target_mass >= 0.0) & (target_mass < float("inf")) & (u >= 0.0)) == 0:
             wrong = tl.full((), 1, tl.int32)
         used += tossed.to(tl.int32)
         if tossed & (u < chance):
@@ -133,10 +133,10 @@ def walk(plan, scratch, out, nodes, vocab, BLOCK: tl.constexpr):
             # A thread may still be reading what the child before has left.
             tl.debug_barrier()
             after = scratch + half * vocab.to(tl.int64)
-            reads = tl.where(removes | (point == 0), vocab, 0)
+            reads = tl.where(removes | (fixed == 0), vocab, 0)
             copies = tl.where(removes & (fresh != 0), vocab, 0)
             sums, others = reject(
-                numbers(left), law, rest, after, token, scale / share, point, reads, copies, vocab, BLOCK
+                distribution(left), law, rest, after, token, scale / share, fixed, reads, copies, vocab, BLOCK
             )
             tl.debug_barrier()
             tl.store(rest + token, 0.0, mask=removes & (fresh == 0))
@@ -152,7 +152,7 @@ def walk(plan, scratch, out, nodes, vocab, BLOCK: tl.constexpr):
         child = tl.where(wrong != 0, 0, child)
 
     u = tl.load(plan + used * LINE + 6).to(tl.float64, bitcast=True)
-    extra, weight = choose(numbers(left), u, vocab, BLOCK)
+    extra, weight = choose(distribution(left), u, vocab, BLOCK)
     if ((weight > 0.0) & (weight < float("inf")) & (u >= 0.0)) == 0:
         wrong = tl.full((), 1, tl.int32)
     tl.store(out, wrong)

@@ -8,44 +8,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-POINT, WHOLE, LEFT = range(3)
-"""How a node was drawn: it was given; from its law; from its law without the siblings before it."""
+FIXED, FULL, REMAINING = range(3)
+"""How a node was drawn: not at all, as a fixed token; from its full law; from what earlier siblings left."""
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class RejectionCase:
     """A tree with its target's rows and the uniforms that judge it.
 
     Attributes:
         tokens: of every node, the root first.
         parents: -1 for the root, each before its children; siblings stand in drawn order.
-        ways: `POINT`, `WHOLE` or `LEFT` for every node; any for the root.
+        draw_kinds: `FIXED`, `FULL` or `REMAINING` for every node; any for the root.
         laws: the draft probabilities `[vocab]` that every node was drawn from, fp32; siblings of which one
-            is `LEFT` have one law, those that were given among them too. Else None for a given node.
+            is `REMAINING` have one law, fixed ones among them too. Else None for a fixed node.
         targets: the target's distribution after every node, fp32 `[nodes, vocab]`.
         uniforms: float64 in [0, 1), on the CPU; as many as nodes are enough.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int]
-    ways: Sequence[int]
+    draw_kinds: Sequence[int]
     laws: Sequence[Tensor | None]
     targets: Tensor
     uniforms: Tensor
 
     @property
     def children(self) -> list[list[int]]:
-        """Of every node, in drawn order."""
-        found: list[list[int]] = [[] for _ in self.parents]
+        """The children of every node, in drawn order."""
+        children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents):
             if parent >= 0:
-                found[parent].append(node)
-        return found
+                children[parent].append(node)
+        return children
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What became of a row.
+    """What rejection makes of a case.
 
     Attributes:
         path: accepted nodes, the root first.
@@ -64,13 +64,13 @@ class Undecidable(Exception):
     """A distribution is none, or the uniforms are used up."""
 
 
-def walk(row: Row) -> Walk:
+def walk(case: RejectionCase) -> Walk:
     """Judge the children of the root, of the one that is accepted, and so on.
 
     Raises:
         Undecidable: a law or a target on the way is no distribution, or the uniforms are used up.
     """
-    uniforms, used, children, path = row.uniforms.tolist(), 0, row.children, [0]
+    uniforms, used, children, path = case.uniforms.tolist(), 0, case.children, [0]
 
     def toss() -> float:
         nonlocal used
@@ -80,12 +80,12 @@ def walk(row: Row) -> Walk:
         return float(uniforms[used - 1])
 
     while children[path[-1]]:
-        left, scale = row.targets[path[-1]], 1.0
-        for child, law in _laws(row, children[path[-1]]):
-            wanted, offered = float(left[row.tokens[child]]) / scale, float(law[row.tokens[child]])
-            if not 0 <= wanted < float("inf"):
+        left, scale = case.targets[path[-1]], 1.0
+        for child, law in _laws(case, children[path[-1]]):
+            target_mass, draft_mass = float(left[case.tokens[child]]) / scale, float(law[case.tokens[child]])
+            if not 0 <= target_mass < float("inf"):
                 raise Undecidable
-            if wanted > 0 and toss() < (wanted / offered if offered > 0 else 1):
+            if target_mass > 0 and toss() < (target_mass / draft_mass if draft_mass > 0 else 1):
                 path.append(child)
                 break
             rest = (left.double() - scale * law).clamp(min=0).float()
@@ -93,22 +93,22 @@ def walk(row: Row) -> Walk:
                 left, scale = rest, total
         else:
             return Walk(tuple(path), _choose(left, toss()), False, used)
-    return Walk(tuple(path), _choose(row.targets[path[-1]], toss()), True, used)
+    return Walk(tuple(path), _choose(case.targets[path[-1]], toss()), True, used)
 
 
-def _laws(row: Row, siblings: list[int]) -> Iterator[tuple[int, Tensor]]:
-    """Siblings, each with the law by which it is tried given those before it, float64 `[vocab]`."""
-    for place, child in enumerate(siblings):
-        given = row.laws[child]
-        if row.ways[child] == POINT or given is None:
-            law = torch.zeros_like(row.targets[0], dtype=torch.float64)
-            law[row.tokens[child]] = 1
+def _laws(case: RejectionCase, siblings: list[int]) -> Iterator[tuple[int, Tensor]]:
+    """Siblings, each with the law by which it is tried after those before it, float64 `[vocab]`."""
+    for index, child in enumerate(siblings):
+        full = case.laws[child]
+        if case.draw_kinds[child] == FIXED or full is None:
+            law = torch.zeros_like(case.targets[0], dtype=torch.float64)
+            law[case.tokens[child]] = 1
         else:
-            law = given.double()
-        if not place and not (abs(float(law.sum()) - 1) <= 1e-3 and float(law.min()) >= 0):
+            law = full.double()
+        if not index and not (abs(float(law.sum()) - 1) <= 1e-3 and float(law.min()) >= 0):
             raise Undecidable
-        if place and row.ways[child] == LEFT:
-            law = law.index_fill(0, torch.tensor([row.tokens[one] for one in siblings[:place]]), 0)
+        if index and case.draw_kinds[child] == REMAINING:
+            law = law.index_fill(0, torch.tensor([case.tokens[earlier] for earlier in siblings[:index]]), 0)
             law /= law.sum() if bool(law.any()) else 1
         yield child, law
 

@@ -15,25 +15,25 @@ from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint
 
 @attrs.frozen(eq=False)
 class _LLGuidanceMatcher:
-    live: Any
+    matcher: Any
     vocab_size: int
 
     def accept(self, token: int) -> bool:
         # A token outside the vocabulary breaks the matcher for good; and where the text is forced it takes
         # other spellings than the one that its mask allows.
-        forced = self.live.compute_ff_tokens() if 0 <= token < self.vocab_size else ()
+        forced = self.matcher.compute_ff_tokens() if 0 <= token < self.vocab_size else ()
         if not 0 <= token < self.vocab_size or (forced and forced[0] != token):
             return False
-        return bool(self.live.try_consume_tokens([token]))
+        return bool(self.matcher.try_consume_tokens([token]))
 
     def rollback(self, tokens: int) -> None:
-        self.live.rollback(tokens)
+        self.matcher.rollback(tokens)
 
     def complete(self) -> bool:
-        return bool(self.live.is_accepting())
+        return bool(self.matcher.is_accepting())
 
     def mask(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return np.frombuffer(self.live.compute_bitmask(), dtype=np.uint8)
+        return np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
 
 
 @attrs.frozen(eq=False)
@@ -80,37 +80,39 @@ class LLGuidanceConstraint(MatcherConstraint):
             )
         except ValueError as error:
             raise _refused(str(error)) from error
-        return cls._made(grammar, tokenizer, eos_token_id)
+        return cls._compiled(grammar, tokenizer, eos_token_id)
 
     @classmethod
     def regex(
         cls, pattern: str, tokenizer: Any, *, eos_token_id: int | Sequence[int] | None = None
     ) -> LLGuidanceConstraint:
         """Texts that match all of the regular expression `pattern`; errors as `json_schema`."""
-        return cls._made(package("llguidance").LLMatcher.grammar_from_regex(pattern), tokenizer, eos_token_id)
+        return cls._compiled(
+            package("llguidance").LLMatcher.grammar_from_regex(pattern), tokenizer, eos_token_id
+        )
 
     @classmethod
     def grammar(
         cls, text: str, tokenizer: Any, *, eos_token_id: int | Sequence[int] | None = None
     ) -> LLGuidanceConstraint:
         """Texts of the rule `start` in the Lark grammar `text`; errors as `json_schema`."""
-        return cls._made(package("llguidance").LLMatcher.grammar_from_lark(text), tokenizer, eos_token_id)
+        return cls._compiled(package("llguidance").LLMatcher.grammar_from_lark(text), tokenizer, eos_token_id)
 
     @classmethod
-    def _made(
+    def _compiled(
         cls, grammar: str, tokenizer: Any, eos_token_id: int | Sequence[int] | None
     ) -> LLGuidanceConstraint:
         llguidance, hf = package("llguidance"), package("llguidance.hf")
-        own = hf.from_tokenizer(tokenizer, eos_token=list(ends(tokenizer, eos_token_id)))
-        first = llguidance.LLMatcher(own, grammar, log_level=0)
+        vocabulary = hf.from_tokenizer(tokenizer, eos_token=list(ends(tokenizer, eos_token_id)))
+        first = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
         if first.is_error():
             raise _refused(first.get_error())
-        return cls(first, own)
+        return cls(first, vocabulary)
 
     def matcher(self) -> Matcher:
         return _LLGuidanceMatcher(self.first.deep_copy(), self.tokenizer.vocab_size)
 
 
 def _refused(why: str) -> InvalidInput:
-    said = next((line for line in why.splitlines() if line.strip()), "no reason given")
-    return InvalidInput(f"llguidance cannot serve this constraint: {said.strip().rstrip('.')}.")
+    reason = next((line for line in why.splitlines() if line.strip()), "no reason given")
+    return InvalidInput(f"llguidance cannot serve this constraint: {reason.strip().rstrip('.')}.")

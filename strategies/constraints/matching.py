@@ -1,4 +1,4 @@
-"""Constraints over a matcher that takes its last tokens back: any prefix of a tree, no text walked again."""
+"""Constraints over a matcher that takes its last tokens back: any prefix of a tree, no text matched again."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Matcher(Protocol):
 
 
 @attrs.define(eq=False)
-class _Live:
+class _RowMatcher:
     """A row's one matcher and the prefix at which it stands."""
 
     matcher: Matcher
     at: Prefix | None = None
 
-    def move(self, wanted: Prefix) -> None:
-        """Stand at `wanted`: back to the last prefix that both have, then forward."""
-        here, there, ahead = self.at, wanted, []
+    def move(self, prefix: Prefix) -> None:
+        """Stand at `prefix`: back to the last prefix that both have, then forward."""
+        here, there, ahead = self.at, prefix, []
         while here is not there:
             assert here is not None
             if here.length >= there.length:
@@ -63,7 +63,7 @@ class _Live:
         for token in reversed(ahead):
             if not self.matcher.accept(token):
                 raise RuntimeError(f"The grammar's matcher refuses token {token}, which it took before.")
-        self.at = wanted
+        self.at = prefix
 
 
 @attrs.frozen(eq=False)
@@ -75,7 +75,7 @@ class Prefix:
         ended: whether the text's end came last.
     """
 
-    live: _Live = attrs.field(repr=False)
+    owner: _RowMatcher = attrs.field(repr=False)
     parent: Prefix | None = attrs.field(default=None, repr=False)
     token: int = -1
     length: int = 0
@@ -96,21 +96,21 @@ class MatcherConstraint(Constraint, ABC):
         """A matcher at the beginning of a text."""
 
     def start(self, prompt: Sequence[int]) -> Prefix:
-        live = _Live(self.matcher())
-        live.at = Prefix(live)
-        return live.at
+        owner = _RowMatcher(self.matcher())
+        owner.at = Prefix(owner)
+        return owner.at
 
     def advance(self, state: Prefix, token: int) -> Prefix | None:
         if state.ended:
             return state if token in self.eos_token_ids else None
-        live = state.live
-        live.move(state)
+        owner = state.owner
+        owner.move(state)
         if token in self.eos_token_ids:
-            return attrs.evolve(state, ended=True) if live.matcher.complete() else None
-        if not live.matcher.accept(token):
+            return attrs.evolve(state, ended=True) if owner.matcher.complete() else None
+        if not owner.matcher.accept(token):
             return None
-        live.at = Prefix(live, state, token, state.length + 1)
-        return live.at
+        owner.at = Prefix(owner, state, token, state.length + 1)
+        return owner.at
 
     def masks(self, states: Sequence[Prefix], vocab_size: int) -> Bool[Tensor, "n vocab"]:
         allowed = np.zeros((len(states), vocab_size), dtype=bool)
@@ -118,20 +118,20 @@ class MatcherConstraint(Constraint, ABC):
         for row, state in zip(allowed, states, strict=True):
             may_end = state.ended
             if not state.ended:
-                state.live.move(state)
-                row[:] = np.unpackbits(state.live.matcher.mask(), count=vocab_size, bitorder="little")
-                may_end = state.live.matcher.complete()
+                state.owner.move(state)
+                row[:] = np.unpackbits(state.owner.matcher.mask(), count=vocab_size, bitorder="little")
+                may_end = state.owner.matcher.complete()
             row[ends] = may_end
         return torch.from_numpy(allowed)
 
 
 def ends(tokenizer: Any, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The tokens that end a text: those given, else the tokenizer's own."""
-    given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
-    found = (given,) if isinstance(given, int) else tuple(given or ())
-    if not found:
+    """The tokens that end a text: those of `eos_token_id`, else the tokenizer's."""
+    ids = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+    eos_tokens = (ids,) if isinstance(ids, int) else tuple(ids or ())
+    if not eos_tokens:
         raise InvalidInput("The tokenizer names no token that ends a text; give eos_token_id.")
-    return found
+    return eos_tokens
 
 
 def package(name: str) -> ModuleType:

@@ -16,21 +16,21 @@ from draftwood.validators import as_ints
 
 @attrs.frozen(eq=False)
 class _XGrammarMatcher:
-    live: Any
+    matcher: Any
     bits: np.ndarray[Any, np.dtype[np.int32]]  # [1, words]
     vocab_size: int
 
     def accept(self, token: int) -> bool:
-        return 0 <= token < self.vocab_size and bool(self.live.accept_token(token))
+        return 0 <= token < self.vocab_size and bool(self.matcher.accept_token(token))
 
     def rollback(self, tokens: int) -> None:
-        self.live.rollback(tokens)
+        self.matcher.rollback(tokens)
 
     def complete(self) -> bool:
-        return bool(self.live.is_completed())
+        return bool(self.matcher.is_completed())
 
     def mask(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        self.live.fill_next_token_bitmask(self.bits)
+        self.matcher.fill_next_token_bitmask(self.bits)
         mask: np.ndarray[Any, np.dtype[np.uint8]] = self.bits.view(np.uint8)[0]
         return mask
 
@@ -117,7 +117,7 @@ class XGrammarConstraint(MatcherConstraint):
 
 
 # xgrammar 0.2 passes over some keywords in silence, and over some beside others (seen: a text that breaks
-# them was accepted), so that what is not known to be read is refused.
+# them was accepted), so that what it is not sure to read is refused.
 _NOTES = frozenset(
     [
         "$comment",
@@ -161,12 +161,12 @@ _VALUES = ("const", "default", "enum", "examples")  # no schemas, whatever they 
 def _unread(schema: Any) -> str | None:
     """The first keyword in `schema`, or in one within it, that xgrammar does not read."""
     if isinstance(schema, list):
-        return next((found for one in schema if (found := _unread(one))), None)
+        return next((inner for part in schema if (inner := _unread(part))), None)
     if not isinstance(schema, dict):
         return None
-    known = _NOTES | _READ | {*_ALONE, *_BY_NAME}
+    readable = _NOTES | _READ | {*_ALONE, *_BY_NAME}
     unread: list[str] = [
-        keyword for keyword, value in schema.items() if keyword not in known and value is not False
+        keyword for keyword, value in schema.items() if keyword not in readable and value is not False
     ]
     if any(keyword in schema for keyword in _ALONE):
         first = next(keyword for keyword in _ALONE if keyword in schema)
@@ -178,8 +178,8 @@ def _unread(schema: Any) -> str | None:
         return unread[0]
     for keyword, value in schema.items():
         by_name = keyword in _BY_NAME and isinstance(value, dict)
-        if keyword not in _VALUES and (found := _unread(list(value.values()) if by_name else value)):
-            return found
+        if keyword not in _VALUES and (inner := _unread(list(value.values()) if by_name else value)):
+            return inner
     return None
 
 
@@ -192,5 +192,5 @@ def _as_object(text: str) -> Any:
 
 def _reason(error: Exception) -> str:
     """What xgrammar says, without the clock and the source line in front of it."""
-    said = str(error).strip().splitlines()[0]
-    return said.rpartition("] ")[2].partition(": ")[2].rstrip(". ") or said.rstrip(". ")
+    message = str(error).strip().splitlines()[0]
+    return message.rpartition("] ")[2].partition(": ")[2].rstrip(". ") or message.rstrip(". ")

@@ -92,7 +92,7 @@ def choose_layers(target: StateBackend, text: Sequence[int], *, count: int) -> t
     """`count` layers of `target` to skip, by greedy search on how well the rest agrees on `text`.
 
     Starts from the whole model and leaves out, one at a time, the layer whose absence keeps the agreement
-    highest. Agreement is the mean over places of the sum of min(p, q), p and q being the next-token
+    highest. Agreement is the mean over positions of the sum of min(p, q), p and q being the next-token
     distributions of the whole and of the rest: the chance that a token drawn from q is accepted. Runs
     `text` some `count * skippable_layers` times; the target's own rows are not touched.
 
@@ -117,29 +117,29 @@ def choose_layers(target: StateBackend, text: Sequence[int], *, count: int) -> t
         raise InvalidInput(f"count is {count}; of {layers} layers give 1 to {layers - 1} to skip.")
     if len(text) < 2:
         raise InvalidInput(f"The text has {len(text)} token(s); give at least 2 to compare the models on.")
-    whole = _probabilities(target.without_layers(()), text)
+    full = _probabilities(target.without_layers(()), text)
     skipped: tuple[int, ...] = ()
     for _ in range(count):
         candidates = [(*skipped, layer) for layer in range(layers) if layer not in skipped]
-        skipped = max(candidates, key=lambda chosen: _agreement(target, chosen, text, whole))
+        skipped = max(candidates, key=lambda chosen: _agreement(target, chosen, text, full))
     return tuple(sorted(skipped))
 
 
-def _agreement(target: StateBackend, skipped: Sequence[int], text: Sequence[int], whole: Tensor) -> float:
+def _agreement(target: StateBackend, skipped: Sequence[int], text: Sequence[int], full: Tensor) -> float:
     rest = _probabilities(target.without_layers(skipped), text)
-    return float(torch.minimum(whole, rest).sum(-1).mean())
+    return float(torch.minimum(full, rest).sum(-1).mean())
 
 
 def _probabilities(backend: StateBackend, text: Sequence[int]) -> Tensor:
     """float32 `[len(text), vocab]`: what follows every token of `text`."""
     backend.prefill([torch.tensor([], dtype=torch.int64)])
-    found = []
+    probs = []
     for segment in torch.tensor(list(text)).split(SEGMENT):
         chain = torch.arange(-1, len(segment) - 1)
-        found.append(backend.extend(segment.unsqueeze(0), chain.unsqueeze(0))[0].float().softmax(-1))
+        probs.append(backend.extend(segment.unsqueeze(0), chain.unsqueeze(0))[0].float().softmax(-1))
         backend.commit([range(len(segment))])
     backend.release()
-    return torch.cat(found)
+    return torch.cat(probs)
 
 
 def _check_skippable(target: StateBackend) -> None:

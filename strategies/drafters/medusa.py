@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's own hidden state, each guessing one place further."""
+"""Medusa: heads on the target's own hidden state, each guessing one token further."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMAT, VERSION = "draftwood-heads", 1
 class Heads(torch.nn.Module):
     """`count` heads `U_k (h + SiLU(W_k h + b_k))` from a hidden state to logits, all in one product each.
 
-    Head k, counted from 0, guesses the token k + 2 places behind the one whose state it reads. A new
+    Head k, counted from 0, guesses the token k + 2 positions after the one whose state it reads. A new
     module's W and b are zero, so that a head begins as the plain map U.
 
     Source: Medusa, section 2.1.1 (arXiv 2401.10774), without tying U_k to anything.
@@ -86,9 +86,9 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
         if not (folder / name).is_file():
             raise InvalidInput(f"There is no {name} in {str(folder)!r}; name a folder with trained heads.")
     try:
-        said = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        _check_version(folder, said)
-        sizes = [int(said[name]) for name in ("heads", "hidden_size", "vocab_size")]
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        _check_version(folder, description)
+        sizes = [int(description[name]) for name in ("heads", "hidden_size", "vocab_size")]
         stored = load_file(folder / WEIGHTS)
     except InvalidInput:
         raise
@@ -103,12 +103,12 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
         )
     with torch.device("meta"):
         heads = Heads(*sizes)
-    wanted = {name: tuple(weight.shape) for name, weight in heads.named_parameters()}
-    found = {name: tuple(weight.shape) for name, weight in stored.items()}
-    if found != wanted:
+    expected = {name: tuple(weight.shape) for name, weight in heads.named_parameters()}
+    shapes = {name: tuple(weight.shape) for name, weight in stored.items()}
+    if shapes != expected:
         raise InvalidInput(
-            f"The weights in {str(folder)!r} have the shapes {found}, but its {DESCRIPTION} says {wanted}; "
-            "train or copy the heads again."
+            f"The weights in {str(folder)!r} have the shapes {shapes}, but its {DESCRIPTION} says "
+            f"{expected}; train or copy the heads again."
         )
     heads.load_state_dict(stored, assign=True)
     return heads
@@ -131,7 +131,7 @@ def _as_heads(heads: Any) -> Heads:
 
 @attrs.define(eq=False)
 class MedusaHeads(Drafter):
-    """Guesses several places ahead from the state of the last token before the root, in no pass at all.
+    """Guesses several tokens ahead from the state of the last token before the root, in no pass at all.
 
     A node's distribution depends on its depth alone: at depth d it is head d's. Below the last head, and
     where no token stands before the root, nothing is proposed.
@@ -155,7 +155,7 @@ class MedusaHeads(Drafter):
     heads: Heads = attrs.field(converter=_as_heads, repr=False)
     # The heads' logits for this round, [rows, heads + 1, vocab], and every row's nodes.
     _logits: Tensor | None = attrs.field(default=None, init=False, repr=False)
-    _asked: list[RequestLog] = attrs.field(factory=list, init=False, repr=False)
+    _requests: list[RequestLog] = attrs.field(factory=list, init=False, repr=False)
     # Of every row the state behind its last committed token, [hidden]; None where there is none.
     _hidden: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
@@ -187,14 +187,14 @@ class MedusaHeads(Drafter):
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._check_target(list(map(len, rows)))
-        self._asked += [RequestLog() for _ in rows]
+        self._requests += [RequestLog() for _ in rows]
         self._hidden += [None for _ in rows]
         self._read()
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        gone = set(range(len(self._asked)) if rows is None else rows)
-        kept = [row for row in range(len(self._asked)) if row not in gone]
-        self._asked = [self._asked[row] for row in kept]
+        removed = set(range(len(self._requests)) if rows is None else rows)
+        kept = [row for row in range(len(self._requests)) if row not in removed]
+        self._requests = [self._requests[row] for row in kept]
         self._hidden = [self._hidden[row] for row in kept]
         if self._logits is not None:
             self._logits = self._logits[kept]
@@ -203,21 +203,21 @@ class MedusaHeads(Drafter):
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         if self._logits is None:
             self._logits = self._guess()
-        below = self.heads.count  # a place that holds -inf
+        below = self.heads.count  # the index of the logits that are -inf
         widest = max(len(request) if request is not None else 0 for request in requests)
-        places = torch.full((len(requests), widest), below)
+        heads = torch.full((len(requests), widest), below)
         for row, request in enumerate(requests):
             if request is None:
                 continue
-            asked = self._asked[row]
-            depths = [asked.depths[node] for node in asked.take(request)]
-            places[row, : len(request)] = torch.tensor(depths).clamp(max=below)
+            log = self._requests[row]
+            depths = [log.depths[node] for node in log.take(request)]
+            heads[row, : len(request)] = torch.tensor(depths).clamp(max=below)
         lines = torch.arange(len(requests)).unsqueeze(1)
-        return self._logits[lines.to(self._logits.device), places.to(self._logits.device)]
+        return self._logits[lines.to(self._logits.device), heads.to(self._logits.device)]
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         # The target has committed these by now.
-        self._asked = [RequestLog() for _ in outcomes]
+        self._requests = [RequestLog() for _ in outcomes]
         self._hidden = [None for _ in outcomes]
         self._read()
         if None in self._hidden:
@@ -240,22 +240,25 @@ class MedusaHeads(Drafter):
         self._logits = None
 
     def _guess(self) -> Tensor:
-        """The heads' logits and a last place that proposes nothing, `[rows, heads + 1, vocab]`."""
+        """The heads' logits and a last entry that proposes nothing, `[rows, heads + 1, vocab]`."""
         blank = self.heads.bias.new_zeros(self.heads.hidden_size)
-        states = [blank if held is None else held for held in self._hidden]
+        states = [blank if state is None else state for state in self._hidden]
         logits = self.heads(torch.stack(states)).transpose(0, 1)
         nothing = logits.new_full((len(logits), 1, logits.shape[2]), -torch.inf)
         logits = torch.cat([logits, nothing], 1)
-        logits[[row for row, held in enumerate(self._hidden) if held is None]] = -torch.inf
+        logits[[row for row, state in enumerate(self._hidden) if state is None]] = -torch.inf
         return logits
 
     def _check_target(self, lengths: list[int]) -> None:
         """The target holds the same rows, or it is not the one that is being decoded."""
-        held = self.target.lengths
-        if len(held) != len(self._asked) + len(lengths) or held[len(self._asked) :] != lengths:
+        committed = self.target.lengths
+        if (
+            len(committed) != len(self._requests) + len(lengths)
+            or committed[len(self._requests) :] != lengths
+        ):
             raise InvalidInput(
-                f"The heads' target holds {len(held)} row(s), not the {len(lengths)} that join here; give "
-                "MedusaHeads the very backend that the decoder drives."
+                f"The heads' target holds {len(committed)} row(s), not the {len(lengths)} that join here; "
+                "give MedusaHeads the very backend that the decoder drives."
             )
 
 

@@ -19,12 +19,12 @@ def _as_backend(model: Any) -> StateBackend:
 
 
 @attrs.define(eq=False)
-class _Row:
+class _DraftRow:
     """A row's nodes in the current round, and the accepted tokens whose state the model lacks."""
 
     pending: list[int]
-    lead: int = 0  # pending tokens that this round's first pass fed
-    asked: RequestLog = attrs.field(factory=RequestLog)
+    lead: int = 0  # pending tokens that this round's first pass took
+    requested: RequestLog = attrs.field(factory=RequestLog)
     fed: int = 0  # of the nodes asked for
     exhausted: bool = False
 
@@ -39,7 +39,7 @@ class ModelDrafter(Drafter):
     """
 
     backend: StateBackend = attrs.field(converter=_as_backend)
-    _rows: list[_Row] = attrs.field(factory=list, init=False)
+    _rows: list[_DraftRow] = attrs.field(factory=list, init=False)
     source = "Leviathan et al. 2023"
 
     @property
@@ -63,43 +63,45 @@ class ModelDrafter(Drafter):
         # A prompt beyond the context leaves the row without proposals rather than without an answer.
         fits = [room is None or len(row) < room for row in rows]
         self.backend.prefill([row if fit else row[:0] for row, fit in zip(rows, fits, strict=True)])
-        self._rows += [_Row([] if fit else row.tolist()) for row, fit in zip(rows, fits, strict=True)]
+        self._rows += [_DraftRow([] if fit else row.tolist()) for row, fit in zip(rows, fits, strict=True)]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self.backend.release(rows)
-        gone = set(range(len(self._rows)) if rows is None else rows)
-        self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
+        removed = set(range(len(self._rows)) if rows is None else rows)
+        self._rows = [row for index, row in enumerate(self._rows) if index not in removed]
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
-        feeds, asked = [], []
+        feeds, answered = [], []
         for row, request, length in zip(self._rows, requests, self.backend.lengths, strict=True):
             first = not row.fed
-            feed, kept = self._feed(row, request, length)
+            feed, count = self._feed(row, request, length)
             feeds.append(feed)
-            asked.append((row.lead if first and kept else 0, kept))
+            answered.append((row.lead if first and count else 0, count))
         tokens, parents, counts = pad(feeds)
         widest = max(len(request) if request is not None else 0 for request in requests)
         logits = self.backend.extend(tokens, parents, counts)
-        if len(asked) == 1 and asked[0][1]:
-            return logits[:, asked[0][0] :]
-        out = logits.new_full((len(asked), widest, logits.shape[-1]), -torch.inf)
-        for place, (lead, kept) in enumerate(asked):
-            out[place, :kept] = logits[place, lead : lead + kept]
+        if len(answered) == 1 and answered[0][1]:
+            return logits[:, answered[0][0] :]
+        out = logits.new_full((len(answered), widest, logits.shape[-1]), -torch.inf)
+        for index, (lead, count) in enumerate(answered):
+            out[index, :count] = logits[index, lead : lead + count]
         return out
 
-    def _feed(self, row: _Row, request: Request | None, length: int) -> tuple[tuple[Tensor, Tensor], int]:
+    def _feed(
+        self, row: _DraftRow, request: Request | None, length: int
+    ) -> tuple[tuple[Tensor, Tensor], int]:
         """What this pass feeds for a row, and how many of the request's nodes it answers."""
         nothing = torch.zeros(0, dtype=torch.int64)
         if request is None:
             return (nothing, nothing), 0
-        row.asked.take(request)
+        row.requested.take(request)
         lead = row.lead if row.fed else len(row.pending)
         room = self.backend.max_length
-        row.exhausted |= room is not None and length + lead + max(row.asked.depths) >= room
+        row.exhausted |= room is not None and length + lead + max(row.requested.depths) >= room
         if row.exhausted:
             return (nothing, nothing), 0
         ahead = [] if row.fed else row.pending
-        row.lead, row.fed = lead, len(row.asked)
+        row.lead, row.fed = lead, len(row.requested)
         return (
             torch.cat([torch.tensor(ahead, dtype=torch.int64), request.tokens]),
             # The pending tokens are a chain from the committed state, and the root hangs below them.
@@ -108,17 +110,17 @@ class ModelDrafter(Drafter):
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         paths = []
-        for place, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
-            asked = zip(row.asked.parents[: row.fed], row.asked.tokens[: row.fed], strict=True)
-            known = {key: number for number, key in enumerate(asked)}
+        for index, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
+            requested = zip(row.requested.parents[: row.fed], row.requested.tokens[: row.fed], strict=True)
+            numbers = {key: number for number, key in enumerate(requested)}
             path, number = [], -1
             for token in outcome.tokens:
-                if (number, token) not in known:
+                if (number, token) not in numbers:
                     break
-                number = known[number, token]
+                number = numbers[number, token]
                 path.append(row.lead + number)
             fed = [*range(row.lead), *path] if path else []
             behind = [*row.pending, *outcome.tokens]
             paths.append(fed)
-            self._rows[place] = _Row(behind[len(fed) :])
+            self._rows[index] = _DraftRow(behind[len(fed) :])
         self.backend.commit(paths)

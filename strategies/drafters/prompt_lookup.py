@@ -13,38 +13,38 @@ from draftwood.validators import at_least
 
 
 @attrs.define(eq=False)
-class _Row(TableRow):
+class _LookupRow(TableRow):
     """A row's text and, for every n-gram in it, what followed and how often."""
 
     longest: int
     shortest: int
     text: list[int] = attrs.field(factory=list)
     table: dict[tuple[int, ...], Counter[int]] = attrs.field(factory=dict)
-    asked: RequestLog = attrs.field(factory=RequestLog)
+    requested: RequestLog = attrs.field(factory=RequestLog)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             for n in range(1, min(self.longest, len(self.text)) + 1):
                 self.table.setdefault(tuple(self.text[-n:]), Counter())[token] += 1
             self.text.append(token)
-        self.asked = RequestLog()
+        self.requested = RequestLog()
 
     def followers(self, request: Request) -> list[Counts | None]:
-        return [self._followers(node) for node in self.asked.take(request)]
+        return [self._followers(node) for node in self.requested.take(request)]
 
     def _followers(self, number: int) -> Counts | None:
-        """Continuations of the longest known n-gram that ends at a node."""
+        """Continuations of the longest n-gram in the table that ends at a node."""
         recent: list[int] = []
         while number >= 0 and len(recent) < self.longest:
-            recent.append(self.asked.tokens[number])
-            number = self.asked.parents[number]
+            recent.append(self.requested.tokens[number])
+            number = self.requested.parents[number]
         recent = recent[::-1]
         missing = self.longest - len(recent)
         recent = self.text[max(len(self.text) - missing, 0) :] + recent if missing else recent
         for n in range(min(self.longest, len(recent)), self.shortest - 1, -1):
-            found = self.table.get(tuple(recent[-n:]))
-            if found:
-                return list(found), list(found.values())
+            counts = self.table.get(tuple(recent[-n:]))
+            if counts:
+                return list(counts), list(counts.values())
         return None
 
 
@@ -68,4 +68,4 @@ class PromptLookup(TableDrafter):
             raise InvalidInput(f"shortest is {self.shortest}; it must not exceed longest, {self.longest}.")
 
     def _row(self) -> TableRow:
-        return _Row(self.longest, self.shortest)
+        return _LookupRow(self.longest, self.shortest)

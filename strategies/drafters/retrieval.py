@@ -18,12 +18,12 @@ Ranges = Int[np.ndarray, "lengths 2"]
 """For every length m the suffixes of the corpus that start with a text's last m tokens: first, last + 1."""
 
 
-def _opened(index: SuffixIndex | str | PathLike[str]) -> SuffixIndex:
+def _as_index(index: SuffixIndex | str | PathLike[str]) -> SuffixIndex:
     return index if isinstance(index, SuffixIndex) else SuffixIndex.open(index)
 
 
 @attrs.define(eq=False)
-class _Row(TableRow):
+class _RetrievalRow(TableRow):
     """Where the last tokens of a row's text and of the round's nodes stand in the corpus."""
 
     index: SuffixIndex
@@ -34,14 +34,14 @@ class _Row(TableRow):
     nodes: Int[np.ndarray, "nodes lengths 2"]
 
     @classmethod
-    def empty(cls, index: SuffixIndex, *, longest: int, shortest: int, examples: int) -> _Row:
+    def empty(cls, index: SuffixIndex, *, longest: int, shortest: int, examples: int) -> _RetrievalRow:
         text = np.zeros((longest + 1, 2), dtype=np.int64)
-        text[0] = index.whole
+        text[0] = index.all_suffixes
         return cls(index, longest, shortest, examples, text, text[None][:0])
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens[-self.longest :]:
-            self.text = self._behind(self.text[None], np.array([token]))[0]
+            self.text = self._narrowed(self.text[None], np.array([token]))[0]
         self.nodes = self.nodes[:0]
 
     def followers(self, request: Request) -> list[Counts | None]:
@@ -50,12 +50,12 @@ class _Row(TableRow):
         while (done := len(self.nodes) - first) < len(tokens):
             unknown = np.flatnonzero(parents[done:] >= len(self.nodes))
             stop = done + int(unknown[0]) if len(unknown) else len(tokens)
-            known = np.concatenate([self.nodes, self.text[None]])  # parent -1 is the text
-            ranges = self._behind(known[parents[done:stop]], tokens[done:stop])
+            parent_ranges = np.concatenate([self.nodes, self.text[None]])  # parent -1 is the text
+            ranges = self._narrowed(parent_ranges[parents[done:stop]], tokens[done:stop])
             self.nodes = np.concatenate([self.nodes, ranges])
-        return [self._found(ranges) for ranges in self.nodes[first:]]
+        return [self._longest_match(ranges) for ranges in self.nodes[first:]]
 
-    def _behind(
+    def _narrowed(
         self, before: Int[np.ndarray, "k lengths 2"], tokens: Int[np.ndarray, " k"]
     ) -> Int[np.ndarray, "k lengths 2"]:
         """The ranges behind one more token: a match of m tokens is one of m - 1 and the new one."""
@@ -66,7 +66,7 @@ class _Row(TableRow):
         after[:, 1:, 0], after[:, 1:, 1] = self.index.narrow(low, high, depth=depth, token=token)
         return after
 
-    def _found(self, ranges: Ranges) -> Counts | None:
+    def _longest_match(self, ranges: Ranges) -> Counts | None:
         """What follows the longest match, or None."""
         lengths = np.flatnonzero(ranges[:, 0] < ranges[:, 1])
         if lengths[-1] < self.shortest:
@@ -79,8 +79,8 @@ class _Row(TableRow):
 class RetrievalDrafter(TableDrafter):
     """Looks for the longest recent tokens in an indexed corpus and proposes what followed them there.
 
-    Its distribution is the empirical one over all places where the longest suffix of the node's text
-    stands and another token of the same document follows; where not even `shortest` tokens are found
+    Its distribution is the empirical one over all occurrences of the longest suffix of the node's text
+    that another token of the same document follows; where not even `shortest` tokens match
     it proposes nothing. Needs no weights and no pass; a tree policy then cuts its tree out of the trie
     of continuations, as REST does by frequency.
 
@@ -89,7 +89,7 @@ class RetrievalDrafter(TableDrafter):
         vocab_size: the target's; above the index's own where the target pads its vocabulary.
         longest: the most tokens that are looked for.
         shortest: the fewest.
-        examples: of more places than these, as many are counted, evenly spread over the sorted ones.
+        examples: of more occurrences than these, as many are counted, evenly spread over the sorted ones.
 
     Raises:
         InvalidInput: an option out of range, or an index that cannot be read.
@@ -98,7 +98,7 @@ class RetrievalDrafter(TableDrafter):
     Source: He et al. 2023, REST (arXiv 2311.08252), section 3: exact match of the longest suffix.
     """
 
-    index: SuffixIndex = attrs.field(converter=_opened)
+    index: SuffixIndex = attrs.field(converter=_as_index)
     vocab_size: int = attrs.field(validator=at_least(1))
     longest: int = attrs.field(default=16, validator=at_least(1))
     shortest: int = attrs.field(default=2, validator=at_least(1))
@@ -121,4 +121,6 @@ class RetrievalDrafter(TableDrafter):
         return self.index.vocabulary
 
     def _row(self) -> TableRow:
-        return _Row.empty(self.index, longest=self.longest, shortest=self.shortest, examples=self.examples)
+        return _RetrievalRow.empty(
+            self.index, longest=self.longest, shortest=self.shortest, examples=self.examples
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import attrs
@@ -12,6 +12,10 @@ from torch import Tensor
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 
 
+def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
+    return tuple(members)
+
+
 @attrs.define(eq=False)
 class Several(Drafter):
     """Stacks the logits of `members`: `[rows, nodes, drafters, vocab]`. For policies of the PerChild law.
@@ -19,12 +23,12 @@ class Several(Drafter):
     Source: SpecInfer, merge-based expansion (arXiv 2305.09781); several-drafter rejection in RSD's sense.
     """
 
-    members: tuple[Drafter, ...] = attrs.field(converter=tuple)
+    members: tuple[Drafter, ...] = attrs.field(converter=_as_members)
     source = "SpecInfer, section 3"
 
     def __attrs_post_init__(self) -> None:
         if len(self.members) < 2:
-            raise InvalidInput(f"{len(self.members)} drafter(s) were given; several means at least 2.")
+            raise InvalidInput(f"{len(self.members)} drafter(s) in members; give at least 2.")
         sizes = {member.vocab_size for member in self.members}
         if len(sizes) > 1:
             raise IncompatibleModels(
@@ -57,8 +61,8 @@ class Several(Drafter):
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         logits = [member.distributions(requests) for member in self.members]
-        dtype = reduce(torch.promote_types, (one.dtype for one in logits))
-        return torch.stack([one.to(logits[0].device, dtype) for one in logits], dim=2)
+        dtype = reduce(torch.promote_types, (each.dtype for each in logits))
+        return torch.stack([each.to(logits[0].device, dtype) for each in logits], dim=2)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         for member in self.members:

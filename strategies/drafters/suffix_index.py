@@ -1,4 +1,4 @@
-"""Sorted suffixes of a token corpus: every place where some tokens stand, by binary search."""
+"""Sorted suffixes of a token corpus: every occurrence of some tokens, by binary search."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from draftwood.json_text import parse_json
 
 _HEADER, _TOKENS, _SUFFIXES = "index.json", "tokens.npy", "suffixes.npy"
 _FORMAT, _VERSION = "draftwood-suffixes", 1
-_LARGEST = 2**32 - 1  # places are stored as 32-bit numbers
+_LARGEST = 2**32 - 1  # positions are stored as 32-bit numbers
 
 
 @attrs.frozen(eq=False)
 class SuffixIndex:
     """A corpus and the order of its suffixes; `open` maps it into memory instead of reading it.
 
-    Behind every document stands the separator `vocab_size`, which no query can hold: nothing is found
+    Behind every document stands the separator `vocab_size`, which no query can hold: nothing matches
     across the border of two documents, and nothing follows a document's last token.
 
     Attributes:
         tokens: the documents, each with its separator, `[n]` uint16 or uint32.
-        suffixes: the places in `tokens` in the order of the suffixes that start there, `[n]` uint32.
+        suffixes: the positions in `tokens` in the order of the suffixes that start there, `[n]` uint32.
         vocab_size: tokens are below it.
         vocabulary: digest of the tokenizer's vocabulary, or None where no tokenizer is known.
 
@@ -92,22 +92,22 @@ class SuffixIndex:
         Raises:
             InvalidInput: there is none, it is of another version, or its files are not what was written.
         """
-        where = Path(folder)
-        header = _header(where)
+        path = Path(folder)
+        header = _header(path)
         for name, checksum in header["checksums"].items():
-            if _checksum(where / name) != checksum:
-                raise _corrupt(where, f"{name} is not what was written")
+            if _checksum(path / name) != checksum:
+                raise _corrupt(path, f"{name} is not what was written")
         try:
-            tokens, suffixes = (np.load(where / name, mmap_mode="r") for name in (_TOKENS, _SUFFIXES))
+            tokens, suffixes = (np.load(path / name, mmap_mode="r") for name in (_TOKENS, _SUFFIXES))
         except (OSError, ValueError, EOFError) as error:
-            raise _corrupt(where, str(error).splitlines()[0]) from error
+            raise _corrupt(path, str(error).splitlines()[0]) from error
         shapes = {tokens.shape, suffixes.shape}
         if shapes != {(header["tokens"],)} or {tokens.dtype.kind, suffixes.dtype.kind} != {"u"}:
-            raise _corrupt(where, f"{_HEADER} does not fit the other files")
+            raise _corrupt(path, f"{_HEADER} does not fit the other files")
         # A plain view of the map: numpy's own class for maps is slow to index.
         index = cls(np.asarray(tokens), np.asarray(suffixes), header["vocab_size"], header["vocabulary"])
-        if not len(tokens) or tokens[-1] != index.vocab_size or not index.whole[1]:
-            raise _corrupt(where, f"{_HEADER} does not fit the other files")
+        if not len(tokens) or tokens[-1] != index.vocab_size or not index.all_suffixes[1]:
+            raise _corrupt(path, f"{_HEADER} does not fit the other files")
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> int:
@@ -118,12 +118,12 @@ class SuffixIndex:
         Raises:
             InvalidInput: `folder` cannot be written, or holds something other than an index.
         """
-        where = Path(folder)
-        self.check_free(where)
+        path = Path(folder)
+        self.check_free(path)
         try:
-            where.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             for name, values in ((_TOKENS, self.tokens), (_SUFFIXES, self.suffixes)):
-                with _replaced(where / name).open("wb") as file:
+                with _temporary(path / name).open("wb") as file:
                     np.save(file, values, allow_pickle=False)
             header = {
                 "format": _FORMAT,
@@ -131,31 +131,31 @@ class SuffixIndex:
                 "tokens": len(self.tokens),
                 "vocab_size": self.vocab_size,
                 "vocabulary": self.vocabulary,
-                "checksums": {name: _checksum(_replaced(where / name)) for name in (_TOKENS, _SUFFIXES)},
+                "checksums": {name: _checksum(_temporary(path / name)) for name in (_TOKENS, _SUFFIXES)},
             }
-            _replaced(where / _HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+            _temporary(path / _HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
             for name in (_TOKENS, _SUFFIXES, _HEADER):
-                _replaced(where / name).replace(where / name)
-            return sum((where / name).stat().st_size for name in (_TOKENS, _SUFFIXES, _HEADER))
+                _temporary(path / name).replace(path / name)
+            return sum((path / name).stat().st_size for name in (_TOKENS, _SUFFIXES, _HEADER))
         except OSError as error:
             raise InvalidInput(
-                f"The index cannot be written to {str(where)!r}: {error.strerror}; name another folder."
+                f"The index cannot be written to {str(path)!r}: {error.strerror}; name another folder."
             ) from error
 
     @staticmethod
     def check_free(folder: str | os.PathLike[str]) -> None:
         """Raise `InvalidInput` unless an index can be saved to `folder` without harm to anything else."""
-        where = Path(folder)
-        if where.is_dir() and any(where.iterdir()) and not (where / _HEADER).exists():
+        path = Path(folder)
+        if path.is_dir() and any(path.iterdir()) and not (path / _HEADER).exists():
             problem = "holds other files"
-        elif where.exists() and not where.is_dir():
+        elif path.exists() and not path.is_dir():
             problem = "is a file"
         else:
             return
-        raise InvalidInput(f"{str(where)!r} {problem}; name a new folder for the index.")
+        raise InvalidInput(f"{str(path)!r} {problem}; name a new folder for the index.")
 
     @property
-    def whole(self) -> tuple[int, int]:
+    def all_suffixes(self) -> tuple[int, int]:
         """The range of all suffixes that start with a token."""
         everything = np.array([0]), np.array([len(self.tokens)])
         return 0, int(self._first(*everything, depth=np.array([0]), token=np.array([self.vocab_size]))[0])
@@ -187,30 +187,30 @@ class SuffixIndex:
         with a share of at least one in `examples` is always among the answers.
         """
         count = min(high - low, examples)
-        places = low + np.arange(count) * (high - low) // count
+        chosen = low + np.arange(count) * (high - low) // count
         tokens, counts = np.unique(
-            self.tokens[self.suffixes[places].astype(np.int64) + depth], return_counts=True
+            self.tokens[self.suffixes[chosen].astype(np.int64) + depth], return_counts=True
         )
         return tokens.astype(np.int64), counts
 
     def _first(
         self, low: np.ndarray, high: np.ndarray, *, depth: np.ndarray, token: np.ndarray
     ) -> np.ndarray:
-        """The first place in each range whose suffix has `token` or a later one at `depth`, else `high`."""
+        """The first index in each range whose suffix has `token` or a later one at `depth`, else `high`."""
         low, high = low.copy(), high.copy()
         last = len(self.tokens) - 1
-        while (unknown := low < high).any():
+        while (open_ := low < high).any():
             middle = (low + high) // 2
-            # Where the search is over, the place may lie outside; what is read there is not used.
+            # Where the search is over, the index may lie outside; what is read there is not used.
             at = self.suffixes[np.minimum(middle, last)].astype(np.int64) + depth
             earlier = self.tokens[np.minimum(at, last)] < token
-            low = np.where(unknown & earlier, middle + 1, low)
-            high = np.where(unknown & ~earlier, middle, high)
+            low = np.where(open_ & earlier, middle + 1, low)
+            high = np.where(open_ & ~earlier, middle, high)
         return low
 
 
 def _sorted(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The places `[n]` int64 in the order of the suffixes that start there."""
+    """The positions `[n]` int64 in the order of the suffixes that start there."""
     n, bits = len(tokens), (vocab_size + 1).bit_length()
     width = max(62 // bits, 1)  # tokens that one 64-bit key holds; 0 stands behind the corpus
     keys = np.zeros(n, dtype=np.int64)
@@ -269,8 +269,8 @@ def _checksum(file: Path) -> int:
     return total
 
 
-def _replaced(file: Path) -> Path:
-    """Where a file is written before it takes its place."""
+def _temporary(file: Path) -> Path:
+    """Where a file is written before it replaces the old one."""
     return file.with_name(f"{file.name}.new")
 
 

@@ -45,17 +45,19 @@ class TableDrafter(Drafter):
             self._rows.append(row)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
-        gone = set(range(len(self._rows)) if rows is None else rows)
-        self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
+        removed = set(range(len(self._rows)) if rows is None else rows)
+        self._rows = [row for index, row in enumerate(self._rows) if index not in removed]
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         widest = max(len(request) if request is not None else 0 for request in requests)
         logits = torch.full((len(requests), widest, self.vocab_size), -torch.inf)
-        for place, (row, request) in enumerate(zip(self._rows, requests, strict=True)):
-            for node, found in enumerate(row.followers(request) if request is not None else ()):
-                if found:
-                    tokens, counts = (torch.as_tensor(values, dtype=torch.int64) for values in found)
-                    logits[place, node, tokens] = counts.to(logits.dtype).log()
+        for index, (row, request) in enumerate(zip(self._rows, requests, strict=True)):
+            for node, follower_counts in enumerate(row.followers(request) if request is not None else ()):
+                if follower_counts:
+                    tokens, counts = (
+                        torch.as_tensor(values, dtype=torch.int64) for values in follower_counts
+                    )
+                    logits[index, node, tokens] = counts.to(logits.dtype).log()
         return logits
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:

@@ -16,12 +16,12 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.validators import at_least, probability
 
 
 @attrs.frozen
-class Chain(OneLaw):
+class Chain(SingleLawPolicy):
     """`length` tokens in a row, each drawn from the draft (or its most likely one, with law `"top-k"`).
 
     The chain ends early behind a token whose own draft probability is below `stop_below`: that token

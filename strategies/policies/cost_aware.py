@@ -19,7 +19,7 @@ from draftwood import (
     TreePolicy,
 )
 from draftwood.pass_time import PassTime, as_pass_time
-from draftwood.strategies.policies.around import Around, by_name
+from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
 from draftwood.validators import probability
 
 
@@ -30,13 +30,13 @@ def _integers(value: Sequence[int] | str) -> tuple[int, ...]:
         raise InvalidInput(f"budgets is {value!r}; give integers such as 0,8,32.") from error
 
 
-def _rising(_: object, __: object, budgets: tuple[int, ...]) -> None:
+def _check_rising(_: object, __: object, budgets: tuple[int, ...]) -> None:
     if not budgets or budgets[0] < 0 or list(budgets) != sorted(set(budgets)):
         raise InvalidInput(f"budgets is {budgets}; give one or more integers >= 0, each above the last.")
 
 
 @attrs.frozen
-class Learnt:
+class CostAwareState:
     """For every budget its rounds, their tokens and their time, all fading."""
 
     rounds: tuple[float, ...]
@@ -45,7 +45,7 @@ class Learnt:
 
 
 @attrs.frozen
-class CostAware(Around, LearningPolicy[Learnt]):
+class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
     """Grows the tree of `policy` with the budget that gives the most tokens for the time of a round.
 
     A larger tree pays when it multiplies the tokens of a round by more than it multiplies the round's time
@@ -69,9 +69,9 @@ class CostAware(Around, LearningPolicy[Learnt]):
     and Moulines' discounted UCB (arXiv 0805.3415).
     """
 
-    policy: TreePolicy = attrs.field(default="layered-dyspec", converter=by_name)  # type: ignore[assignment]
+    policy: TreePolicy = attrs.field(default="layered-dyspec", converter=as_policy)  # type: ignore[assignment]
     budgets: tuple[int, ...] = attrs.field(
-        default=(0, 4, 8, 16, 32, 64), converter=_integers, validator=_rising
+        default=(0, 4, 8, 16, 32, 64), converter=_integers, validator=_check_rising
     )
     target_time: PassTime = attrs.field(default=PassTime(1.0, 0.01), converter=as_pass_time)
     draft_time: PassTime = attrs.field(default=PassTime(0.05, 0.0005), converter=as_pass_time)
@@ -86,12 +86,12 @@ class CostAware(Around, LearningPolicy[Learnt]):
                 "layered-dyspec or fixed-tree."
             )
 
-    def first_state(self) -> Learnt:
+    def first_state(self) -> CostAwareState:
         nothing = (0.0,) * len(self.budgets)
-        return Learnt(nothing, nothing, nothing)
+        return CostAwareState(nothing, nothing, nothing)
 
     def grow(
-        self, root: int, rng: Randomness, state: Learnt | None = None
+        self, root: int, rng: Randomness, state: CostAwareState | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
         tree, spent = TreeBuilder(root).finish(), 0.0
         if budget := self.budgets[self._chosen(state or self.first_state())]:
@@ -105,33 +105,33 @@ class CostAware(Around, LearningPolicy[Learnt]):
                 tree = finished.value
         return attrs.evolve(tree, note=spent)
 
-    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
+    def observe(self, state: CostAwareState, outcome: Outcome, tree: TokenTree) -> CostAwareState:
         assert isinstance(tree.note, float)
         chosen, spent = self._chosen(state), tree.note + self.target_time(len(tree))
-        return Learnt(
-            self._faded(state.rounds, chosen, 1),
-            self._faded(state.tokens, chosen, len(outcome.emitted)),
-            self._faded(state.time, chosen, spent),
+        return CostAwareState(
+            self._updated(state.rounds, chosen, 1),
+            self._updated(state.tokens, chosen, len(outcome.emitted)),
+            self._updated(state.time, chosen, spent),
         )
 
-    def _faded(self, known: tuple[float, ...], chosen: int, more: float) -> tuple[float, ...]:
-        return tuple(self.memory * value + more * (place == chosen) for place, value in enumerate(known))
+    def _updated(self, averages: tuple[float, ...], chosen: int, more: float) -> tuple[float, ...]:
+        return tuple(self.memory * value + more * (index == chosen) for index, value in enumerate(averages))
 
-    def _chosen(self, state: Learnt) -> int:
-        """The place of the budget that promises most."""
+    def _chosen(self, state: CostAwareState) -> int:
+        """The index of the budget that promises most."""
         if len(state.rounds) != len(self.budgets):
             raise InvalidInput(
                 f"The state holds figures of {len(state.rounds)} budgets and the policy has the "
                 f"{len(self.budgets)} budgets {self.budgets}; give the state that these budgets left."
             )
-        return max(range(len(self.budgets)), key=lambda place: self._promise(state, place))
+        return max(range(len(self.budgets)), key=lambda index: self._promise(state, index))
 
-    def _promise(self, state: Learnt, place: int) -> float:
+    def _promise(self, state: CostAwareState, index: int) -> float:
         """Tokens for a unit of time that a budget may well bring."""
-        rounds = state.rounds[place]
+        rounds = state.rounds[index]
         if not rounds:
             return math.inf
         doubt = 0.0
-        if self.budgets[place]:  # a round without a tree has one token, and no doubt about it
+        if self.budgets[index]:  # a round without a tree has one token, and no doubt about it
             doubt = self.doubt * math.sqrt(2 * math.log(max(sum(state.rounds), 1.0)) / rounds)
-        return (state.tokens[place] / rounds + doubt) / (state.time[place] / rounds)
+        return (state.tokens[index] / rounds + doubt) / (state.time[index] / rounds)

@@ -19,7 +19,7 @@ from draftwood import (
     TreePolicy,
     policy_states,
 )
-from draftwood.strategies.policies.around import Around, by_name
+from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
 from draftwood.validators import at_least, probability
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
@@ -27,30 +27,30 @@ _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
 
 
 @attrs.frozen
-class Learnt:
-    """What outcomes teach.
+class DynamicDepthState:
+    """What outcomes have taught.
 
     Attributes:
         threshold: where they have moved it.
         accepted: share of the levels that was accepted, recent rounds counting most.
-        within: what the policy within has learnt.
+        inner: the state of the wrapped policy.
     """
 
     threshold: float
     accepted: float
-    within: Any
+    inner: Any
 
 
 @attrs.frozen
-class _Noted:
-    """Whether the draft was left unasked somewhere, and the note of the policy within."""
+class _Note:
+    """Whether the draft was left unasked somewhere, and the note of the wrapped policy."""
 
     stopped: bool
-    within: object
+    inner: object
 
 
 @attrs.frozen
-class DynamicDepth(Around, LearningPolicy[Learnt]):
+class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
     """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
 
     Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
@@ -74,7 +74,7 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
     every level rather than some; the moving threshold is Draft & Verify's (arXiv 2309.08168).
     """
 
-    policy: TreePolicy = attrs.field(default="expand-rerank", converter=by_name)  # type: ignore[assignment]
+    policy: TreePolicy = attrs.field(default="expand-rerank", converter=as_policy)  # type: ignore[assignment]
     stop_below: float = attrs.field(default=0.3, validator=probability)
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     history: bool = True
@@ -85,90 +85,96 @@ class DynamicDepth(Around, LearningPolicy[Learnt]):
     def learns(self) -> bool:  # type: ignore[override]
         return self.history or self.policy.learns
 
-    def first_state(self) -> Learnt:
-        return Learnt(self.stop_below, self.target, policy_states.first_state(self.policy))
+    def first_state(self) -> DynamicDepthState:
+        return DynamicDepthState(self.stop_below, self.target, policy_states.first_state(self.policy))
 
     def grow(
-        self, root: int, rng: Randomness, state: Learnt | None = None
+        self, root: int, rng: Randomness, state: DynamicDepthState | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
         state = state or self.first_state()
-        growing = policy_states.grow(self.policy, root, rng, state.within)
-        log, asked = RequestLog(), list[_Asked]()
-        places = 0  # nodes that the draft was asked for
+        growing = policy_states.grow(self.policy, root, rng, state.inner)
+        log, requested = RequestLog(), list[_RequestedNode]()
+        drafted = 0  # nodes that the draft was asked for
         stopped = False
         try:
             request = next(growing)
             while True:
                 numbers = log.take(request)
                 nodes = [
-                    _Asked.below(asked[log.parents[n]] if log.parents[n] >= 0 else None, log.tokens[n])
+                    _RequestedNode.below(
+                        requested[log.parents[n]] if log.parents[n] >= 0 else None, log.tokens[n]
+                    )
                     for n in numbers
                 ]
                 # A node below one that was not asked for has no state to be asked in.
                 open_ = [
-                    place
-                    for place, (n, node) in enumerate(zip(numbers, nodes, strict=True))
+                    index
+                    for index, (n, node) in enumerate(zip(numbers, nodes, strict=True))
                     if node.open and log.depths[n] != self.depth
                 ]
-                unsure = sum(node.reach for node in nodes) < state.threshold
+                unsure = sum(node.path_prob for node in nodes) < state.threshold
                 stopped |= unsure
                 if unsure or not open_:
-                    blank = asked[0].probs
+                    blank = requested[0].probs
                     assert blank is not None
                     answer = torch.zeros(len(nodes), *blank.shape, dtype=blank.dtype, device=blank.device)
                 else:
-                    above = [asked[parent].place for parent in request.parents[open_].tolist() if parent >= 0]
+                    above = [
+                        requested[parent].request_number
+                        for parent in request.parents[open_].tolist()
+                        if parent >= 0
+                    ]
                     parents = torch.tensor(above or [-1], dtype=torch.int64)
                     probs = yield Request(tokens=request.tokens[open_], parents=parents)
                     answer = probs.new_zeros(len(nodes), *probs.shape[1:])
                     answer[open_] = probs
-                    for place in open_:
-                        nodes[place].probs, nodes[place].place = answer[place], places
-                        places += 1
-                asked += nodes
+                    for index in open_:
+                        nodes[index].probs, nodes[index].request_number = answer[index], drafted
+                        drafted += 1
+                requested += nodes
                 request = growing.send(answer)
         except StopIteration as finished:
             tree: TokenTree = finished.value
-            return attrs.evolve(tree, note=_Noted(stopped, tree.note))
+            return attrs.evolve(tree, note=_Note(stopped, tree.note))
 
-    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
-        noted = tree.note
-        assert isinstance(noted, _Noted)
-        grown = attrs.evolve(tree, note=noted.within)
-        within = policy_states.observe(self.policy, state.within, outcome, grown)
+    def observe(self, state: DynamicDepthState, outcome: Outcome, tree: TokenTree) -> DynamicDepthState:
+        note = tree.note
+        assert isinstance(note, _Note)
+        grown = attrs.evolve(tree, note=note.inner)
+        inner = policy_states.observe(self.policy, state.inner, outcome, grown)
         levels = tree.depth
         if not self.history or not levels:
-            return attrs.evolve(state, within=within)
+            return attrs.evolve(state, inner=inner)
         accepted = _MEMORY * state.accepted + (1 - _MEMORY) * outcome.accepted / levels
         threshold = state.threshold
         if accepted < self.target:
             threshold = min(threshold + _STEP, 1.0)
-        elif noted.stopped:
+        elif note.stopped:
             threshold = max(threshold - _STEP, 0.0)
-        return Learnt(threshold, accepted, within)
+        return DynamicDepthState(threshold, accepted, inner)
 
 
 @attrs.define(eq=False)
-class _Asked:
+class _RequestedNode:
     """A node that the policy asked for.
 
     Attributes:
-        reach: the draft's probability of the path to it.
+        path_prob: the draft's probability of the path to it.
         open: whether the draft was asked for its parent.
         probs: its draft distribution; None where the draft was not asked.
-        place: its number among the nodes that the draft was asked for.
+        request_number: among the nodes that the draft was asked for.
     """
 
-    reach: float
+    path_prob: float
     open: bool
     probs: Tensor | None = None
-    place: int = -1
+    request_number: int = -1
 
     @classmethod
-    def below(cls, parent: _Asked | None, token: int) -> _Asked:
+    def below(cls, parent: _RequestedNode | None, token: int) -> _RequestedNode:
         if parent is None:
             return cls(1.0, open=True)
         if parent.probs is None:
             return cls(0.0, open=False)
         # Of several drafters, each is as likely to have written the text.
-        return cls(parent.reach * float(parent.probs[..., token].mean()), open=True)
+        return cls(parent.path_prob * float(parent.probs[..., token].mean()), open=True)

@@ -20,7 +20,7 @@ from draftwood import (
     TreeBuilder,
     draw_children,
 )
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.validators import at_least, probability
 
 # The authors' schedule; the paper promises it and does not print it.
@@ -50,7 +50,7 @@ def deeper(policy: DynaTree, field: attrs.Attribute[Any], value: Any) -> None:
 
 
 @attrs.frozen
-class Learnt:
+class DynaTreeState:
     """The settings as outcomes have moved them, and the shares of accepted levels in recent rounds."""
 
     depth: int
@@ -60,7 +60,7 @@ class Learnt:
 
 
 @attrs.frozen
-class DynaTree(OneLaw, LearningPolicy[Learnt]):
+class DynaTree(SingleLawPolicy, LearningPolicy[DynaTreeState]):
     """A node gets few children where the draft is sure of the next token, and more where it is not.
 
     The number of children is 1 where the most likely token has a probability of at least `confident`,
@@ -102,44 +102,46 @@ class DynaTree(OneLaw, LearningPolicy[Learnt]):
     def learns(self) -> bool:  # type: ignore[override]
         return self.history
 
-    def first_state(self) -> Learnt:
-        return Learnt(self.depth, self.confident, self.deep)
+    def first_state(self) -> DynaTreeState:
+        return DynaTreeState(self.depth, self.confident, self.deep)
 
     def grow(
-        self, root: int, rng: Randomness, state: Learnt | None = None
+        self, root: int, rng: Randomness, state: DynaTreeState | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
-        now, tree = state or self.first_state(), TreeBuilder(root)
-        level, reach = [0], {0: 1.0}  # reach: the draft's probability of the path to a node
+        settings, tree = state or self.first_state(), TreeBuilder(root)
+        level, path_probs = [0], {0: 1.0}  # path_probs: the draft's probability of the path to a node
         while level and len(tree) <= self.budget:
             probs = yield tree.request(level)
             below: list[int] = []
-            counts = [self._branching(confidence, now) for confidence in probs.flatten(1).amax(1).tolist()]
+            counts = [
+                self._branching(confidence, settings) for confidence in probs.flatten(1).amax(1).tolist()
+            ]
             # The room left depends on what was drawn before, never on a child's own token. A child that is
             # fixed by the context may yet be pruned, and then takes none of it.
             fixed = self.law is Deterministic
             room = None if fixed else self.budget + 1 - len(tree)
             drawn = draw_children(self.law, probs, count=counts, rng=rng, total=room)
-            for node, found in zip(level, drawn, strict=False):
-                chances = [reach[node] * chance for chance in found.chances]
+            for node, siblings in zip(level, drawn, strict=False):
+                chances = [path_probs[node] * chance for chance in siblings.chances]
                 if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
                     chances = chances[: self.budget + 1 - len(tree)]
-                children = tree.add_children(node, found.tokens[: len(chances)], found.proposal)
-                reach.update(zip(children, chances, strict=True))
+                children = tree.add_children(node, siblings.tokens[: len(chances)], siblings.proposal)
+                path_probs.update(zip(children, chances, strict=True))
                 below += children
-            level = [node for node in below if self._expands(tree.depths[node], reach[node], now)]
+            level = [node for node in below if self._expands(tree.depths[node], path_probs[node], settings)]
         return tree.finish()
 
-    def _branching(self, confidence: float, now: Learnt) -> int:
-        if confidence >= now.confident:
+    def _branching(self, confidence: float, settings: DynaTreeState) -> int:
+        if confidence >= settings.confident:
             return 1
         return self.branching if confidence < self.unsure else self.branching // 2 + 1
 
-    def _expands(self, depth: int, reach: float, now: Learnt) -> bool:
-        likely = reach >= max(self.stop_below, self.threshold)
-        return likely and depth < self.max_depth and (depth < now.depth or reach >= now.deep)
+    def _expands(self, depth: int, path_prob: float, settings: DynaTreeState) -> bool:
+        likely = path_prob >= max(self.stop_below, self.threshold)
+        return likely and depth < self.max_depth and (depth < settings.depth or path_prob >= settings.deep)
 
-    def observe(self, state: Learnt, outcome: Outcome, tree: TokenTree) -> Learnt:
+    def observe(self, state: DynaTreeState, outcome: Outcome, tree: TokenTree) -> DynaTreeState:
         levels = tree.depth
         if not self.history or not levels:
             return state
@@ -152,20 +154,20 @@ class DynaTree(OneLaw, LearningPolicy[Learnt]):
             return self._tuned(state, 1)
         return self._tuned(state, -1) if mean < _ACCEPTANCE - _TOLERANCE else state
 
-    def _tuned(self, now: Learnt, larger: int) -> Learnt:
+    def _tuned(self, settings: DynaTreeState, larger: int) -> DynaTreeState:
         """The settings a step on to larger (1) or smaller (-1) trees."""
         # A setting that starts outside the authors' limits is not pushed back into them.
         depths = (min(_LEAST_DEPTH, self.depth), self.max_depth - 1)
-        return Learnt(
-            depth=min(max(now.depth + larger, depths[0]), depths[1]),
-            confident=_moved(now.confident, -larger, _CONFIDENT, self.unsure),
-            deep=_moved(now.deep, -larger, _DEEP, self.stop_below),
-            shares=now.shares,
+        return DynaTreeState(
+            depth=min(max(settings.depth + larger, depths[0]), depths[1]),
+            confident=_moved(settings.confident, -larger, _CONFIDENT, self.unsure),
+            deep=_moved(settings.deep, -larger, _DEEP, self.stop_below),
+            shares=settings.shares,
         )
 
 
-def _moved(value: float, way: int, limits: tuple[float, float], floor: float) -> float:
+def _moved(value: float, direction: int, limits: tuple[float, float], floor: float) -> float:
     least, most = max(limits[0], floor), limits[1]
-    if way < 0:
+    if direction < 0:
         return max(value - _STEP, min(least, value))
     return min(value + _STEP, max(most, value))

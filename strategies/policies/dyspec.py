@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -20,12 +21,17 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.errors import InvalidInput
-from draftwood.strategies.chances import CERTAINTY, acceptance_field, as_chances, if_judged
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.acceptance_vectors import (
+    CERTAINTY_POWER,
+    as_acceptance,
+    conditional_acceptance,
+    validate_acceptance,
+)
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.validators import at_least
 
 
-def drawn_or_top(policy: object, __: object, law: type[Proposal]) -> None:
+def sampled_or_top(policy: object, __: object, law: type[Proposal]) -> None:
     if law not in (WithoutReplacement, Deterministic):
         raise InvalidInput(
             f"The trees of {type(policy).__name__} cannot be drawn by {law.__name__}; use "
@@ -33,16 +39,16 @@ def drawn_or_top(policy: object, __: object, law: type[Proposal]) -> None:
         )
 
 
-def drawn_alone(policy: GreedyTree, field: attrs.Attribute[Any], values: tuple[float, ...]) -> None:
+def sampled_alone(policy: GreedyTree, field: attrs.Attribute[Any], values: tuple[float, ...]) -> None:
     if values:
-        acceptance_field(policy, field, values)
+        validate_acceptance(policy, field, values)
         if policy.law is not WithoutReplacement:
             raise InvalidInput(
                 "acceptance tells of drawn children; leave it out, or draw without replacement."
             )
 
 
-class GreedyTree(OneLaw):
+class GreedyTree(SingleLawPolicy):
     """Drawn where the most is expected, so what a draw brought decides where the next one is."""
 
     law: type[Proposal]
@@ -57,7 +63,7 @@ class GreedyTree(OneLaw):
 class DySpec(GreedyTree):
     """`budget` nodes, each drawn where the draft's estimate of its acceptance is highest.
 
-    A slot is a place for the next child of a node; its value is the draft's probability that the
+    A slot is room for the next child of a node; its value is the draft's probability that the
     verifier comes to judge it: that of the path, times the chance that the earlier siblings fail. The
     value is known before the token is drawn, so keeping the best slots biases nothing. With law
     `"top-k"` a slot takes the most likely token left instead of drawing one, and is worth that token's
@@ -83,13 +89,13 @@ class DySpec(GreedyTree):
     """
 
     budget: int = attrs.field(default=32, validator=at_least(1))
-    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=sampled_or_top)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=sampled_alone)
     source = "DySpec, algorithm 1"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
-        reach = [1.0]  # the draft's probability of the path to every node
+        path_probs = [1.0]  # the draft's probability of the path to every node
         children: dict[int, Children] = {}
         waiting = [0]  # nodes whose distribution has not been asked for
         # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
@@ -101,43 +107,48 @@ class DySpec(GreedyTree):
                 probs = yield tree.request(waiting)
                 children.update(start_children(self.law, waiting, probs, self.budget, self.acceptance))
                 waiting = []
-            value = -reach[node] * children[node].worth
+            value = -path_probs[node] * children[node].next_value
             if value > bound:
                 heapq.heapreplace(slots, (value, node))
                 continue
             heapq.heappop(slots)
             if value < 0:
                 token, chance = children[node].draw(rng)
-                reach.append(reach[node] * chance)
+                path_probs.append(path_probs[node] * chance)
                 waiting.append(tree.add(node, token))
-                heapq.heappush(slots, (-reach[-1], waiting[-1]))
-                heapq.heappush(slots, (-reach[node] * children[node].worth, node))
+                heapq.heappush(slots, (-path_probs[-1], waiting[-1]))
+                heapq.heappush(slots, (-path_probs[node] * children[node].next_value, node))
         for node, drawn in children.items():
             if drawn.tokens:
                 tree.proposals[node] = drawn.proposal()
         return tree.finish()
 
 
-class Children:
+class Children(ABC):
     """The children of one node as they are drawn.
 
-    `worth` is the value of the next slot relative to the path to the node; 0 when no token is left.
+    Attributes:
+        tokens: those drawn so far.
+        next_value: the value of the next slot relative to the path to the node; 0 when no token is left.
     """
 
     tokens: list[int]
-    worth: float
+    next_value: float
 
+    @abstractmethod
     def draw(self, rng: Randomness) -> tuple[int, float]:
-        """The next child's token and its draft probability."""
-        raise NotImplementedError
+        """The next child's token and its value relative to the node: what its own children start from."""
 
+    @abstractmethod
     def proposal(self) -> Proposal:
-        raise NotImplementedError
+        """The law by which they were drawn."""
 
 
-class _Drawn(Children):
-    def __init__(self, p: Tensor, worth: float) -> None:
-        self.p, self.worth, self.tokens = p, worth, []
+class _SampledChildren(Children):
+    """Drawn without replacement, and worth their draft probability."""
+
+    def __init__(self, p: Tensor, total: float) -> None:
+        self.p, self.next_value, self.tokens = p, total, []
 
     def draw(self, rng: Randomness) -> tuple[int, float]:
         # Made anew for every draw: kept, it would hold twice the memory of `p` for every node of the tree.
@@ -147,7 +158,7 @@ class _Drawn(Children):
         token = rng.choose(rest)
         chance = float(rest[token])
         rest[token] = 0
-        self.worth = float(rest.sum())
+        self.next_value = float(rest.sum())
         self.tokens.append(token)
         return token, chance
 
@@ -155,34 +166,36 @@ class _Drawn(Children):
         return WithoutReplacement(self.p)
 
 
-class _Expected(_Drawn):
-    """Worth what measured chances of acceptance promise."""
+class _MeasuredChildren(Children):
+    """Drawn without replacement, and worth what measured chances of acceptance promise."""
 
-    def __init__(self, p: Tensor, worth: float, chances: list[float]) -> None:
-        super().__init__(p, worth)
-        self.chances, self.left, self.slot = chances, worth, min(worth, 1.0)
+    def __init__(self, p: Tensor, total: float, chances: list[float]) -> None:
+        self.sampled, self.chances = _SampledChildren(p, total), chances
+        self.tokens, self.next_value, self.slot = self.sampled.tokens, total, min(total, 1.0)
 
     def draw(self, rng: Randomness) -> tuple[int, float]:
-        rank, left = len(self.tokens), self.left
-        token, chance = super().draw(rng)
-        self.left = self.worth
+        rank, left = len(self.tokens), self.sampled.next_value
+        token, chance = self.sampled.draw(rng)
         measured = self.chances[min(rank, len(self.chances) - 1)]
-        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY
-        reach, self.slot = self.slot * accepted, self.slot * (1 - accepted)
-        self.worth = self.slot if self.left > 0 else 0.0
-        return token, reach
+        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY_POWER
+        value, self.slot = self.slot * accepted, self.slot * (1 - accepted)
+        self.next_value = self.slot if self.sampled.next_value > 0 else 0.0
+        return token, value
+
+    def proposal(self) -> Proposal:
+        return self.sampled.proposal()
 
 
-class _Top(Children):
-    def __init__(self, p: Tensor, values: list[float], ranked: list[int]) -> None:
-        self.p, self.values, self.ranked, self.tokens = p, values, ranked, []
-        self.worth = values[0]
+class _TopChildren(Children):
+    def __init__(self, p: Tensor, values: list[float], ranking: list[int]) -> None:
+        self.p, self.values, self.ranking, self.tokens = p, values, ranking, []
+        self.next_value = values[0]
 
     def draw(self, rng: Randomness) -> tuple[int, float]:
-        place = len(self.tokens)
-        self.tokens.append(self.ranked[place])
-        self.worth = self.values[place + 1] if place + 1 < len(self.values) else 0.0
-        return self.ranked[place], self.values[place]
+        rank = len(self.tokens)
+        self.tokens.append(self.ranking[rank])
+        self.next_value = self.values[rank + 1] if rank + 1 < len(self.values) else 0.0
+        return self.ranking[rank], self.values[rank]
 
     def proposal(self) -> Proposal:
         return Deterministic(self.tokens, self.p.shape[-1], self.p.dtype, self.p.device)
@@ -197,15 +210,17 @@ def start_children(
 ) -> dict[int, Children]:
     """For every node, its children yet to be drawn from its row of `probs` `[nodes, vocab]`."""
     if law is WithoutReplacement:
-        worths = probs.sum(-1, dtype=torch.float64).tolist()
+        totals = probs.sum(-1, dtype=torch.float64).tolist()
         if acceptance:
-            chances = list(if_judged(acceptance))
+            chances = list(conditional_acceptance(acceptance))
             return {
-                node: _Expected(p, worth, chances)
-                for node, p, worth in zip(nodes, probs, worths, strict=True)
+                node: _MeasuredChildren(p, total, chances)
+                for node, p, total in zip(nodes, probs, totals, strict=True)
             }
-        return {node: _Drawn(p, worth) for node, p, worth in zip(nodes, probs, worths, strict=True)}
+        return {node: _SampledChildren(p, total) for node, p, total in zip(nodes, probs, totals, strict=True)}
     # One top-k and one transfer for all nodes; a node gets at most `budget` children.
     top = probs.topk(min(budget, probs.shape[-1]))
-    ranked = zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    return {node: _Top(p, *both) for node, p, both in zip(nodes, probs, ranked, strict=True)}
+    rankings = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    return {
+        node: _TopChildren(p, *likeliest) for node, p, likeliest in zip(nodes, probs, rankings, strict=True)
+    }

@@ -18,11 +18,11 @@ from draftwood import (
     draw_children,
 )
 from draftwood.errors import InvalidInput
-from draftwood.strategies.laws import OneLaw, as_law
+from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.validators import at_least, probability
 
 
-def one_or_more(value: int | Sequence[int]) -> int | tuple[int, ...]:
+def as_branching(value: int | Sequence[int]) -> int | tuple[int, ...]:
     return value if isinstance(value, int) else tuple(value)
 
 
@@ -36,7 +36,7 @@ def fills_levels(policy: FixedTree, __: object, value: int | tuple[int, ...]) ->
 
 
 @attrs.frozen
-class FixedTree(OneLaw):
+class FixedTree(SingleLawPolicy):
     """Every node of a level gets `branching` children until `depth` levels or `budget` nodes are reached.
 
     `branching` is one number, or one for every level: (3, 1) has three children at the root and one
@@ -52,7 +52,7 @@ class FixedTree(OneLaw):
     """
 
     depth: int = attrs.field(default=5, validator=at_least(1))
-    branching: int | tuple[int, ...] = attrs.field(default=2, converter=one_or_more, validator=fills_levels)
+    branching: int | tuple[int, ...] = attrs.field(default=2, converter=as_branching, validator=fills_levels)
     budget: int = attrs.field(default=256, validator=at_least(1))
     threshold: float = attrs.field(default=0.0, validator=probability)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
@@ -69,7 +69,7 @@ class FixedTree(OneLaw):
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
-        level, reach = [0], {0: 1.0}  # reach: the draft's probability of the path to a node
+        level, path_probs = [0], {0: 1.0}  # path_probs: the draft's probability of the path to a node
         for branching in self.levels:
             probs = yield tree.request(level)
             below = []
@@ -79,13 +79,13 @@ class FixedTree(OneLaw):
             room = None if fixed else self.budget + 1 - len(tree)
             drawn = draw_children(self.law, probs, count=branching, rng=rng, total=room)
             for node, children in zip(level, drawn, strict=False):
-                chances = [reach[node] * chance for chance in children.chances]
+                chances = [path_probs[node] * chance for chance in children.chances]
                 if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
                     chances = chances[: self.budget + 1 - len(tree)]
                 nodes = tree.add_children(node, children.tokens[: len(chances)], children.proposal)
-                reach.update(zip(nodes, chances, strict=True))
-                below += [child for child in nodes if reach[child] >= self.threshold]
+                path_probs.update(zip(nodes, chances, strict=True))
+                below += [child for child in nodes if path_probs[child] >= self.threshold]
             if not below or len(tree) > self.budget:
                 break
             level = below

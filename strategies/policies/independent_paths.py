@@ -33,5 +33,5 @@ class IndependentPaths(TreePolicy):
         return self.paths > 1
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        places = [(path,) + (0,) * below for path in range(self.paths) for below in range(self.length)]
-        return StaticTree(places, WithReplacement).grow(root, rng)
+        shape = [(path,) + (0,) * below for path in range(self.paths) for below in range(self.length)]
+        return StaticTree(shape, WithReplacement).grow(root, rng)

@@ -28,7 +28,7 @@ Text = tuple[int, ...]
 """The tokens from the root to a node."""
 
 
-def one_each(policy: TreePolicy | str | Iterable[TreePolicy | str]) -> tuple[TreePolicy | str, ...]:
+def as_policies(policy: TreePolicy | str | Iterable[TreePolicy | str]) -> tuple[TreePolicy | str, ...]:
     """A policy, its name, several of them, or names with commas between them."""
     if isinstance(policy, str):
         return tuple(name.strip() for name in policy.split(","))
@@ -59,7 +59,7 @@ class Mixture(TreePolicy):
     Source: SpecInfer, merge-based tree construction (section 3, arXiv 2305.09781).
     """
 
-    policy: tuple[TreePolicy | str, ...] = attrs.field(default="layered-dyspec", converter=one_each)
+    policy: tuple[TreePolicy | str, ...] = attrs.field(default="layered-dyspec", converter=as_policies)
     budget: int = attrs.field(default=32, validator=at_least(1))
     law: type[Proposal] | None = attrs.field(default=None, converter=attrs.converters.optional(as_law))
     laws = frozenset({PerChild})
@@ -84,43 +84,45 @@ class Mixture(TreePolicy):
                 f"{len(policies)} policies were given for {drafters} drafters; give one for all or one each."
             )
         share = max(1, self.budget // drafters)
-        return [self._named(one, share) if isinstance(one, str) else one for one in policies]
+        return [self._named(policy, share) if isinstance(policy, str) else policy for policy in policies]
 
     def _named(self, name: str, share: int) -> TreePolicy:
-        wanted = {"budget": share} if self.law is None else {"budget": share, "law": self.law}
-        known = registry.options("policies", name)
+        options = {"budget": share} if self.law is None else {"budget": share, "law": self.law}
+        accepted = registry.options("policies", name)
         policy: TreePolicy = registry.create(
-            "policies", name, {option: value for option, value in wanted.items() if option in known}
+            "policies", name, {option: value for option, value in options.items() if option in accepted}
         )
         return policy
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        asked = _Asked(root)
-        yield from asked.ask([(root,)])
-        drafters = len(asked.rows[(root,)])
+        answers = _DrafterAnswers(root)
+        yield from answers.ask([(root,)])
+        drafters = len(answers.probs[(root,)])
         growing = [
-            _Growing(place, policy.grow(root, rng), root)
-            for place, policy in enumerate(self.members(drafters))
+            _PartialTree(drafter, policy.grow(root, rng), root)
+            for drafter, policy in enumerate(self.members(drafters))
         ]
-        for one in growing:
-            one.advance(None)
-        while waiting := [one for one in growing if one.tree is None]:
-            yield from asked.ask([text for one in waiting for text in one.wanted])
-            for one in waiting:
-                one.advance(torch.stack([asked.rows[text][one.drafter] for text in one.wanted]))
-        return merged([one.tree for one in growing if one.tree is not None], self.budget)
+        for partial in growing:
+            partial.advance(None)
+        while waiting := [partial for partial in growing if partial.tree is None]:
+            yield from answers.ask([text for partial in waiting for text in partial.requested])
+            for partial in waiting:
+                partial.advance(
+                    torch.stack([answers.probs[text][partial.drafter] for text in partial.requested])
+                )
+        return merge_trees([partial.tree for partial in growing if partial.tree is not None], self.budget)
 
 
-class _Asked:
+class _DrafterAnswers:
     """What the drafters were asked for: texts, their numbers, and their distributions `[drafters, vocab]`."""
 
     def __init__(self, root: int) -> None:
         self.numbers: dict[Text, int] = {(): -1}
-        self.rows: dict[Text, Tensor] = {}
+        self.probs: dict[Text, Tensor] = {}
 
     def ask(self, texts: Iterable[Text]) -> Generator[Request, Tensor, None]:
-        """Ask for those of the texts that are not known yet."""
-        new = [text for text in dict.fromkeys(texts) if text not in self.rows]
+        """Ask for those of the texts that were not asked for yet."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.probs]
         if not new:
             return
         for text in new:
@@ -129,17 +131,17 @@ class _Asked:
             tokens=torch.tensor([text[-1] for text in new], dtype=torch.int64),
             parents=torch.tensor([self.numbers[text[:-1]] for text in new], dtype=torch.int64),
         )
-        self.rows.update(zip(new, probs, strict=True))
+        self.probs.update(zip(new, probs, strict=True))
 
 
-class _Growing:
+class _PartialTree:
     """The tree of one drafter in progress."""
 
     def __init__(self, drafter: int, generator: Generator[Request, Tensor, TokenTree], root: int) -> None:
         self.drafter, self.generator = drafter, generator
         self.tree: TokenTree | None = None
-        self.wanted: list[Text] = []  # the texts of its request
-        self._root, self._asked = root, RequestLog()
+        self.requested: list[Text] = []  # the texts of its request
+        self._root, self._log = root, RequestLog()
 
     def advance(self, probs: Tensor | None) -> None:
         """Answer its request with `probs` `[k, vocab]` (None starts it) and take the next one."""
@@ -148,29 +150,29 @@ class _Growing:
         except StopIteration as finished:
             self.tree = finished.value
             return
-        self.wanted = [(self._root, *self._asked.path(node)) for node in self._asked.take(request)]
+        self.requested = [(self._root, *self._log.path(node)) for node in self._log.take(request)]
 
 
-def merged(trees: list[TokenTree], budget: int) -> TokenTree:
+def merge_trees(trees: list[TokenTree], budget: int) -> TokenTree:
     """The merged tree of `trees` with one root, cut at `budget` nodes in the order of levels."""
     tree = TreeBuilder(int(trees[0].tokens[0]))
-    tokens = [one.tokens.tolist() for one in trees]
-    # For every node, where the trees hold its text; none for a sibling that repeats an earlier one.
-    held = [[(place, 0) for place in range(len(trees))]]
-    for node, holders in enumerate(held):  # grows on the way
+    tokens = [grown.tokens.tolist() for grown in trees]
+    # For every merged node, the (tree, node) pairs with its text; none for a sibling that repeats one.
+    sources = [[(index, 0) for index in range(len(trees))]]
+    for node, pairs in enumerate(sources):  # grows in the loop
         drawn: list[int] = []
         ps: list[Tensor] = []
         below: dict[int, list[tuple[int, int]]] = {}
         room = budget + 1 - len(tree)
-        for place, holder in holders:
+        for index, parent in pairs:
             siblings: list[int] = []
-            for child in trees[place].children(holder)[: room - len(drawn)]:
-                token = tokens[place][child]
-                ps.append(trees[place].proposals[holder].conditional(len(siblings), siblings))
+            for child in trees[index].children(parent)[: room - len(drawn)]:
+                token = tokens[index][child]
+                ps.append(trees[index].proposals[parent].conditional(len(siblings), siblings))
                 siblings.append(token)
                 drawn.append(token)
-                below.setdefault(token, []).append((place, child))
+                below.setdefault(token, []).append((index, child))
         if drawn:
-            tree.add_children(node, drawn, PerChild(ps))  # type: ignore[arg-type]
-            held += [below.pop(token, []) for token in drawn]
+            tree.add_children(node, drawn, PerChild(ps))
+            sources += [below.pop(token, []) for token in drawn]
     return tree.finish()

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, WithoutReplacement
 from draftwood.errors import InvalidInput
-from draftwood.strategies.chances import acceptance_field, as_chances, check_acceptance
-from draftwood.strategies.laws import OneLaw, as_law
-from draftwood.strategies.policies.dyspec import drawn_or_top
-from draftwood.strategies.policies.shapes import Place, Shape
+from draftwood.strategies.acceptance_vectors import as_acceptance, check_acceptance, validate_acceptance
+from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.dyspec import sampled_or_top
+from draftwood.strategies.policies.shapes import RankPath, Shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.validators import at_least
 
@@ -24,7 +24,7 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
 
     A node that is judged has its k-th child accepted with probability `acceptance[k]`, wherever it stands,
     so a node is accepted with the product of the entries on its path, and a shape's value is the sum over
-    its nodes. Child k needs its elder siblings; no node gets more than `len(acceptance)` children.
+    its nodes. Child k needs its earlier siblings; no node gets more than `len(acceptance)` children.
 
     The dynamic programme runs over levels left, ranks and nodes left, and stops at the level where one
     more gains nothing: O(levels * ranks * budget²) at most.
@@ -35,7 +35,7 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
         depth: levels at most, at least 1.
 
     Returns:
-        The nodes' places, level by level. Nodes that can never be accepted are left out, but for (0,).
+        The nodes' rank paths, level by level. Nodes that can never be accepted are left out, but for (0,).
 
     Source: Sequoia, section 3.1 (arXiv 2402.12374), with the depth limit of its appendix.
     """
@@ -51,8 +51,8 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
         chosen = np.zeros((most, budget + 1), dtype=np.int64)
         below = np.zeros(budget + 1)  # value of the children of higher ranks
         for rank in reversed(range(most)):
-            own = acceptance[rank] * (1 + values[:-1])
-            gains = np.where(left >= 0, own + below[left.clip(min=0)], -np.inf)
+            child_value = acceptance[rank] * (1 + values[:-1])
+            gains = np.where(left >= 0, child_value + below[left.clip(min=0)], -np.inf)
             best = gains.max(axis=1)
             chosen[rank] = np.where(best > 0, gains.argmax(axis=1) + 1, 0)
             below = best.clip(min=0)
@@ -60,27 +60,27 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
             break
         choices.append(chosen)
         values = below
-    places: list[Place] = []
-    open_: list[tuple[Place, int, int, int]] = [((), len(choices), 0, budget)]
+    paths: list[RankPath] = []
+    open_: list[tuple[RankPath, int, int, int]] = [((), len(choices), 0, budget)]
     while open_:
-        place, levels, rank, nodes = open_.pop()
-        taken = int(choices[levels - 1][rank, nodes]) if levels and rank < most else 0
-        if taken:
-            child = (*place, rank)
-            places.append(child)
-            open_ += [(place, levels, rank + 1, nodes - taken), (child, levels - 1, 0, taken - 1)]
-    return tuple(sorted(places or [(0,)], key=lambda place: (len(place), place)))
+        path, levels, rank, nodes = open_.pop()
+        spent = int(choices[levels - 1][rank, nodes]) if levels and rank < most else 0
+        if spent:
+            child = (*path, rank)
+            paths.append(child)
+            open_ += [(path, levels, rank + 1, nodes - spent), (child, levels - 1, 0, spent - 1)]
+    return tuple(sorted(paths or [(0,)], key=lambda path: (len(path), path)))
 
 
 # The tree depends on the options alone; policies are copied for every row.
-_known_shape = lru_cache(maxsize=64)(best_shape)
+_cached_best_shape = lru_cache(maxsize=64)(best_shape)
 
 
 ZOO_PAIR = (0.513, 0.118, 0.073, 0.033, 0.023, 0.027, 0.016, 0.013)
 
 
 @attrs.frozen
-class Sequoia(OneLaw):
+class Sequoia(SingleLawPolicy):
     """The best static tree for an acceptance vector.
 
     Attributes:
@@ -99,15 +99,15 @@ class Sequoia(OneLaw):
     budget: int = attrs.field(default=32, validator=at_least(1))
     depth: int = attrs.field(default=10, validator=at_least(1))
     acceptance: tuple[float, ...] = attrs.field(
-        default=ZOO_PAIR, converter=as_chances, validator=acceptance_field
+        default=ZOO_PAIR, converter=as_acceptance, validator=validate_acceptance
     )
-    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=sampled_or_top)
     source = "Sequoia, section 3.1"
 
     @property
     def shape(self) -> Shape:
         """The tree, as in `StaticTree`."""
-        return _known_shape(self.acceptance, budget=self.budget, depth=self.depth)
+        return _cached_best_shape(self.acceptance, budget=self.budget, depth=self.depth)
 
     @property
     def branches(self) -> bool:  # type: ignore[override]

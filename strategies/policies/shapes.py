@@ -1,6 +1,6 @@
 """Static tree shapes, as data.
 
-A shape is the set of its nodes' *places*: the ranks on the way from the root, so that (0, 2) is the third
+A shape is the set of its nodes' *rank paths*: the ranks from the root down, so that (0, 2) is the third
 child of the root's first child.
 """
 
@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from draftwood.errors import InvalidInput, nearest
 
-Place: TypeAlias = "tuple[int, ...]"
-Shape: TypeAlias = "tuple[Place, ...]"
+RankPath: TypeAlias = "tuple[int, ...]"
+Shape: TypeAlias = "tuple[RankPath, ...]"
 
 # Children of the nodes of every level, in order; a level's last nodes may be left out, as leaves.
 _LEVELS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -37,29 +37,29 @@ _LEVELS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def _of_levels(levels: Sequence[Sequence[int]]) -> Shape:
-    places: list[Place] = []
-    level: list[Place] = [()]
+    paths: list[RankPath] = []
+    level: list[RankPath] = [()]
     for counts in levels:
-        level = [(*place, rank) for place, count in zip(level, counts, strict=False) for rank in range(count)]
-        places += level
-    return tuple(places)
+        level = [(*path, rank) for path, count in zip(level, counts, strict=False) for rank in range(count)]
+        paths += level
+    return tuple(paths)
 
 
 SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS.items()}
-"""The shapes known by name."""
+"""The shapes that have a name."""
 
 
 def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
-    """A shape from its name in `SHAPES`, its nodes' places in any order, or its nodes' parents.
+    """A shape from its name in `SHAPES`, its nodes' rank paths in any order, or its nodes' parents.
 
     Parents are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its
     children.
 
     Returns:
-        The places level by level, siblings by rank.
+        The rank paths level by level, siblings by rank.
 
     Raises:
-        InvalidInput: an unknown name, no node, a place twice or without its parent's, a negative rank,
+        InvalidInput: an unknown name, no node, a path twice or without its parent's, a negative rank,
             or parents out of order.
     """
     if isinstance(shape, str):
@@ -68,28 +68,26 @@ def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
         return SHAPES[shape]
     nodes = list(shape)
     parents = [node for node in nodes if isinstance(node, int)]
-    places: list[Place] = [tuple(node) for node in nodes if not isinstance(node, int)]
-    if parents and places:
-        raise InvalidInput("shape mixes parents and places; give one of them for every node.")
-    ordered = sorted(places or _of_parents(parents), key=lambda place: (len(place), place))
-    known = set(ordered) | {()}
-    for place in ordered:
-        if not place or any(
-            isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in place
-        ):
-            raise InvalidInput(f"shape has a node at {place}; a place is one or more ranks >= 0.")
-        if place[:-1] not in known:
-            raise InvalidInput(f"shape has a node at {place} and none at {place[:-1]}; add its parent.")
+    paths: list[RankPath] = [tuple(node) for node in nodes if not isinstance(node, int)]
+    if parents and paths:
+        raise InvalidInput("shape mixes parents and rank paths; give one of them for every node.")
+    ordered = sorted(paths or _of_parents(parents), key=lambda path: (len(path), path))
+    named = set(ordered) | {()}
+    for path in ordered:
+        if not path or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in path):
+            raise InvalidInput(f"shape has a node at {path}; a rank path is one or more ranks >= 0.")
+        if path[:-1] not in named:
+            raise InvalidInput(f"shape has a node at {path} and none at {path[:-1]}; add its parent.")
     if not ordered:
-        raise InvalidInput("shape has no node below the root; give at least the place (0,).")
-    if len(ordered) >= len(known):
-        twice = next(place for place, after in pairwise(ordered) if place == after)
-        raise InvalidInput(f"shape has two nodes at {twice}; name every place once.")
+        raise InvalidInput("shape has no node below the root; give at least the path (0,).")
+    if len(ordered) >= len(named):
+        twice = next(path for path, after in pairwise(ordered) if path == after)
+        raise InvalidInput(f"shape has two nodes at {twice}; name every path once.")
     return tuple(ordered)
 
 
-def _of_parents(parents: Sequence[int]) -> list[Place]:
-    places: list[Place] = []
+def _of_parents(parents: Sequence[int]) -> list[RankPath]:
+    paths: list[RankPath] = []
     counts: list[int] = []
     for node, parent in enumerate(parents):
         if not (parent == -1 if node == 0 else 0 <= parent < node):
@@ -97,8 +95,8 @@ def _of_parents(parents: Sequence[int]) -> list[Place]:
                 f"shape gives node {node} the parent {parent}; node 0 is the root with parent -1, and every "
                 "other parent stands before its child."
             )
-        places.append((*places[parent], counts[parent]) if node else ())
+        paths.append((*paths[parent], counts[parent]) if node else ())
         counts.append(0)
         if node:
             counts[parent] += 1
-    return places[1:]
+    return paths[1:]

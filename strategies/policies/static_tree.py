@@ -18,12 +18,12 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.strategies.laws import OneLaw, as_law
-from draftwood.strategies.policies.shapes import Place, Shape, as_shape
+from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape
 
 
 @attrs.frozen
-class StaticTree(OneLaw):
+class StaticTree(SingleLawPolicy):
     """One and the same shape in every round, with one draft call a level.
 
     With law `"top-k"` the child of rank r holds the draft's (r + 1)-th most likely token, and a shape that
@@ -31,7 +31,7 @@ class StaticTree(OneLaw):
     there, in drawn order. Where a token has no probability, the child and what hangs below it are missing.
 
     Attributes:
-        shape: a name in `SHAPES`, the nodes' places such as `((0,), (1,), (0, 0))`, or the nodes' parents
+        shape: a name in `SHAPES`, the nodes' rank paths such as `((0,), (1,), (0, 0))`, or the nodes' parents
             such as `(-1, 0, 0, 1)`.
         law: how children are drawn.
 
@@ -49,27 +49,27 @@ class StaticTree(OneLaw):
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree, ranks = TreeBuilder(root), _ranks(self.shape)
-        level: dict[Place, int] = {(): 0}
-        while level := {place: node for place, node in level.items() if place in ranks}:
+        level: dict[RankPath, int] = {(): 0}
+        while level := {path: node for path, node in level.items() if path in ranks}:
             probs = yield tree.request(list(level.values()))
-            drawn = self._draw(probs, [ranks[place] for place in level], rng)
-            below: dict[Place, int] = {}
-            for (place, node), children in zip(level.items(), drawn, strict=True):
+            drawn = self._draw(probs, [ranks[path] for path in level], rng)
+            below: dict[RankPath, int] = {}
+            for (path, node), children in zip(level.items(), drawn, strict=True):
                 nodes = tree.add_children(node, children.tokens, children.proposal)
                 # What is missing is missing at the end, whatever the law.
-                below |= {(*place, rank): child for rank, child in zip(ranks[place], nodes, strict=False)}
+                below |= {(*path, rank): child for rank, child in zip(ranks[path], nodes, strict=False)}
             level = below
         return tree.finish()
 
-    def _draw(self, probs: Tensor, wanted: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
-        """Children of the ranks `wanted` for every node of a level."""
+    def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
+        """Children of these `ranks`, a list for every node of a level."""
         if self.law is not Deterministic:
-            return draw_children(self.law, probs, count=[len(ranks) for ranks in wanted], rng=rng)
-        most = 1 + max(ranks[-1] for ranks in wanted)
+            return draw_children(self.law, probs, count=[len(some) for some in ranks], rng=rng)
+        most = 1 + max(some[-1] for some in ranks)
         return [
-            _picked(likely, ranks, p)
-            for likely, ranks, p in zip(
-                draw_children(Deterministic, probs, count=most, rng=rng), wanted, probs, strict=True
+            _picked(likely, some, p)
+            for likely, some, p in zip(
+                draw_children(Deterministic, probs, count=most, rng=rng), ranks, probs, strict=True
             )
         ]
 
@@ -82,9 +82,9 @@ def _picked(likely: DrawnChildren, ranks: Sequence[int], p: Tensor) -> DrawnChil
     return DrawnChildren(tokens, [likely.chances[rank] for rank in kept], law)
 
 
-def _ranks(shape: Shape) -> dict[Place, list[int]]:
-    """For every place with children, their ranks."""
-    ranks: dict[Place, list[int]] = {}
+def _ranks(shape: Shape) -> dict[RankPath, list[int]]:
+    """For every path with children, their ranks."""
+    ranks: dict[RankPath, list[int]] = {}
     for *above, rank in shape:
         ranks.setdefault(tuple(above), []).append(rank)
     return ranks

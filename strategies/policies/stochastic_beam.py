@@ -56,7 +56,7 @@ class StochasticBeam(TreePolicy):
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
-        reach = [1.0]  # the draft's probability of the path to every node
+        path_probs = [1.0]  # the draft's probability of the path to every node
         beam, ahead = [0], [0.0]  # the level in order, and the mass of all that appears after each
         for _ in range(self.depth):
             probs = yield tree.request(beam)
@@ -66,22 +66,22 @@ class StochasticBeam(TreePolicy):
             # What may come next: a further child of a prefix that has appeared, or the next prefix.
             weights = [1.0]
             while len(below) < self.width and sum(weights) > 0:
-                place = rng.choose(torch.tensor(weights, dtype=torch.float64))
-                parent, left = beam[place], children[place]
-                if place == len(weights) - 1:
+                index = rng.choose(torch.tensor(weights, dtype=torch.float64))
+                parent, drawn = beam[index], children[index]
+                if index == len(weights) - 1:
                     # Once the whole beam has appeared, nothing new is to come.
-                    weights.append(ahead[place] if place + 1 < len(beam) else 0.0)
-                if left.worth == 0:
-                    weights[place] = 0.0
+                    weights.append(ahead[index] if index + 1 < len(beam) else 0.0)
+                if drawn.next_value == 0:
+                    weights[index] = 0.0
                     continue
-                token, chance = left.draw(rng)
-                weights[place] = reach[parent] * left.worth
+                token, chance = drawn.draw(rng)
+                weights[index] = path_probs[parent] * drawn.next_value
                 below.append(tree.add(parent, token))
-                reach.append(reach[parent] * chance)
+                path_probs.append(path_probs[parent] * chance)
                 ahead_below.append(sum(weights))
-            for node, drawn in zip(beam, children, strict=True):
-                if drawn.tokens:
-                    tree.proposals[node] = drawn.proposal()
+            for node, siblings in zip(beam, children, strict=True):
+                if siblings.tokens:
+                    tree.proposals[node] = siblings.proposal()
             if not below:
                 break
             beam, ahead = below, ahead_below

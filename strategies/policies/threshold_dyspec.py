@@ -8,9 +8,9 @@ import attrs
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
-from draftwood.strategies.chances import as_chances
+from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
-from draftwood.strategies.policies.dyspec import GreedyTree, drawn_alone, drawn_or_top, start_children
+from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top, start_children
 from draftwood.validators import at_least, probability
 
 _ROUNDING = 1e-4  # the probabilities of a draft may add up to a little less than 1
@@ -23,7 +23,7 @@ class ThresholdDySpec(GreedyTree):
     A slot's value is that of `DySpec`. The threshold is fixed beforehand, which leaves the tree smaller
     than the budget where the draft is unsure. Where it is sure the budget ends the tree in the order of
     drawing, so that the layers above are complete and those below are missing, however much their slots
-    are worth. `LayeredDySpec` asks the draft as rarely, but finds the threshold that fills the budget
+    are worth. `LayeredDySpec` asks the draft as rarely, but meets the threshold that fills the budget
     while it draws, and keeps the slots worth most.
 
     Attributes:
@@ -40,8 +40,8 @@ class ThresholdDySpec(GreedyTree):
     budget: int = attrs.field(default=768, validator=at_least(1))
     threshold: float | None = attrs.field(default=None, validator=attrs.validators.optional(probability))
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
-    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=drawn_or_top)
-    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_chances, validator=drawn_alone)
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=sampled_or_top)
+    acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=sampled_alone)
     source = "DySpec, algorithm 2"
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -53,12 +53,16 @@ class ThresholdDySpec(GreedyTree):
             drawn = start_children(self.law, list(level), probs, self.budget + 1 - len(tree), self.acceptance)
             below = {}
             for node, children in drawn.items():
-                reach = level[node]
-                while len(tree) <= self.budget and children.worth > 0 and reach * children.worth >= threshold:
+                path_prob = level[node]
+                while (
+                    len(tree) <= self.budget
+                    and children.next_value > 0
+                    and path_prob * children.next_value >= threshold
+                ):
                     token, chance = children.draw(rng)
                     child = tree.add(node, token)
-                    if reach * chance >= threshold:
-                        below[child] = reach * chance
+                    if path_prob * chance >= threshold:
+                        below[child] = path_prob * chance
                 if children.tokens:
                     tree.proposals[node] = children.proposal()
             level, depth = below, depth + 1

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness
-from draftwood.proposals import check_distribution
-from draftwood.strategies.verifiers.residual import Law, Residual, SiblingOrder, Trial
+from draftwood.proposals import Proposal, WithoutReplacement, check_distribution
+from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Law, Residual, SiblingOrder
 from draftwood.strategies.verifiers.window import Window
 
 
@@ -18,9 +18,9 @@ from draftwood.strategies.verifiers.window import Window
 class ClassOrder(SiblingOrder):
     """Siblings without replacement, a window of two at a time, the under-proposed one first.
 
-    One sibling is *held*, by the law h given what was tried; the next one is drawn by D without the tried
-    tokens X and the held one. Every token y belongs to the class H with a chance f(y) that is chosen from
-    the target, h, D and X alone. When the held token falls outside H and the next one inside, they change
+    One sibling *waits*, with the law h given what was tried; the next one is drawn by D without the tried
+    tokens X and the waiting one. Every token y belongs to the class H with a chance f(y) that is chosen from
+    the target, h, D and X alone. When the waiting token falls outside H and the next one inside, they change
     places. With q(z) = 1 - D(X) - D(z), A = sum f D and B = sum (1 - f) h / q, the one tried first has
 
         p1(y) = h(y) (1 - (1 - f(y)) (A - f(y) D(y)) / q(y)) + f(y) D(y) (B - (1 - f(y)) h(y) / q(y))
@@ -29,7 +29,7 @@ class ClassOrder(SiblingOrder):
 
         p2(z) = h(x) D(z) / q(x) (1 - (1 - f(x)) f(z)) + D(x) f(x) (1 - f(z)) h(z) / q(z),   z not x.
 
-    It is the held one of the next window. Rejection may take siblings in any order whose laws it knows
+    It is the waiting one of the next window. Rejection may take siblings in any order whose laws it knows
     (RSD, theorem 3.1), so every f is lossless, and f = 0 is the drawn order. Trying an under-proposed
     token first (high T / D) leaves the over-proposed ones, which compete for little target, to the nodes
     that have nothing else.
@@ -49,42 +49,51 @@ class ClassOrder(SiblingOrder):
     p: Float[Tensor, " vocab"]
     rng: Randomness
     _tried: list[int] = attrs.field(factory=list, init=False)
-    _next: int = attrs.field(default=0, init=False)  # place of the next sibling that was not looked at
-    _held: _Held | None = attrs.field(default=None, init=False)
+    _next: int = attrs.field(default=0, init=False)  # number of the next sibling that was not looked at
+    _waiting: _Waiting | None = attrs.field(default=None, init=False)
 
-    def next(self, residual: Residual) -> Trial | None:
+    def next(self, residual: Residual) -> Candidate | None:
         if self._next == 0:
             check_distribution(self.p, "The draft distribution of WithoutReplacement")
-            self._held, self._next = _Held(0, self.tokens[0], self.p), 1
-        if self._held is None:
+            self._waiting, self._next = _Waiting(0, self.tokens[0], self.p), 1
+        if self._waiting is None:
             return None
         if self._next < len(self.tokens):
-            return self._window(residual, self._held)
-        held, self._held = self._held, None
-        return Trial(held.place, held.token, Law(held.h))
+            return self._window(residual, self._waiting)
+        waiting, self._waiting = self._waiting, None
+        return Candidate(waiting.index, waiting.token, Law(waiting.h))
 
-    def _window(self, residual: Residual, held: _Held) -> Trial:
-        """The better one of the held and the next sibling; the other one becomes the held one."""
-        following = _Held(self._next, self.tokens[self._next], held.h)
+    def _window(self, residual: Residual, waiting: _Waiting) -> Candidate:
+        """The better one of the waiting and the next sibling; the other one waits for the next window."""
+        following = _Waiting(self._next, self.tokens[self._next], waiting.h)
         self._next += 1
         window = Window.open(
-            held.h,
+            waiting.h,
             self.p,
             tried=self._tried,
             further=len(self.tokens) - self._next,
             residual=residual,
         )
-        stays, comes = (self.rng.accept(window.chance_of_class(one.token)) for one in (held, following))
-        first, second = (following, held) if comes and not stays else (held, following)
+        stays, comes = (
+            self.rng.accept(window.chance_of_class(sibling.token)) for sibling in (waiting, following)
+        )
+        first, second = (following, waiting) if comes and not stays else (waiting, following)
         self._tried.append(first.token)
-        self._held = attrs.evolve(second, h=window.second(first.token))
-        return Trial(first.place, first.token, window.first())
+        self._waiting = attrs.evolve(second, h=window.second(first.token))
+        return Candidate(first.index, first.token, window.first())
 
 
 @attrs.frozen(eq=False)
-class _Held:
+class _Waiting:
     """A sibling that waits, and its law `[vocab]` given what was tried."""
 
-    place: int
+    index: int
     token: int
     h: Float[Tensor, " vocab"]
+
+
+def class_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+    """Class order for siblings drawn without replacement, drawn order for those of other laws."""
+    if isinstance(proposal, WithoutReplacement):
+        return ClassOrder(tokens, proposal.p, rng)
+    return DrawnOrder(tokens, proposal)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood import Randomness
-from draftwood.proposals import Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
+from draftwood.proposals import Proposal
+from draftwood.strategies.verifiers.class_order import class_order
+from draftwood.strategies.verifiers.rejection import RejectionVerifier
+from draftwood.strategies.verifiers.residual import SiblingOrder
 
 
 @attrs.frozen
-class ClassOrderedRejection(RecursiveRejection):
+class ClassOrderedRejection(RejectionVerifier):
     """Recursive rejection that tries under-proposed siblings first (see `ClassOrder`).
 
     Siblings drawn without replacement are put in class order; those of other laws are tried as drawn.
@@ -27,7 +27,5 @@ class ClassOrderedRejection(RecursiveRejection):
     adaptive = False
     source = "draftwood"
 
-    def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        if isinstance(proposal, WithoutReplacement):
-            return ClassOrder(tokens, proposal.p, rng)
-        return DrawnOrder(tokens, proposal)
+    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+        return class_order(tokens, proposal, rng)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
-from draftwood.proposals import WithoutReplacement
-from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
-from draftwood.strategies.verifiers.traversal import Judged, Traversal
+from draftwood import Randomness
+from draftwood.proposals import Proposal
+from draftwood.strategies.verifiers.class_order import class_order
+from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
+from draftwood.strategies.verifiers.residual import SiblingOrder
 
 
 @attrs.frozen
-class ClassOrderedTraversal(Traversal):
+class ClassOrderedTraversal(TraversalVerifier):
     """`Traversal` that tries under-proposed siblings first (see `ClassOrder`).
 
     Siblings drawn without replacement are put in order; those of other laws are tried as drawn. Adaptive
@@ -25,8 +28,5 @@ class ClassOrderedTraversal(Traversal):
     adaptive = False
     source = "draftwood"
 
-    def siblings(self, judged: Judged, node: int) -> SiblingOrder:
-        tokens, proposal = judged.below(node), judged.tree.proposals[node]
-        if isinstance(proposal, WithoutReplacement):
-            return ClassOrder(tokens, proposal.p, judged.rng)
-        return DrawnOrder(tokens, proposal)
+    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+        return class_order(tokens, proposal, rng)

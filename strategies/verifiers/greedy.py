@@ -26,9 +26,9 @@ class Greedy(Verifier):
         tokens = tree.tokens.tolist()
         path = [0]
         while True:
-            wanted = best[path[-1]]
+            likeliest = best[path[-1]]
             children = tree.children(path[-1])
-            match = next((child for child in children if tokens[child] == wanted), None)
+            match = next((child for child in children if tokens[child] == likeliest), None)
             if match is None:
-                return Outcome.of(tree, path, extra=wanted, bonus=not children)
+                return Outcome.of(tree, path, extra=likeliest, bonus=not children)
             path.append(match)

@@ -60,15 +60,15 @@ class KSequential(NodeWise):
     ) -> tuple[int | None, Tensor]:
         draft = proposal.conditional(0, ())
         check_distribution(draft, "The draft distribution of WithReplacement")
-        draft, wanted = draft.double(), target.double()
+        draft, exact = draft.double(), target.double()
         k = len(tokens)
-        rho, beta = division_factor(wanted, draft, k)
-        for place, token in enumerate(tokens):
-            share, offered = float(wanted[token]) / rho, float(draft[token])
-            if share > 0 and rng.accept(share / offered if offered > 0 else 1.0):
-                return place, target
+        rho, beta = division_factor(exact, draft, k)
+        for index, token in enumerate(tokens):
+            share, draft_mass = float(exact[token]) / rho, float(draft[token])
+            if share > 0 and rng.accept(share / draft_mass if draft_mass > 0 else 1.0):
+                return index, target
         if beta == 0:
             return None, target
-        emitted = torch.minimum(draft, wanted / rho) * ((1 - (1 - beta) ** k) / beta)
-        residual = (wanted - emitted).clamp_(min=0)
+        emitted = torch.minimum(draft, exact / rho) * ((1 - (1 - beta) ** k) / beta)
+        residual = (exact - emitted).clamp_(min=0)
         return None, residual if float(residual.sum()) > 0 else target

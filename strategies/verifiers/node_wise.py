@@ -31,8 +31,8 @@ class NodeWise(Verifier):
             rng: the verification stream.
 
         Returns:
-            The place of the accepted child and any tensor, or None and the weights `[vocab]` from which
-            the extra token is drawn.
+            The index of the accepted child in `tokens` and any tensor, or None and the weights
+            `[vocab]` from which the extra token is drawn.
         """
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:

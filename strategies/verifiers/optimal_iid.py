@@ -44,17 +44,17 @@ class Selection:
         tokens = draft.nonzero().flatten()
         tokens = tokens[(target[tokens] / draft[tokens]).argsort()]
         d, t = draft[tokens], target[tokens]
-        reached, wanted = _heights(d), _heights(t)
+        reached, target_sums = _heights(d), _heights(t)
         least = reached**k
         # The set of tokens whose chance of being all that is drawn exceeds T by the most.
-        cut = int((least - wanted).argmax())
+        cut = int((least - target_sums).argmax())
         chances = t.clone()
         if cut > 0:
-            floor = ((least[cut] - wanted[cut] + wanted[1 : cut + 1]) / reached[1 : cut + 1]).min()
+            floor = ((least[cut] - target_sums[cut] + target_sums[1 : cut + 1]) / reached[1 : cut + 1]).min()
             chances[:cut] = torch.maximum(t[:cut], floor * d[:cut])
         if cut < len(d):
             tails = d.flip(0).cumsum(0).flip(0)[cut:]
-            ceiling = ((1 - least[cut] - (wanted[cut:-1] - wanted[cut])) / tails).max()
+            ceiling = ((1 - least[cut] - (target_sums[cut:-1] - target_sums[cut])) / tails).max()
             chances[cut:] = torch.minimum(t[cut:], ceiling * d[cut:])
         return cls(tokens, d, t, chances, k)
 
@@ -63,7 +63,7 @@ class Selection:
         return self.chances.new_zeros(vocab_size).index_put_((self.tokens,), self.chances)
 
     def propose(self, drawn: Sequence[int], rng: Randomness) -> int | None:
-        """The place of the proposed one among the tokens `drawn`; None if D has none of them.
+        """The index of the proposed one among the tokens `drawn`; None if D has none of them.
 
         Every draw comes to rest in a block of one token, and the highest block that holds one wins. On
         the way, the blocks below `middle` are parted from those above; draws near it go either way.
@@ -73,11 +73,11 @@ class Selection:
         low, high = 0, len(self.tokens)
         slopes = self.chances / self.draft
         left = [
-            (place, float(slopes[self.tokens == token]))
-            for place, token in enumerate(drawn)
+            (index, float(slopes[self.tokens == token]))
+            for index, token in enumerate(drawn)
             if bool((self.tokens == token).any())
         ]
-        while len({drawn[place] for place, _ in left}) > 1 and high - low > 1:
+        while len({drawn[index] for index, _ in left}) > 1 and high - low > 1:
             middle = (low + high) // 2
             # The lower convex hull of the curve and the point (reached, least) at the middle.
             run, rise = reached[middle] - reached[low:middle], least[middle] - curve[low:middle]
@@ -88,11 +88,11 @@ class Selection:
             slopes = torch.where(run > 0, rise / run, math.inf)
             above, last = float(slopes.min()), middle + 1 + int(slopes.argmin())
             lower, upper = [], []
-            for place, slope in left:
+            for index, slope in left:
                 if slope > below and rng.accept(_fraction(slope, below, above)):
-                    upper.append((place, max(slope, above)))
+                    upper.append((index, max(slope, above)))
                 else:
-                    lower.append((place, min(slope, below)))
+                    lower.append((index, min(slope, below)))
             if upper:
                 left, low = upper, middle
                 bent = slice(middle, last + 1)
@@ -154,17 +154,17 @@ class OptimalIID(NodeWise):
     ) -> tuple[int | None, Tensor]:
         draft = proposal.conditional(0, ())
         check_distribution(draft, "The draft distribution of WithReplacement")
-        draft, wanted = draft.double(), target.double()
-        wanted = wanted / wanted.sum()
-        selection = Selection.optimal(wanted, draft / draft.sum(), len(tokens))
-        place = selection.propose(tokens, rng)
-        if place is None:
+        draft, exact = draft.double(), target.double()
+        exact = exact / exact.sum()
+        selection = Selection.optimal(exact, draft / draft.sum(), len(tokens))
+        index = selection.propose(tokens, rng)
+        if index is None:
             return None, target
-        share = float(wanted[tokens[place]])
-        offered = float(selection.chances[selection.tokens == tokens[place]])
-        if share > 0 and rng.accept(share / offered if offered > 0 else 1.0):
-            return place, target
-        residual = wanted.clone()
+        target_mass = float(exact[tokens[index]])
+        draft_mass = float(selection.chances[selection.tokens == tokens[index]])
+        if target_mass > 0 and rng.accept(target_mass / draft_mass if draft_mass > 0 else 1.0):
+            return index, target
+        residual = exact.clone()
         residual[selection.tokens] -= selection.chances
         residual.clamp_(min=0)
         return None, residual if float(residual.sum()) > 0 else target

@@ -8,14 +8,15 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
-from draftwood.proposals import ANY_LAW, Proposal
+from draftwood.proposals import Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.on_device import verify_on_device
-from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
+from draftwood.strategies.verifiers.rejection import RejectionVerifier
+from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
 
 
 @attrs.frozen
-class RecursiveRejection(NodeWise):
+class RecursiveRejection(RejectionVerifier):
     """Judges siblings one by one in drawn order, each against what its predecessors left of the target.
 
     With D = `conditional(k, earlier)`, child x is accepted with probability min(1, T(x) / D(x));
@@ -29,8 +30,10 @@ class RecursiveRejection(NodeWise):
     leaves, and T kept when the residual vanishes in floating point).
     """
 
-    laws = ANY_LAW
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
+
+    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+        return DrawnOrder(tokens, proposal)
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         if type(self) is not RecursiveRejection:
@@ -40,26 +43,11 @@ class RecursiveRejection(NodeWise):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        # What a subclass changes, the kernel does not know of.
+        # Somebody's variant of this class may change any step, and the kernel does not know of it.
         if type(self) is not RecursiveRejection:
             return super().verify_rows(trees, target_probs, rngs)
-        found = verify_on_device(trees, target_probs, rngs)
+        outcomes = verify_on_device(trees, target_probs, rngs)
         return [
-            NodeWise.verify(self, tree, targets, rng) if one is None else one
-            for one, tree, targets, rng in zip(found, trees, target_probs, rngs, strict=True)
+            NodeWise.verify(self, tree, targets, rng) if outcome is None else outcome
+            for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
         ]
-
-    def siblings(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        """The order in which the children of a node are tried."""
-        return DrawnOrder(tokens, proposal)
-
-    def judge(
-        self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness
-    ) -> tuple[int | None, Tensor]:
-        order, residual = self.siblings(tokens, proposal, rng), Residual.of(target)
-        while trial := order.next(residual):
-            chance = residual.chance(trial)
-            if chance > 0 and rng.accept(chance):
-                return trial.place, target
-            residual.reject(trial)
-        return None, residual.weights

@@ -15,27 +15,27 @@ from draftwood.proposals import Proposal, check_distribution
 
 @attrs.frozen(eq=False)
 class Law:
-    """The distribution `weights / total` `[vocab]` with the tokens `gone` left out of it.
+    """The distribution `weights / total` `[vocab]` with the tokens `removed` left out of it.
 
     Keeping the pieces apart lets siblings without replacement share one tensor.
     """
 
     weights: Float[Tensor, " vocab"]
     total: float = 1.0
-    gone: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
 
     @classmethod
-    def without(cls, weights: Float[Tensor, " vocab"], gone: Sequence[int]) -> Law:
-        """`weights` with the tokens `gone` removed and the rest renormalised."""
-        if not gone:
+    def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int]) -> Law:
+        """`weights` with the tokens `removed` removed and the rest renormalised."""
+        if not removed:
             return cls(weights)
-        # Summing the survivors keeps the precision that 1 - weights(gone) loses when it is nearly 0.
+        # Summing the survivors keeps the precision that 1 - weights(removed) loses when it is nearly 0.
         rest = weights.clone()
-        rest[list(gone)] = 0
-        return cls(weights, float(rest.sum(dtype=torch.float64)), tuple(gone))
+        rest[list(removed)] = 0
+        return cls(weights, float(rest.sum(dtype=torch.float64)), tuple(removed))
 
     def __getitem__(self, token: int) -> float:
-        return 0.0 if token in self.gone or not self.total else float(self.weights[token]) / self.total
+        return 0.0 if token in self.removed or not self.total else float(self.weights[token]) / self.total
 
 
 @attrs.define(eq=False)
@@ -66,21 +66,21 @@ class Residual:
     def allowance(self) -> float:
         return 1.0 - self.deficit / self.scale
 
-    def chance(self, trial: Trial) -> float:
+    def chance(self, candidate: Candidate) -> float:
         """The allowance of the child that is tried."""
-        wanted = float(self.weights[trial.token]) / self.scale
-        offered = trial.law[trial.token]
-        if wanted <= 0:
+        target_mass = float(self.weights[candidate.token]) / self.scale
+        draft_mass = candidate.law[candidate.token]
+        if target_mass <= 0:
             return 0.0
-        return min(1.0, wanted / offered) if offered > 0 else 1.0
+        return min(1.0, target_mass / draft_mass) if draft_mass > 0 else 1.0
 
-    def reject(self, trial: Trial) -> None:
+    def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""
-        law, left = trial.law, self.weights
+        law, left = candidate.law, self.weights
         if law.total > 0:
             left = left.sub(law.weights, alpha=self.scale / law.total).clamp_(min=0)
-        if law.gone:
-            left[list(law.gone)] = self.weights[list(law.gone)]
+        if law.removed:
+            left[list(law.removed)] = self.weights[list(law.removed)]
         scale = float(left.sum()) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
         if scale > 0:
@@ -88,10 +88,10 @@ class Residual:
 
 
 @attrs.frozen(eq=False)
-class Trial:
-    """A sibling to be tried: its place among the drawn ones, its token, and the law by which it is tried."""
+class Candidate:
+    """A sibling to be tried: its number among the drawn ones, its token, and the law by which it is tried."""
 
-    place: int
+    index: int
     token: int
     law: Law
 
@@ -99,7 +99,7 @@ class Trial:
 class SiblingOrder(Protocol):
     """Hands out the children of one node in the order in which they are to be tried."""
 
-    def next(self, residual: Residual) -> Trial | None:
+    def next(self, residual: Residual) -> Candidate | None:
         """The next child with its law given those tried before; None after the last.
 
         The order may depend on `residual`, on the laws and on children tried before; where it depends on
@@ -116,12 +116,12 @@ class DrawnOrder(SiblingOrder):
     proposal: Proposal
     tried: int = 0
 
-    def next(self, residual: Residual) -> Trial | None:
+    def next(self, residual: Residual) -> Candidate | None:
         if self.tried == len(self.tokens):
             return None
-        place = self.tried
+        index = self.tried
         self.tried += 1
-        draft = self.proposal.conditional(place, self.tokens[:place])
-        if place == 0:
+        draft = self.proposal.conditional(index, self.tokens[:index])
+        if index == 0:
             check_distribution(draft, f"The draft distribution of {type(self.proposal).__name__}")
-        return Trial(place, self.tokens[place], Law(draft))
+        return Candidate(index, self.tokens[index], Law(draft))

@@ -19,18 +19,18 @@ def match(
     """One draw from the weights `target` `[vocab]`, looked for among `tokens`.
 
     Returns:
-        The first place that holds the drawn token, and `target`; or None and the weights of the tokens
-        that stand nowhere, from which it is still to be drawn.
+        The index of the first child that holds the drawn token, and `target`; or None and the weights of
+        the tokens that no child holds, from which it is still to be drawn.
     """
-    places: dict[int, int] = {}
-    for place, token in enumerate(tokens):
-        places.setdefault(token, place)
-    held = list(places)
-    chances, left = target[held], target.clone()
-    left[held] = 0
+    first_index: dict[int, int] = {}
+    for index, token in enumerate(tokens):
+        first_index.setdefault(token, index)
+    distinct = list(first_index)
+    chances, left = target[distinct], target.clone()
+    left[distinct] = 0
     hit, miss = float(chances.sum(dtype=float64)), float(left.sum(dtype=float64))
     if hit > 0 and rng.accept(hit / (hit + miss)):
-        return places[held[rng.choose(chances)]], target
+        return first_index[distinct[rng.choose(chances)]], target
     return None, left
 
 

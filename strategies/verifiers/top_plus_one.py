@@ -46,8 +46,8 @@ class TopPlusOne(NodeWise):
             draft = proposal.marginal(fixed)
             check_distribution(draft, "The draft distribution of TopThenSample")
             token = tokens[fixed]
-            wanted, offered = float(target[token]), float(draft[token])
-            if wanted > 0 and rng.accept(wanted / offered if offered > 0 else 1.0):
+            target_mass, draft_mass = float(target[token]), float(draft[token])
+            if target_mass > 0 and rng.accept(target_mass / draft_mass if draft_mass > 0 else 1.0):
                 return fixed, target
             residual = (target - draft).clamp_(min=0)
             if float(residual.sum()) > 0:

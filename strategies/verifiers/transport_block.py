@@ -9,7 +9,7 @@ from torch import Tensor
 from draftwood import Outcome, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.proposals import check_distribution
 from draftwood.strategies.verifiers.optimal_iid import Selection
-from draftwood.strategies.verifiers.residual import Law, Residual, Trial
+from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
 
 
 @attrs.frozen
@@ -38,23 +38,23 @@ class TransportBlock(Verifier):
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         tokens = tree.tokens.tolist()
-        path, tried = [0], list[Trial]()
+        path, tried = [0], list[Candidate]()
         levels = [Residual.of(_row(target_probs[0]))]
         while children := tree.children(path[-1]):
             here = levels[-1]
             draft = tree.proposals[path[-1]].conditional(0, ())
             check_distribution(draft, "The draft distribution of WithReplacement")
             selection = Selection.optimal(here.weights, _row(draft), len(children))
-            place = selection.propose([tokens[child] for child in children], rng)
-            if place is None:
+            proposed = selection.propose([tokens[child] for child in children], rng)
+            if proposed is None:
                 break
-            trial = Trial(place, tokens[children[place]], Law(selection.law(len(draft))))
-            chance = here.chance(trial)
+            candidate = Candidate(proposed, tokens[children[proposed]], Law(selection.law(len(draft))))
+            chance = here.chance(candidate)
             if chance == 0:
-                here.reject(trial)
+                here.reject(candidate)
                 break
-            path.append(children[place])
-            tried.append(trial)
+            path.append(children[proposed])
+            tried.append(candidate)
             levels.append(Residual.of(_row(target_probs[path[-1]]), chance))
         while not rng.accept(levels[-1].allowance):
             path.pop()

@@ -14,13 +14,13 @@ from draftwood.strategies.verifiers.residual import Law, Residual
 
 @attrs.frozen(eq=False)
 class Window:
-    """A held sibling z, and the next one, drawn by D without the tried tokens and z.
+    """A waiting sibling z, and the next one, drawn by D without the tried tokens and z.
 
     Each is of the class with a chance f(y) that depends on its token y. The next one goes first if it
-    belongs to the class and the held one does not.
+    belongs to the class and the waiting one does not.
 
     Attributes:
-        h: the held one's law `[vocab]`, summing to 1.
+        h: the waiting one's law `[vocab]`, summing to 1.
         draft: D with the tried tokens at 0, `[vocab]`.
         odds: h / q, with q(z) what D holds beside the tried tokens and z, `[vocab]`.
         members: tokens that may be of the class, `[members]`.
@@ -46,7 +46,7 @@ class Window:
         """The window with the class that lets most of `residual` through.
 
         Args:
-            h: the held one's law.
+            h: the waiting one's law.
             p: the draft's distribution D.
             tried: the tried tokens.
             further: siblings after the two; their number must not depend on these two.
@@ -107,13 +107,13 @@ class Window:
         *,
         beside: Int[Tensor, " one"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What beats a held one outside the class, and, over q, the held ones that one inside beats.
+        """What beats a waiting one outside the class, and, over q, the waiting ones that one inside beats.
 
         Only `members` may be of the class, with the chances `f`; the token `beside` is left out.
         """
-        gone = members if beside is None else torch.cat([members, beside])
+        excluded = members if beside is None else torch.cat([members, beside])
         better = (f * self.draft[members]).sum()
-        worse = ((1 - f) * self.odds[members]).sum() + self.odds.index_fill(0, gone, 0).sum()
+        worse = ((1 - f) * self.odds[members]).sum() + self.odds.index_fill(0, excluded, 0).sum()
         return better, worse
 
     def _of(self, tokens: Int[Tensor, " some"], f: Tensor, better: Tensor, worse: Tensor) -> Tensor:
@@ -161,9 +161,9 @@ def choose_class(
     some, proposed = some[:live], proposed[:live]
     # The last column stands for all other tokens, none of which belongs to the class.
     columns = []
-    for whole in (target, h, draft, odds):
-        own = whole[some]
-        columns.append(torch.cat([own, (whole.sum() - own.sum()).clamp(min=0).reshape(1)]))
+    for weights in (target, h, draft, odds):
+        chosen = weights[some]
+        columns.append(torch.cat([chosen, (weights.sum() - chosen.sum()).clamp(min=0).reshape(1)]))
     ends = proposed.cumsum(0)
     sizes = torch.cat([ends[:16], ends[-1] * torch.linspace(0, 1, 25, dtype=ends.dtype, device=ends.device)])
     f = ((sizes.unsqueeze(1) - (ends - proposed)) / proposed).clamp(0, 1)

@@ -130,7 +130,7 @@ def trace_of() -> Callable[..., dict[str, Any]]:
         verifier = create("verifiers", "recursive-rejection", {})
         decoder = SpeculativeDecoder(target, drafter, grows, verifier)
         rows = [zoo.tokenizer()(prompt)["input_ids"] for prompt in prompts]
-        generation = decoder.generate(
+        generation: Any = decoder.generate(
             rows,
             max_new_tokens=new,
             sampling=SamplingParams(temperature=0.8),

@@ -1,6 +1,7 @@
 """What a user can get wrong: one sentence that names it, a non-zero exit, no traceback."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_out_of_memory_says_how_to_shrink(refused, monkeypatch):
 
     load = models.load
 
-    def loaded(*arguments: object, **options: object) -> object:
+    def loaded(*arguments: Any, **options: Any) -> Any:
         found = load(*arguments, **options)
 
         def forward(*_: object, **__: object) -> None:

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,8 @@ def test_contenders_take_turns_and_nothing_is_missing(finished):
 
 def test_texts_are_those_of_generate(finished):
     prompt = zoo.tokenizer()("Question: What is 0 + 3?\nAnswer:", return_tensors="pt").input_ids
-    output = zoo.load("llama-7m").generate(
+    model: Any = zoo.load("llama-7m")
+    output = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False, eos_token_id=None
     )
     texts = [cell for cell in cells(finished[0]) if cell["kind"] == "text"]

@@ -1,12 +1,13 @@
 """`draftwood bench --spec-bench`: answers that Spec-Bench's own scripts read."""
 
 import json
+from typing import Any
 
 import pytest
 
 from draftwood import zoo
 
-QUESTIONS = [
+QUESTIONS: list[dict[str, Any]] = [
     {"question_id": 81, "category": "writing", "turns": ["Hello.", "Who are you?"], "reference": []},
     {"question_id": 241, "category": "qa", "turns": ["Name a river."], "reference": ["Rhine"]},
 ]
@@ -56,7 +57,7 @@ def test_every_contender_has_a_file_of_answers(draftwood, refused, questions, tm
                 assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
                 assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
                 for text, cell in zip(choice["turns"], own, strict=True):
-                    assert tokenizer.decode(cell["tokens"]).startswith(text)
+                    assert str(tokenizer.decode(cell["tokens"])).startswith(text)
                     assert "\nUser:" not in text
     ordinary = json.loads(found[names[0]][0])["choices"][0]["accept_lengths"]
     assert ordinary == [1] * 24

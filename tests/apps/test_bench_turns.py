@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 import attrs
 import pytest
@@ -43,7 +44,8 @@ def bench(draftwood, chats):
 
 def conversation(turns):
     """The prompt of every turn, and what greedy `generate` writes behind it, in one loop of its own."""
-    model, tokenizer, prompt, found = zoo.load("llama-7m"), zoo.tokenizer(), [], []
+    model: Any = zoo.load("llama-7m")
+    tokenizer, prompt, found = zoo.tokenizer(), list[int](), []
     for place, asked in enumerate(turns):
         prompt = prompt + tokenizer("\n" * bool(place) + f"User: {asked}\nAssistant:")["input_ids"]
         ids = torch.tensor([prompt])
@@ -75,16 +77,16 @@ def test_every_turn_stands_behind_the_models_own_answers(bench, tmp_path):
     assert [cell["kind"] for cell in found[:4]] == ["answer"] * 3 + ["passes"]
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 7])
-def test_a_run_broken_off_in_a_conversation_goes_on_with_the_same_prompts(bench, tmp_path, kept):
+def test_a_run_broken_off_in_a_conversation_goes_on_with_the_same_prompts(bench, tmp_path):
     words = ("--temperature", 0.8, "--turns", 2)
     whole = bench(tmp_path / "r", *words)
     file = tmp_path / "r" / "cells.jsonl"
-    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:kept]))
-    again = bench(tmp_path / "r", *words)
-    assert [cell["key"] for cell in again] == [cell["key"] for cell in whole]
-    assert [cell.get("tokens") for cell in again] == [cell.get("tokens") for cell in whole]
-    assert [cell.get("prompt_tokens") for cell in again] == [cell.get("prompt_tokens") for cell in whole]
+    written = file.read_text().splitlines(keepends=True)
+    for kept in (0, 1, 2, 7):
+        file.write_text("".join(written[:kept]))
+        again = bench(tmp_path / "r", *words)
+        for part in ("key", "tokens", "prompt_tokens"):
+            assert [cell.get(part) for cell in again] == [cell.get(part) for cell in whole], (kept, part)
 
 
 def test_turns_can_be_limited_and_prompts_cut(bench, tmp_path):
@@ -99,7 +101,8 @@ def test_turns_can_be_limited_and_prompts_cut(bench, tmp_path):
     assert longest == {0: {6}, 2: {6}}
     # The beginning of a first turn is kept, and the end of a longer conversation.
     tokens = {(c["prompt"], c["turn"]): c["tokens"] for c in cut if c["kind"] == "text"}
-    model, tokenizer = zoo.load("llama-7m"), zoo.tokenizer()
+    model: Any = zoo.load("llama-7m")
+    tokenizer = zoo.tokenizer()
     first = tokenizer("User: Hello.\nAssistant:")["input_ids"][:6]
     answer = next(c["tokens"] for c in cut if c["kind"] == "answer" and c["prompt"] == 0)
     second = (first + answer + tokenizer("\nUser: Who are you?\nAssistant:")["input_ids"])[-6:]
@@ -151,7 +154,7 @@ def test_turns_of_a_conversation_count_together(monkeypatch):
     race = Race(PAIR, "d", 0.0, 0, 4)
     known = ["first_token_seconds", "first_tokens", "draft_calls", "draft_cost", "drafted", "accepted"]
     known += ["draft_seconds", "target_seconds", "verify_seconds", "prefill_seconds", "right"]
-    found = {}
+    found = dict[str, Any]()
     for contender in ("generate", CHAIN):
         for prompt, turn, repetition, seconds in [
             *((0, 0, r, s) for r, s in enumerate((1.0, 2.0, 9.0))),

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from typing import Any
 
 import attrs
 import pytest
@@ -231,7 +232,7 @@ def test_ctrl_c_in_a_garbage_collection_is_heard(capfd):
             gc.collect()
             time.sleep(30)
 
-    sent = []
+    sent = list[Any]()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
     gc.callbacks.append(gc_callback)
     try:

@@ -112,5 +112,7 @@ def test_what_is_no_text_file(tmp_path):
 @given(st.decimals(-(10**9), 10**9, places=2), st.sampled_from(["{:f}", "{:,f}", "${:,f}.", "#### {:f}\n"]))
 def test_the_last_number_is_compared_by_its_value(number, written):
     text = "First 7, then 9: " + written.format(number)
-    assert Decimal(last_number(text)) == number
-    assert last_number(text) == last_number(f"{number.normalize():f}")
+    found = last_number(text)
+    assert found is not None
+    assert Decimal(found) == number
+    assert found == last_number(f"{number.normalize():f}")

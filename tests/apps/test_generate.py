@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +16,11 @@ PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are the
 
 
 @pytest.fixture(scope="module")
-def expected() -> str:
+def expected() -> Any:
     """What `generate` itself writes, 32 tokens."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load("llama-7m").generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
-    )
+    model: Any = zoo.load("llama-7m")
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
     return zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
 
 
@@ -245,7 +244,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(start):
 
 @pytest.mark.posix
 def test_a_reader_that_closes_the_pipe_is_no_traceback(start):
-    process: subprocess.Popen[str] = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
+    process: Any = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(timeout=60) == 1
@@ -287,7 +286,7 @@ def test_recurrent_models_as_target_and_draft(draftwood, target, drafter):
     )
     assert result.exit_code == 0, result.output
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load(target).generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
-    )
-    assert result.stdout == zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True) + "\n"
+    model: Any = zoo.load(target)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    written = zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    assert result.stdout == f"{written}\n"

@@ -114,10 +114,10 @@ def run(tmp_path_factory) -> Path:
     from typer.testing import CliRunner
 
     folder = tmp_path_factory.mktemp("runs") / "run"
-    words = "--prompts 2 --prompt-length 8 --new-tokens 4 --temperature 0 --temperature 1 --budget 2"
+    options = "--prompts 2 --prompt-length 8 --new-tokens 4 --temperature 0 --temperature 1 --budget 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
-        words = ["bench", "--to", str(folder), *words.split(), "--strategy", "leviathan"]
+        words = ["bench", "--to", str(folder), *options.split(), "--strategy", "leviathan"]
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     for name in ("results.json", "results.csv"):

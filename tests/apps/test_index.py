@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ SEPARATOR = "\n<|endoftext|>\n"
 
 
 @pytest.fixture(scope="module")
-def written() -> str:
+def written() -> Any:
     """What the zoo's target itself writes."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
-    output = zoo.load("llama-7m").generate(ids, max_new_tokens=32, do_sample=False)
+    model: Any = zoo.load("llama-7m")
+    output = model.generate(ids, max_new_tokens=32, do_sample=False)
     return zoo.tokenizer().decode(output[0, ids.shape[1] :], skip_special_tokens=True)
 
 
@@ -42,7 +44,7 @@ def own_index(draftwood, tmp_path, written):
     return tmp_path / "own"
 
 
-def documents_of(folder) -> list[str]:
+def documents_of(folder) -> list[Any]:
     index = SuffixIndex.open(folder)
     ends = np.flatnonzero(index.tokens == index.vocab_size)
     rows = np.split(index.tokens, ends + 1)[:-1]

@@ -81,6 +81,8 @@ def test_every_registered_pair_is_exact_or_refused_by_name(pair):
         assert "verifiers that fit:" in verdict.why
     else:
         assert verdict.word == "ok"
+        assert verdict.error is not None
+        assert verdict.rounded is not None
         assert 0 <= verdict.error <= 1e-12
         assert 0 <= verdict.rounded <= 1e-6
 

@@ -1,5 +1,7 @@
 """Text from tokens as they come: whole characters only, and in the end the whole text."""
 
+from typing import Any
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,11 +46,12 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_others():
             return "".join(f" {token}" for token in tokens).removeprefix(" ")
 
     shown = IncrementalText(Sentencepiece())
-    assert [shown.add([word]) for word in ("one", "two", "three")] == ["one", " two", " three"]
+    words: list[Any] = ["one", "two", "three"]
+    assert [shown.add([word]) for word in words] == ["one", " two", " three"]
 
 
 def test_the_streamer_leaves_the_prompt_out():
-    written = []
+    written = list[str]()
     streamer = Streamer(IncrementalText(TOKENIZER), written.append)
     streamer.put(torch.tensor([TOKENIZER("a prompt")["input_ids"]]))
     streamer.put(torch.tensor(TOKENIZER(" and more", add_special_tokens=False)["input_ids"]))

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -27,7 +28,7 @@ class Timed:
     """A writer whose time is that of its passes: 1 for the target, `draft` for a draft call."""
 
     spec: Spec
-    writes: object
+    writes: Any
     draft: float
 
     def write(self, prompt, tokens, seed) -> Text:
@@ -132,11 +133,14 @@ def test_the_library_takes_the_file(paying, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(paying[0].parent)
     prompt = zoo.tokenizer()(PROMPT)["input_ids"]
-    scope = {"target": zoo.path("llama-7m"), "draft": zoo.path("llama-draft"), "inputs": [prompt]}
+    scope: dict[str, Any] = {
+        "target": zoo.path("llama-7m"),
+        "draft": zoo.path("llama-draft"),
+        "inputs": [prompt],
+    }
     exec(compile(code, "tune.md", "exec"), scope)
-    written = zoo.load("llama-7m").generate(
-        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0
-    )
+    model: Any = zoo.load("llama-7m")
+    written = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
     assert scope["ids"][:, : written.shape[1]].tolist() == written.tolist()
     assert scope["decoder"].policy == scope["tuned"].method().policy
     assert not scope["tuned"].ordinary
@@ -164,7 +168,7 @@ def test_a_draft_as_slow_as_its_target_is_left_out(draftwood, ordinary):
 
     decoder = known.decoder(zoo.path("llama-draft"))
     prompt = zoo.tokenizer()(PROMPT)["input_ids"]
-    found = decoder.generate([prompt], max_new_tokens=8, return_dict_in_generate=True)
+    found: Any = decoder.generate([prompt], max_new_tokens=8, return_dict_in_generate=True)
     assert found.tokens[0] == json.loads(result.stdout)["tokens"]
     assert found.statistics.target_calls == 8
 
@@ -177,8 +181,12 @@ def test_above_temperature_0_with_a_drafter_that_is_no_model(tuned_at, draftwood
     assert known.temperature == 0.8
     decoder = known.decoder(zoo.path("llama-7m"))
     prompt = zoo.tokenizer()("one two one two one two")["input_ids"]
-    options = {"max_new_tokens": 5, "sampling": known.sampling, "draft_sampling": known.draft_sampling}
-    found = decoder.generate([prompt], **options, seed=1, return_dict_in_generate=True)
+    options: dict[str, Any] = {
+        "max_new_tokens": 5,
+        "sampling": known.sampling,
+        "draft_sampling": known.draft_sampling,
+    }
+    found: Any = decoder.generate([prompt], **options, seed=1, return_dict_in_generate=True)
     result = draftwood(
         "generate",
         "--tuned",
@@ -209,6 +217,7 @@ times = st.floats(1e-4, 10)
 def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accepted, draft, target, other):
     """Passes that cost what the fit says, and other work: all three are told apart; the gain is theirs."""
     costs = Costs(PassTime(target, target / 100), PassTime(draft, draft / 10))
+    assert costs.draft is not None
     one_call, one_pass = costs.draft(nodes), costs.target(1 + nodes * calls)
     text = Text(
         tokens=[0],

@@ -54,7 +54,7 @@ class Page(HTMLParser):
     @property
     def policy(self):
         (content,) = [
-            a["content"] for tag, a in self.elements if a.get("http-equiv") == "Content-Security-Policy"
+            a["content"] or "" for tag, a in self.elements if a.get("http-equiv") == "Content-Security-Policy"
         ]
         return {words[0]: words[1:] for words in (part.split() for part in content.split(";"))}
 

@@ -53,8 +53,15 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
 
 def nemotron() -> Any:
     layers = ["linear_attention", "full_attention", "mlp", "linear_attention"]
-    heads = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 8}
-    return hf.NemotronHConfig(**SMALL | {"num_hidden_layers": 4}, layer_types=layers, head_dim=8, **heads)
+    heads: dict[str, Any] = {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    }
+    heads |= {"layer_types": layers, "head_dim": 8}
+    return hf.NemotronHConfig(**SMALL | {"num_hidden_layers": 4}, **heads)
 
 
 def zamba() -> Any:
@@ -73,7 +80,7 @@ def zamba() -> Any:
 
 
 def falcon_h1(**options: Any) -> Any:
-    multipliers = {"ssm_in_multiplier": 0.7, "ssm_multipliers": [0.5, 0.9, 1.1, 1.3, 0.8]}
+    multipliers: dict[str, Any] = {"ssm_in_multiplier": 0.7, "ssm_multipliers": [0.5, 0.9, 1.1, 1.3, 0.8]}
     return hf.FalconH1Config(**SMALL, **BAMBA, mamba_d_ssm=64, **multipliers, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +54,22 @@ def oracle(name: str, dtype: torch.dtype) -> Sequential:
     return MambaInLlama(llama, mamba, llama_tensors(llama, mamba), dtype)
 
 
+@pytest.fixture(scope="module")
+def doubled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StateBackend]:
+    """The backend of a checkpoint by name, in double precision; one for all tests of it."""
+
+    @cache
+    def backend(name: str) -> StateBackend:
+        model = load_model(checkpoint(name, tmp_path_factory.mktemp(name)), dtype="float64")
+        with Doubled():
+            if name in DISTILLED:
+                # Its angles too are kept in single precision otherwise.
+                model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)
+            return load(model)
+
+    return backend
+
+
 @pytest.mark.parametrize("name", NAMES)
 class TestCheckpoints(StateBackendTests):
     """In double precision, where what is not exact shows."""
@@ -61,13 +77,9 @@ class TestCheckpoints(StateBackendTests):
     examples, tolerance, longest = 4, 1e-9, 40
 
     @pytest.fixture(autouse=True)
-    def _model(self, name: str, tmp_path: Path) -> Iterator[None]:
-        model = load_model(checkpoint(name, tmp_path), dtype="float64")
+    def _model(self, name: str, doubled: Callable[[str], StateBackend]) -> Iterator[None]:
+        self.backend = doubled(name)
         with Doubled():
-            if name in DISTILLED:
-                # Its angles too are kept in single precision otherwise.
-                model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)
-            self.backend = load(model)
             # Tokens that only pad the vocabulary are tokens like others.
             self.vocab_size = self.backend.vocab_size
             self.logits_after = oracle(name, torch.float64)  # type: ignore[method-assign]
@@ -142,8 +154,13 @@ def test_a_model_object_is_shared(name: str) -> None:
 
 def test_weights_of_a_folder_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Tensor]] = []
-    read = mamba_ssm.read_weights
-    monkeypatch.setattr(mamba_ssm, "read_weights", lambda folder: seen.append(read(folder)) or seen[-1])
+    read = vars(mamba_ssm)["read_weights"]
+
+    def noted(folder: Path) -> dict[str, Tensor]:
+        seen.append(read(folder))
+        return seen[-1]
+
+    monkeypatch.setattr(mamba_ssm, "read_weights", noted)
     backend: Any = load(checkpoint("mamba2", tmp_path), device="cpu")
     places = {tensor.data_ptr() for tensor in seen[0].values()}
     assert {parameter.data_ptr() for parameter in backend.model.parameters()} == places

@@ -16,9 +16,17 @@ from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.recurrent_models import PURES, RECURRENT, VOCAB, Doubled, Stepwise, build
 
-PRECISIONS = [
-    pytest.param(torch.float32, 1e-4, id="fp32"),
-    pytest.param(torch.float64, 1e-9, id="fp64"),
+# A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU.
+SOME = ["mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma"]
+CASES = [pytest.param(name, torch.float32, 1e-4, id=f"{name}-fp32") for name in RECURRENT] + [
+    pytest.param(
+        name,
+        torch.float64,
+        1e-9,
+        id=f"{name}-fp64",
+        marks=[] if name in SOME else pytest.mark.thorough,
+    )
+    for name in RECURRENT
 ]
 
 
@@ -28,12 +36,19 @@ def oracle(name: str, dtype: torch.dtype) -> Stepwise:
     return Stepwise(build(name, dtype))
 
 
-def backend_for(name: str, dtype: torch.dtype = torch.float32, chunk: int = 512) -> StateBackend:
+@cache
+def made(name: str, dtype: torch.dtype, chunk: int) -> StateBackend:
     return (SSMBackend if name in PURES else HybridBackend)(build(name, dtype), chunk=chunk)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-@pytest.mark.parametrize("name", RECURRENT)
+def backend_for(name: str, dtype: torch.dtype = torch.float32, chunk: int = 512) -> StateBackend:
+    """One for all tests of a model, without rows."""
+    backend = made(name, dtype, chunk)
+    backend.release()
+    return backend
+
+
+@pytest.mark.parametrize(("name", "dtype", "tolerance"), CASES)
 class TestFamilies(StateBackendTests):
     vocab_size = VOCAB
     examples = 4
@@ -64,9 +79,9 @@ def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
             new.append([(rng.randrange(VOCAB), rng.randint(-1, node - 1)) for node in nodes])
         mirror.extend(new)
         deepest = [
-            max(range(len(nodes)), key=lambda v, r=row: len(mirror.path(r, v)))
+            max(range(len(nodes)), key=lambda v, r=row: len(mirror.path(r, v)))  # type: ignore[misc]
             for row, nodes in enumerate(new)
-        ]  # type: ignore[misc]
+        ]
         mirror.commit([mirror.path(row, node) for row, node in enumerate(deepest)])
     mirror.check_state()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ import transformers as hf
 from torch import Tensor
 
 from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.kernels.checking import relative_error
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.testing import relative_error
 from tests.backends.recurrent_models import BOTH, EXPERTS, PURE, SMALL, VOCAB
 
 MAMBA2: dict[str, Any] = {"num_heads": 2, "head_dim": 32, "n_groups": 1, "chunk_size": 8}
@@ -67,7 +66,7 @@ WANTED = {
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     launch = Configuration.launch
 
@@ -102,14 +101,14 @@ def test_a_whole_model_agrees_with_the_references(name: str, launched: list[str]
     torch.manual_seed(3)
     model = hf.AutoModelForCausalLM.from_config(MODELS[name](), experts_implementation="eager").eval()
     kind = SSMBackend if name.startswith("mamba") else HybridBackend
-    with switched(False):
+    with kernels_enabled(False):
         expected = rounds(kind(model))
     assert not launched
-    with switched(True):
+    with kernels_enabled(True):
         logits = rounds(kind(model))
         assert all(relative_error(one, right) < 1e-5 for one, right in zip(logits, expected, strict=True))
         backend = kind(model)
-        backend.prefill([[1, 2, 3]])
+        backend.prefill([torch.tensor([1, 2, 3])])
         launched.clear()
         backend.extend(torch.tensor([[4, 5, 6]]), torch.tensor([[-1, 0, 0]]))
         backend.commit([[0, 2]])

@@ -358,8 +358,8 @@ def test_grouped_attention_equals_repeated_keys(queries: int, kv_heads: int, boo
     mask[..., 0] = True
     if not boolean:
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
-    repeated = (states.repeat_interleave(4 // kv_heads, 1) for states in (key, value))
-    expected = scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3).transpose(1, 2)
+    keys, values = (states.repeat_interleave(4 // kv_heads, 1) for states in (key, value))
+    expected = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3).transpose(1, 2)
     module = torch.nn.Module()
     module.num_key_value_groups = 4 // kv_heads  # type: ignore[assignment]
     torch.testing.assert_close(grouped_sdpa(module, query, key, value, mask, scaling=0.3)[0], expected)

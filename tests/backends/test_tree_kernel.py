@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from draftwood.backends.masks import Masks, Reach
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.tree_kernel import PackedMasks, tree_attention, under
-from draftwood.kernels import switch
-from draftwood.kernels.kv_commit import dispatch as kv_commit
+from draftwood.kernels import support
 from draftwood.kernels.tree_attention import dispatch
 
 VOCAB = 53
@@ -74,13 +73,13 @@ def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.M
     config, options = MODELS[name]
     model = tiny(config, **options)
     own = model.config._attn_implementation
-    with switch.switched(False):
+    with support.kernels_enabled(False):
         expected = logits_of(model)
     # No mask of numbers, and no reference.
     monkeypatch.setattr(Masks, "build", None)
-    monkeypatch.setattr(dispatch.reference, "attend", None)
-    monkeypatch.setattr(kv_commit.reference, "move", None)
-    with switch.switched(True):
+    monkeypatch.setattr("draftwood.kernels.tree_attention.reference.attend", None)
+    monkeypatch.setattr("draftwood.kernels.kv_commit.reference.move", None)
+    with support.kernels_enabled(True):
         logits = logits_of(model)
     assert float((logits - expected).norm() / expected.norm()) <= 1e-5
     assert model.config._attn_implementation == own
@@ -97,10 +96,10 @@ def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.M
 def test_other_models_keep_their_masks(
     dtype: torch.dtype, dim: int, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    caplog.set_level("INFO", logger=switch.__name__)
-    switch._logged.clear()
+    caplog.set_level("INFO", logger=support.__name__)
+    support._logged.clear()
     monkeypatch.setattr(dispatch, "attend", None)
-    with switch.switched(True):
+    with support.kernels_enabled(True):
         logits_of(tiny(hf.LlamaConfig, head_dim=dim).to(dtype))
     assert f"tree_attention: the reference serves it, because {reason}." in caplog.messages
 

@@ -16,8 +16,8 @@ from draftwood.backends import packed
 from draftwood.backends.ssm import HybridBackend
 from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
 from draftwood.backends.transformer import TransformerBackend
-from draftwood.kernels import switch
-from draftwood.kernels.checking import relative_error
+from draftwood.kernels import support
+from draftwood.kernels.testing import relative_error
 from draftwood.kernels.tree_attention import dispatch
 from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.testing.backends import StateBackendTests
@@ -29,7 +29,7 @@ from tests.backends.test_tree_kernel import MODELS, VOCAB, tiny
 
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
-    with switch.switched(True):
+    with support.kernels_enabled(True):
         yield
 
 
@@ -101,7 +101,7 @@ def test_a_model_gives_and_keeps_the_same_over_fewer_blocks(
     else:
         config, options = MODELS[name]
         model, kind = tiny(config, **options, **NARROW), TransformerBackend
-    with switch.switched(False):
+    with support.kernels_enabled(False):
         expected, parents = a_round(kind(model))
     masks, attend = list[TreeMask](), dispatch.attend
 

@@ -17,7 +17,7 @@ def residual(target, draft):
 def chain(case, mistake=""):
     """Speculative sampling along a chain: a coin a token, and one uniform for the last token."""
     *coins, last = case.uniforms
-    out = []
+    out = list[int]()
     for index, (token, coin) in enumerate(zip(case.draft_tokens.tolist(), coins, strict=True)):
         target, draft = case.target_probs[index], case.draft_probs[index]
         ratio = target[token] if mistake == "draft ignored" else target[token] / draft[token]

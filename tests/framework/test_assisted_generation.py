@@ -1,6 +1,7 @@
 """What transformers' assisted generation writes, exactly: its sampler alone, and the whole of `generate`."""
 
 import copy
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -140,7 +141,7 @@ def test_an_assistant_that_is_the_target_may_end_in_an_error():
     "options", [{}, {"temperature": 0.7}, {"top_k": 2}, {"repetition_penalty": 2.0}], ids=str
 )
 def test_the_drafts_law_is_the_one_that_it_was_drawn_by(options):
-    drawn, off = [], []
+    drawn, off = list[Any](), list[float]()
     judge, draw = utils._speculative_sampling, torch.multinomial
 
     def judged(ids, logits, length, *rest, **more):
@@ -165,7 +166,7 @@ def test_the_drafts_law_is_the_one_that_it_was_drawn_by(options):
 
 def test_the_confidence_threshold_ends_a_draft_behind_the_token_and_keeps_it():
     """Whether a second token is drafted depends on the first, which stays: law P allows it."""
-    judge, lengths = utils._speculative_sampling, {}
+    judge, lengths = utils._speculative_sampling, dict[Any, Any]()
 
     def judged(ids, logits, length, *rest, **more):
         if ids.shape[1] - length == PROMPT.shape[1]:

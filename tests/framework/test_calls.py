@@ -1,6 +1,7 @@
 """What people really pass, and what they do with one decoder from several places."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_two_decoders_on_one_backend_take_turns(shared):
 
 def test_a_backend_as_drafter_is_a_model_that_drafts():
     one = SpeculativeDecoder(ToyBackend(TARGET), ToyBackend(DRAFT), Chain(2), RecursiveRejection())
-    out = one.generate(PROMPTS, max_new_tokens=6, return_dict_in_generate=True)
+    out: Any = one.generate(PROMPTS, max_new_tokens=6, return_dict_in_generate=True)
     assert out.tokens == [sequentially(prompt, 6) for prompt in PROMPTS]
     assert any(record.outcome.accepted for round_ in out.statistics.rounds for record in round_.rows)
 
@@ -146,7 +147,7 @@ def test_logits_that_were_padded_to_another_width_draft_all_the_same(width):
         ToyBackend(target), ModelDrafter(ToyBackend(narrower)), DySpec(6), RecursiveRejection()
     )
     prompts = [[151, 3], [7]]
-    out = one.generate(prompts, max_new_tokens=25, return_dict_in_generate=True)
+    out: Any = one.generate(prompts, max_new_tokens=25, return_dict_in_generate=True)
     for prompt, new in zip(prompts, out.tokens, strict=True):
         text = list(prompt)
         for token in new:

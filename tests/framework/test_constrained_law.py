@@ -1,5 +1,7 @@
 """Constraints on toy models, enumerated: the law is that of masked sampling; and spans that they force."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -65,12 +67,12 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
         )
         for one in (backend, drafter):
             one.prefill([torch.tensor([], dtype=torch.int64)])
-        text = []
+        text = list[int]()
         while loop.rows:
             text += loop.run().rows[0].tokens
         return tuple(text)
 
-    law = {}
+    law = dict[Any, float]()
     for weight, text in enumerate_outcomes(write):
         law[text] = law.get(text, 0.0) + weight
     return law
@@ -78,7 +80,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
 
 def masked_law(constraint, tokens, eos=frozenset()):
     """The same by sampling one token after another."""
-    law, open_ = {}, {(): (1.0, constraint.start([0]))}
+    law, open_ = dict[Any, float](), dict[Any, Any]({(): (1.0, constraint.start([0]))})
     while open_:
         text, (weight, state) = open_.popitem()
         if len(text) == tokens or (text and text[-1] in eos):
@@ -156,7 +158,7 @@ def test_forced_tokens_take_no_draft_pass_and_few_rounds():
         ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT)), Chain(1), RecursiveRejection()
     )
     forced = Table({n: {n % 3: n + 1} for n in range(40)})
-    actual = decoder.generate([[0]], max_new_tokens=30, constraint=forced, return_dict_in_generate=True)
+    actual: Any = decoder.generate([[0]], max_new_tokens=30, constraint=forced, return_dict_in_generate=True)
     assert actual.tokens == [[n % 3 for n in range(30)]]
     # A drafted token, 16 that it forces, and one more of the target's.
     assert actual.statistics.target_calls == 2

@@ -1,6 +1,7 @@
 """The loop and the decoder: greedy equality, exact ends, streams, statistics. Driven by toy models."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -153,7 +154,7 @@ def test_finished_rows_leave_while_others_run_on():
 
 def test_the_stream_commits_what_generate_returns():
     one = decoder()
-    seen = [[] for _ in PROMPTS]
+    seen = [list[Any]() for _ in PROMPTS]
     for finished in one.stream(PROMPTS, max_new_tokens=12):
         for record in finished.rows:
             seen[record.row] += record.tokens

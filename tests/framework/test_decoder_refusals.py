@@ -182,7 +182,7 @@ def test_the_fitting_verifiers_are_found_whatever_else_is_registered(monkeypatch
         order: str = "drawn"
 
         @property
-        def adaptive(self):
+        def adaptive(self):  # type: ignore[override]
             return self.order == "drawn"
 
     @attrs.frozen

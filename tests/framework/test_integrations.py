@@ -1,6 +1,7 @@
 """Ways in from elsewhere: loops from names, and texts that end at a string, as lm-eval asks for them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,5 +108,6 @@ def test_learnt_tokens_in_front_of_the_text_are_refused(model, tokenizer, monkey
     inputs = tokenizer(PROMPTS[:1], return_tensors="pt")
     with pytest.raises(InvalidInput, match="prefix tuning"):
         model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model))
-    Wrapper.active_peft_config.is_prompt_learning = False  # an adapter of weights
+    config: Any = Wrapper.active_peft_config
+    config.is_prompt_learning = False  # an adapter of weights
     assert model.generate(**inputs, max_new_tokens=4, custom_generate=loop_of(model)).shape[1] > 4

@@ -142,10 +142,10 @@ def test_a_policy_within_learns_by_its_own_note():
     policy = DynamicDepth(CostAware("layered-dyspec", (2, 4)), 0.9)
     out = generate(policy, PROMPTS[:1])
     (state,) = out.policy_states
-    assert sum(state.within.rounds) > 1
+    assert sum(state.inner.rounds) > 1
     assert state.threshold != 0.9
     policy = DynamicDepth(Grows(), 0.0)
-    start = attrs.evolve(policy.first_state(), within=3)
+    start = attrs.evolve(policy.first_state(), inner=3)
     stream = decoder(policy).stream(PROMPTS[:1], policy_state=start)
     assert next(stream).rows[0].outcome.drafted == 3
 
@@ -157,7 +157,7 @@ def test_a_policy_within_learns_by_its_own_note():
         (Grows(), [1, 2], "2 policy states were given for 3 rows; give one a row"),
         (Grows(), "far", "policy_state holds 'far', which is no int of"),
         (Grows(), (1, 2, 3), r"policy_state holds \(1, 2, 3\), which is no int of"),
-        (DynaTree(), LEARNERS[-1].first_state(), "which is no Learnt of DynaTree"),
+        (DynaTree(), LEARNERS[-1].first_state(), "which is no DynaTreeState of DynaTree"),
         (
             CostAware(budgets=(0, 3)),
             CostAware().first_state(),

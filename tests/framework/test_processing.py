@@ -26,7 +26,8 @@ PROCESSORS = {
     "own tensor": own.HoldsATensorARow,
     "prefix function": lambda rows: hf.PrefixConstrainedLogitsProcessor(own.allowed, 1),
     "encoder": lambda rows: hf.EncoderRepetitionPenaltyLogitsProcessor(
-        1.5, torch.arange(rows * 2).view(rows, 2)
+        1.5,
+        torch.arange(rows * 2).view(rows, 2),  # type: ignore[arg-type]
     ),
 }
 

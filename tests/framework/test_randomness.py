@@ -1,5 +1,7 @@
 """Randomness: the laws of its draws, and that streams keep to themselves."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -71,7 +73,8 @@ def test_a_tape_replays_and_says_when_it_is_used_up():
 
 
 def test_draft_and_verification_streams_of_a_seed_differ_and_repeat():
-    first, again, other = Streams.seeded(5), Streams.seeded(5), Streams.seeded(6)
+    streams: list[Any] = [Streams.seeded(5), Streams.seeded(5), Streams.seeded(6)]
+    first, again, other = streams
     draft, verify = first.draft.uniforms(50), first.verify.uniforms(50)
     assert torch.equal(draft, again.draft.uniforms(50))
     assert torch.equal(verify, again.verify.uniforms(50))
@@ -88,7 +91,7 @@ def test_a_negative_seed_is_refused():
 def test_numbers_ahead_stay_in_the_stream(seed, steps):
     u = torch.rand(100, dtype=torch.float64)
     for rng in (TorchRandomness.seeded(seed), TapeRandomness(u)):
-        ahead, seen = rng.ahead(90), []
+        ahead, seen = rng.ahead(90), list[float]()
         for n in steps:
             seen += rng.uniforms(min(n, 90 - len(seen))).tolist()
         # One by one the numbers are the same as many at once.

@@ -1,5 +1,7 @@
 """What is written above temperature 0 with filters, processors and constraints, by exact enumeration."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -55,7 +57,7 @@ def filters():
 
 def probs_of(params):
     """transformers' own way from logits to probabilities."""
-    warpers = [hf.TemperatureLogitsWarper(params.temperature)]
+    warpers: list[Any] = [hf.TemperatureLogitsWarper(params.temperature)]
     if params.top_k is not None:
         warpers.append(hf.TopKLogitsWarper(params.top_k))
     if params.top_p is not None:

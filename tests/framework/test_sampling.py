@@ -1,5 +1,7 @@
 """SamplingParams against transformers' own processors."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -26,7 +28,8 @@ def test_the_transform_is_that_of_generate(seed, temperature, top_k, top_p, min_
         (transformers.MinPLogitsWarper, min_p),
     ):
         if value is not None:
-            scores = cls(value)(None, scores)
+            warper: Any = cls(value)
+            scores = warper(None, scores)
     params = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     torch.testing.assert_close(params.distribution(logits), scores.softmax(-1))
 

@@ -95,7 +95,7 @@ def test_criteria_end_rows_as_in_generate(data):
 
     batch = CriteriaBatch([KINDS[name](rows, eos) for name in names], range(rows), prompts, PAD, eos)
     stops = StopConditions(frozenset([EOS] if eos else []), [limit] * rows, [False] * rows, batches=[batch])
-    written, running = [[] for _ in range(rows)], set(range(rows))
+    written, running = [list[int]() for _ in range(rows)], set(range(rows))
     while running:
         for row in sorted(running):
             count = data.draw(st.integers(1, 4))

@@ -1,6 +1,7 @@
 """Interval splitting and torch's own chance under an enumerator: laws known by hand, and what is refused."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from draftwood.testing import CannotEnumerate, split_uniforms, torch_law
 
 
 def law(run, **options):
-    pieces = {}
+    pieces = dict[Any, Any]()
     for weight, result in split_uniforms(run, **options):
         pieces[result] = pieces.get(result, 0.0) + weight
     return pieces

@@ -100,7 +100,7 @@ def test_trees_hold_what_their_proposals_may_draw(data):
     tree = data.draw(token_trees(3, max_nodes=5)).validated(3)
     assert len(tree) <= 6
     for node in range(len(tree)):
-        earlier = []
+        earlier = list[int]()
         for k, child in enumerate(tree.children(node)):
             law = tree.proposals[node]
             assert type(law) in registered_laws()

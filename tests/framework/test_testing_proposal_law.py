@@ -1,5 +1,7 @@
 """Law P by enumeration: what policies draw, what they declare, and what they ask for."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_registered_policies_draw_what_they_declare(named):
 class Changed(TreePolicy):
     """A correct tree of two drawn children whose proposals are `declared` afterwards."""
 
-    declared: object
+    declared: Any
     laws = frozenset({WithoutReplacement, WithReplacement, Deterministic})
 
     def grow(self, root, rng):
@@ -114,7 +116,7 @@ def test_a_policy_that_hides_that_it_is_adaptive_is_named(policy):
 class Asks(TreePolicy):
     """Yields what it is told to."""
 
-    asked: object
+    asked: Any
     result: object = None
     laws = frozenset({Deterministic})
 

@@ -42,12 +42,12 @@ class Flatter(Proposal):
     p: Tensor
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]
         return self.p.shape[-1]
 
     @classmethod
     def draw(cls, probs: Tensor, *, count: int, rng: Randomness) -> DrawnChildren:
-        law, tokens = cls(probs), []
+        law, tokens = cls(probs), list[int]()
         while len(tokens) < count and bool((p := law.conditional(len(tokens), tokens)).any()):
             tokens.append(rng.choose(p))
         return DrawnChildren(tokens, probs[tokens].tolist(), law)

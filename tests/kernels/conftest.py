@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 
 
 @pytest.fixture(scope="module", autouse=True)
 def poisoned_kernels() -> Iterator[None]:
     # Fills what torch allocates without writing it, with NaN or the largest integer.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    with switched(True):
+    with kernels_enabled(True):
         yield
     torch.use_deterministic_algorithms(False)
 

@@ -1,10 +1,9 @@
-"""What tests of scans along trees share: ragged trees over two passes, memory full of NaN, refusals."""
+"""What tests of scans along trees share: ragged trees over two passes, and layouts that are refused."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,16 +12,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels import switch
-from draftwood.kernels.checking import TOPOLOGIES, relative_error
-from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.testing import TOPOLOGIES, relative_error
+from tests.kernels.frames import guarded, reference_serves
 
 KINDS = [torch.float32, torch.float16]
 
 EVERY = ["chain", "star", "binary", "random", "forest"]
 
-MARGIN = 128
-"""Numbers before and behind what is allocated under `guarded`."""
+LONG = [40, pytest.param(130, marks=pytest.mark.thorough)]
+"""Nodes of a long chain, every one of which a kernel runs up to the root; the interpreter is slow."""
 
 
 @attrs.frozen
@@ -101,47 +99,6 @@ def embedded(tensor: Tensor, *, behind: int) -> Tensor:
     return inside
 
 
-def precise(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In fp32."""
-    return {name: tensor.float() for name, tensor in held.items()}
-
-
-@contextmanager
-def guarded() -> Iterator[list[Configuration]]:
-    """Launches write into NaN alone, and nothing beside what is allocated for them.
-
-    Gives the configurations launched so far.
-    """
-    launched: list[Configuration] = []
-    memory: list[Tensor] = []
-    launch, original = Configuration.launch, Tensor.new_empty
-
-    def new_empty(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        if options:  # the interpreter's own
-            return original(self, *size, **options)
-        shape = torch.Size(size[0] if isinstance(size[0], tuple) else size)
-        memory.append(self.new_full((shape.numel() + 2 * MARGIN,), torch.nan))
-        return memory[-1][MARGIN:-MARGIN].view(shape)
-
-    def guard(self: Configuration, grid: tuple[int, ...], **arguments: Any) -> None:
-        launched.append(self)
-        out = arguments.get("out")
-        before = None if out is None else out.clone()
-        launch(self, grid, **arguments)
-        if out is not None and before is not None:
-            blank = before.isnan()
-            assert blank.any()
-            assert torch.equal(out[~blank], before[~blank])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Configuration, "launch", guard)
-        patch.setattr(Tensor, "new_empty", new_empty)
-        yield launched
-    for around in memory:
-        assert around[:MARGIN].isnan().all()
-        assert around[-MARGIN:].isnan().all()
-
-
 def replays(
     operation: Any, reference: Any, layers: Sequence[Mapping[str, Tensor]], kept: Tensor, *, launches: int
 ) -> None:
@@ -195,12 +152,8 @@ def left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """No kernel serves `held`, and the log says why."""
-    caplog.set_level("INFO", logger=switch.__name__)
-    caplog.clear()
-    switch._logged.clear()
-    with guarded() as launched:
+    with reference_serves(reason, caplog), guarded() as launched:
         found = call(**held)
-    assert reason in caplog.text
     assert not launched
     wanted = reference(**held)
     pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]

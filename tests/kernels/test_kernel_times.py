@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from draftwood.errors import DraftwoodError
 from draftwood.kernels.compiled import operations
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 
 pytestmark = pytest.mark.triton
 
@@ -283,8 +283,8 @@ def test_the_command_times_what_the_gate_let_through(
     gpu.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(bench.switch, "interpreted", lambda: False)
-    monkeypatch.setattr(bench.switch, "objection_on", lambda device: None)
+    monkeypatch.setattr(bench.support, "interpreted", lambda: False)
+    monkeypatch.setattr(bench.support, "objection_on", lambda device: None)
     monkeypatch.setattr(bench, "event_timer", lambda device: timing())
     monkeypatch.setattr(bench, "ragged", lambda device: [])
 
@@ -305,7 +305,7 @@ def test_the_command_times_what_the_gate_let_through(
 
 
 def test_a_reference_in_place_of_a_kernel_turns_the_gate_red(bench: Any, device: torch.device) -> None:
-    with switched(False), pytest.raises(DraftwoodError, match="no kernel ran, a reference did"):
+    with kernels_enabled(False), pytest.raises(DraftwoodError, match="no kernel ran, a reference did"):
         bench.gate(bench.scan_cases.scans(device, depths=(3,), heads=2, dim=16, size=16))
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.kernels.kv_commit import dispatch, reference
+from tests.kernels import frames
 
 pytestmark = pytest.mark.triton
 
@@ -16,11 +17,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 def drawn(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(shape, device=device).to(dtype)
-
-
-def kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the reference is a mistake."""
-    monkeypatch.setattr(dispatch.reference, "move", None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,8 +51,7 @@ def test_any_moves(data: st.DataObject, device: torch.device, dtype: torch.dtype
     wanted = [arena.clone() for arena in arenas]
     if moves:
         reference.move(arenas=wanted, **lists)
-    with pytest.MonkeyPatch.context() as patch:
-        kernel_runs(patch)
+    with frames.kernel_alone(dispatch, "move"):
         dispatch.move(arenas=arenas, **lists)
     for found, right in zip(arenas, wanted, strict=True):
         assert torch.equal(found, right)
@@ -64,22 +59,20 @@ def test_any_moves(data: st.DataObject, device: torch.device, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("count", [16, 17, 64, 65, 256])
-def test_a_long_path_moves_onto_itself(
-    count: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_moves_onto_itself(count: int, device: torch.device) -> None:
     arena = drawn(device, torch.float32, 1, 1, 1, count + 2, 16)
     wanted = arena.clone()
     wanted[:, :, :, :count] = arena[:, :, :, 1 : count + 1]
-    kernel_runs(monkeypatch)
-    dispatch.move(arenas=[arena], rows=[0] * count, sources=range(1, count + 1), targets=range(count))
+    with frames.kernel_alone(dispatch, "move"):
+        dispatch.move(arenas=[arena], rows=[0] * count, sources=range(1, count + 1), targets=range(count))
     assert torch.equal(arena, wanted)
 
 
-def test_rows_behind_a_narrowed_arena_are_left(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_behind_a_narrowed_arena_are_left(device: torch.device) -> None:
     whole = drawn(device, torch.float16, 3, 4, 2, 9, 32)
     before = whole.clone()
-    kernel_runs(monkeypatch)
-    dispatch.move(arenas=[whole[1:2, :2]], rows=[1], sources=[7], targets=[2])
+    with frames.kernel_alone(dispatch, "move"):
+        dispatch.move(arenas=[whole[1:2, :2]], rows=[1], sources=[7], targets=[2])
     before[1, 1, :, 2] = before[1, 1, :, 7]
     assert torch.equal(whole, before)
 
@@ -101,12 +94,10 @@ def test_rows_behind_a_narrowed_arena_are_left(device: torch.device, monkeypatch
 def test_the_reference_takes_the_rest(
     arena: torch.Tensor, count: int, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
     moved = arena.to(device)
     moved[..., 1, :] = 1
-    dispatch.move(arenas=[moved], rows=[0] * count, sources=range(1, count + 1), targets=range(count))
-    assert reason in caplog.text
+    with frames.reference_serves(reason, caplog):
+        dispatch.move(arenas=[moved], rows=[0] * count, sources=range(1, count + 1), targets=range(count))
     assert bool((moved[..., 0, :] == 1).all())
 
 

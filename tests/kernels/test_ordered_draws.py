@@ -22,12 +22,13 @@ from draftwood import (
     draw_children,
 )
 from draftwood.kernels.ordered_draws import dispatch, reference
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
+from tests.kernels import frames
 
 pytestmark = pytest.mark.triton
 
@@ -53,14 +54,13 @@ def agree(
 ) -> None:
     """The plain draws, the kernel's and the reference's are the same, and take the same uniforms."""
     plain, rng = TapeRandomness(uniforms), TapeRandomness(uniforms)
-    with switched(False):
+    with kernels_enabled(False):
         drawn = draw_children(WithoutReplacement, p, count=count, rng=plain, total=total)
     wanted = [(one.tokens, one.chances) for one in drawn]
     left_out: list[reference.Draws] = [([], [])] * (len(p) - len(wanted))
     assert reference.draw(probs=p, count=count, uniforms=uniforms, total=total) == wanted + left_out
     assert plain.used == sum(len(tokens) for tokens, _ in wanted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.reference, "draw", None)
+    with pytest.MonkeyPatch.context() as patch, frames.kernel_alone(dispatch, "draw"):
         patch.setattr(TapeRandomness, "without_replacement", None)
         found = draw_children(WithoutReplacement, p.to(device), count=count, rng=rng, total=total)
     assert [(one.tokens, one.chances) for one in found] == wanted
@@ -156,7 +156,7 @@ def test_a_policy_grows_its_tree_with_one_launch_a_request(
             rng = TorchRandomness.seeded(seed)
             growing, asked = policy.grow(3, rng), list[int]()
             request = next(growing)
-            with switched(kernel):
+            with kernels_enabled(kernel):
                 try:
                     while True:
                         asked.append(len(request))
@@ -196,11 +196,11 @@ def test_the_plain_path_serves_where_no_kernel_does(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(dispatch, "draw", forbidden)
     p = rows(3, 9, alive=1.0, sharpness=1.0, seed=4)
-    with switched(False):
+    with kernels_enabled(False):
         wanted = draw_children(WithoutReplacement, p, count=2, rng=TapeRandomness(tape_of(6, 1)))
     for probs, rng in (
         (p.double(), TapeRandomness(tape_of(6, 1))),
-        (p, Stream(tape_of(6, 1))),
+        (p, Stream(tape_of(6, 1))),  # type: ignore[abstract]
     ):
         found = draw_children(WithoutReplacement, probs, count=2, rng=rng)
         assert [one.tokens for one in found] == [one.tokens for one in wanted]
@@ -232,8 +232,6 @@ def test_too_few_uniforms(device: torch.device) -> None:
 def test_the_reference_takes_the_rest(
     p: Tensor, reason: str, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
-    (tokens, chances), *_ = dispatch.draw(probs=p.to(device), count=1, uniforms=torch.zeros(2).double())
-    assert reason in caplog.text
+    with frames.reference_serves(reason, caplog):
+        (tokens, chances), *_ = dispatch.draw(probs=p.to(device), count=1, uniforms=torch.zeros(2).double())
     assert (tokens, chances) == ([0], [1.0])

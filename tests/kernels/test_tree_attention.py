@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood.kernels.checking import TOLERANCE, TOPOLOGIES, relative_error, visible
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, relative_error, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask, pack, unpack
 from draftwood.tree import TokenTree
-from tests.kernels.scans import guarded
+from tests.kernels import frames
 
 pytestmark = pytest.mark.triton
 
@@ -79,11 +79,9 @@ def case(
 
 def error(arguments: dict[str, Any]) -> float:
     """Of the kernel against the reference in fp32; what it must not write must still be NaN."""
-    with pytest.MonkeyPatch.context() as patch, guarded():
-        patch.setattr(dispatch.reference, "attend", None)
+    with frames.kernel_alone(dispatch, "attend"), frames.guarded():
         found = dispatch.attend(**arguments)
-    precise = {name: held.float() if isinstance(held, Tensor) else held for name, held in arguments.items()}
-    wanted = reference.attend(**precise)
+    wanted = reference.attend(**frames.precise(arguments))
     assert found.dtype == arguments["queries"].dtype
     nodes = torch.arange(found.shape[1], device=found.device)
     real = nodes < arguments["mask"].counts.unsqueeze(1)
@@ -233,7 +231,7 @@ def test_masks_that_do_not_fit_themselves() -> None:
     [
         ({"keys": torch.zeros(1, 1, 9, 32)}, "do not belong together"),
         ({"queries": torch.zeros(1, 2, 3, 16)}, r"The mask is for \(1, 2\) rows and nodes"),
-        ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots given"),
+        ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots"),
         ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one a head, \(2,\)"),
         (
             {"keys": torch.zeros(1, 3, 9, 16), "values": torch.zeros(1, 3, 9, 16)},
@@ -270,15 +268,12 @@ def test_shapes_that_do_not_belong_together(change: dict[str, Tensor], message: 
 def test_the_reference_takes_the_rest(
     dim: int, change: Any, reason: str, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
     arguments = case(device, torch.float32, [[-1, 0, 0]], lengths=[3], dim=dim)
     tensors = {name: change(arguments[name]) for name in ("queries", "keys", "values")}
     tensors["sinks"] = arguments["sinks"].to(tensors["queries"].dtype)
-    found = dispatch.attend(**arguments | tensors)
-    assert reason in caplog.text
+    with frames.reference_serves(reason, caplog):
+        found = dispatch.attend(**arguments | tensors)
     assert found.dtype == tensors["queries"].dtype
     assert relative_error(found, reference.attend(**arguments)) <= 1e-6
-    with switched(False):
+    with kernels_enabled(False), frames.reference_serves("kernels are switched off", caplog):
         dispatch.attend(**arguments)
-    assert "kernels are switched off" in caplog.text

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import attrs
 import pytest
@@ -32,18 +33,19 @@ from draftwood import (
     WithReplacement,
     draw_children,
 )
-from draftwood.kernels.switch import switched
+from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers import on_device
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
-from draftwood.strategies.verifiers.on_device import row_of
+from draftwood.strategies.verifiers.on_device import rejection_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
+from tests.kernels import frames
 from tests.strategies import plain
 
 pytestmark = pytest.mark.triton
@@ -94,7 +96,7 @@ def judged(
 ) -> tuple[Outcome, int]:
     """The outcome, and how many uniforms it took."""
     rng = TapeRandomness(uniforms)
-    with switched(kernel), pytest.MonkeyPatch.context() as patch:
+    with kernels_enabled(kernel), pytest.MonkeyPatch.context() as patch:
         if kernel:  # from here on the plain verifier is a mistake
             patch.setattr(RecursiveRejection, "judge", None)
             tree, targets = placed(tree, device), targets.to(device)
@@ -110,7 +112,7 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
     if isinstance(proposal, Deterministic):
         return proposal
     if isinstance(proposal, PerChild):
-        return PerChild([p.to(device) for p in proposal.ps])  # type: ignore[arg-type]
+        return PerChild([p.to(device) for p in proposal.ps])
     assert isinstance(proposal, WithoutReplacement | WithReplacement | TopThenSample)
     return attrs.evolve(proposal, p=proposal.p.to(device))
 
@@ -118,7 +120,7 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
 def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> reference.Walk:
     """The kernel does what its reference does, and what the plain verifiers do but for ties."""
     found, used = judged(tree, targets, uniforms, kernel=True, device=device)
-    row = row_of(tree, targets, uniforms)
+    row = rejection_case(tree, targets, uniforms)
     assert row is not None
     walk = reference.walk(row)
     assert (found.path, found.extra, found.bonus, used) == (walk.path, walk.extra, walk.bonus, walk.used)
@@ -203,7 +205,7 @@ def test_many_siblings_fail(law: type[Proposal], device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
-def test_what_is_left_stays_when_nothing_would_be(law: type[Proposal], device: torch.device) -> None:
+def test_what_is_left_stays_when_nothing_would_be(law: Any, device: torch.device) -> None:
     # The target is the draft, and the children are tokens that neither has: every residual vanishes.
     p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
     found = agree(one_node([1, 3, 4], law(p)), p.repeat(4, 1), torch.tensor([0.6, 0.9, 0.9]).double(), device)
@@ -222,7 +224,7 @@ def test_rows_in_one_launch(device: torch.device) -> None:
     rows = []
     for seed, nodes in enumerate([5, 1, 40, 13]):
         tree, targets = grown(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed)
-        row = row_of(tree, targets, tape_of(nodes, seed))
+        row = rejection_case(tree, targets, tape_of(nodes, seed))
         assert row is not None
         rows.append(row)
     wanted: list[reference.Walk | None] = [reference.walk(row) for row in rows]
@@ -250,7 +252,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
 ) -> None:
     launches: list[int] = []
 
-    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
         launches.append(len(rows))
         return dispatch.walk(rows)
 
@@ -268,7 +270,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
         return [TorchRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
 
     wanted_streams, streams_after = streams(), streams()
-    with switched(False):
+    with kernels_enabled(False):
         wanted = verifier.verify_rows(trees, targets, wanted_streams)
     found = verifier.verify_rows(trees, targets, streams_after)
     assert found == wanted == [verifier.verify(*row) for row in zip(trees, targets, streams(), strict=True)]
@@ -294,11 +296,11 @@ def test_a_decoder_has_one_launch_a_round(monkeypatch: pytest.MonkeyPatch) -> No
         seed=[5, 6, 7],
         return_dict_in_generate=True,
     )
-    with switched(False):
+    with kernels_enabled(False):
         wanted = decode()
     launches: list[int] = []
 
-    def counted(rows: Sequence[reference.Row]) -> list[reference.Walk | None]:
+    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
         launches.append(len(rows))
         return dispatch.walk(rows)
 
@@ -337,7 +339,7 @@ def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device)
     after = []
     for kernel in (True, False):
         rng = TorchRandomness.seeded(5)
-        with switched(kernel):
+        with kernels_enabled(kernel):
             outcome = RecursiveRejection().verify(tree, targets, rng)
         after.append((outcome, rng.uniforms(3).tolist()))
     assert after[0] == after[1]
@@ -370,17 +372,16 @@ def test_the_plain_verifier_takes_the_rest(
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
-    caplog.set_level("INFO", logger="draftwood.kernels.switch")
-    dispatch.switch._logged.clear()
+    laws: Mapping[int, Any] = tree.proposals
     double = attrs.evolve(
-        tree, proposals={node: WithoutReplacement(p.p.double()) for node, p in tree.proposals.items()}
+        tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
-    assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
-    assert (
-        "tree_rejection: the reference serves it, because its distributions are torch.float64" in caplog.text
-    )
+    reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+    with frames.reference_serves(reason, caplog):
+        assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
     assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
-    assert RecursiveRejection().verify(tree, targets, Coin(TapeRandomness(uniforms))) == wanted
+    coin = Coin(TapeRandomness(uniforms))  # type: ignore[abstract]
+    assert RecursiveRejection().verify(tree, targets, coin) == wanted
     ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
 
 
@@ -399,7 +400,7 @@ class Coin(Randomness):
 
 def test_rows_that_do_not_fit(device: torch.device) -> None:
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
-    row = row_of(tree, targets.to(device), tape_of(9, 1))
+    row = rejection_case(tree, targets.to(device), tape_of(9, 1))
     assert row is not None
     for wrong, message in (
         (replace(row, parents=row.parents[1:]), "9 tokens, 8 parents"),

@@ -287,7 +287,7 @@ def shapes_made(call: Callable[[], Any]) -> set[tuple[int, ...]]:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    made = set()
+    made = set[tuple[int, ...]]()
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

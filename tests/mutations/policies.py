@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -16,11 +17,11 @@ from draftwood import (
     TreePolicy,
     WithoutReplacement,
 )
-from draftwood.strategies.policies.around import Around
+from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 
 @attrs.frozen
-class Changed(Around):
+class Changed(PolicyWrapper):
     """`policy` drawing from `stream(rng)`, its trees passed through `tree`."""
 
     policy: TreePolicy
@@ -34,15 +35,15 @@ class Changed(Around):
 
 def warmer(tree: TokenTree) -> TokenTree:
     """Declares the distributions at temperature 2."""
-    warm = {node: law.p.sqrt() for node, law in tree.proposals.items()}
+    laws: Mapping[int, Any] = tree.proposals
+    warm = {node: law.p.sqrt() for node, law in laws.items()}
     return attrs.evolve(tree, proposals={node: WithoutReplacement(p / p.sum()) for node, p in warm.items()})
 
 
 def drafters_exchanged(tree: TokenTree) -> TokenTree:
     """Declares for every child another drafter's distribution."""
-    return attrs.evolve(
-        tree, proposals={node: PerChild(law.ps[::-1]) for node, law in tree.proposals.items()}
-    )
+    laws: Mapping[int, Any] = tree.proposals
+    return attrs.evolve(tree, proposals={node: PerChild(law.ps[::-1]) for node, law in laws.items()})
 
 
 def without_unlikely(tree: TokenTree, least: float = 0.3) -> TokenTree:

@@ -282,7 +282,7 @@ class OwnChance(Draws):
 class SecondFromWhole(Draws):
     """Draws the second child from the whole distribution again and declares that it is without the first."""
 
-    laws = WITH
+    laws = WITH  # type: ignore[assignment]
 
     def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
         return rng.without_replacement(p, 2), WithReplacement(p)
@@ -296,7 +296,7 @@ class ParentsLaw(TreePolicy):
 
     def grow(self, root: int, rng: Randomness) -> Growth:
         tree = yield from Chain(2).grow(root, rng)
-        return attrs.evolve(tree, proposals=dict.fromkeys(tree.proposals, tree.proposals.get(0)))
+        return attrs.evolve(tree, proposals=dict.fromkeys(tree.proposals, tree.proposals[0]))
 
 
 @attrs.frozen

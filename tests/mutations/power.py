@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import attrs
@@ -69,7 +70,7 @@ def error(mistake: Mistake, on: ProofModels, shapes: Sequence[Shape]) -> float:
     with ExitStack() as stack:
         for patch in mistake.patches:
             stack.enter_context(mock.patch.object(*patch))
-        wrong = (mistake.wrong or mistake.right)()
+        wrong: Any = (mistake.wrong or mistake.right)()
         if mistake.part == "verifier":
             return max(_of_verifier(wrong, on, shapes), default=0.0)  # type: ignore[arg-type]
         try:

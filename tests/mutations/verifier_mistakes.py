@@ -254,7 +254,7 @@ MISTAKES = [
         ClassOrderedRejection,
         patches=[
             (ClassOrder, "_window", _peeking_window),
-            (Window, "open", classmethod(_open_by_token)),
+            (Window, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
         ],
     ),
     _verifier("wrong from the third sibling on", "a law kept from the second", WrongFromTheThirdSibling),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.strategies.verifiers.residual import Residual, Trial
+from draftwood.strategies.verifiers.residual import Candidate, Residual
 
 
 @attrs.frozen
@@ -126,17 +126,17 @@ class TargetInsteadOfResidual(RecursiveRejection):
         return accepted, target
 
 
-def chance_of_the_token(self: Residual, trial: Trial) -> float:
+def chance_of_the_token(self: Residual, candidate: Candidate) -> float:
     """`Residual.chance` that forgets the node's own allowance."""
     target = self.weights / self.weights.sum()
-    return min(1.0, float(target[trial.token]) / trial.law[trial.token])
+    return min(1.0, float(target[candidate.token]) / candidate.law[candidate.token])
 
 
-def residual_of_the_token(self: Residual, trial: Trial) -> None:
+def residual_of_the_token(self: Residual, candidate: Candidate) -> None:
     """`Residual.reject` that keeps the allowance right but forgets it in the residual."""
     target = self.weights / self.weights.sum()
-    _reject(self, trial)
-    left = (target - trial.law.weights / trial.law.total).clamp(min=0)
+    _reject(self, candidate)
+    left = (target - candidate.law.weights / candidate.law.total).clamp(min=0)
     self.weights = left * (self.weights.sum() / left.sum())
 
 

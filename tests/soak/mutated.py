@@ -44,7 +44,7 @@ ODD: Sequence[Any] = (
     [0.5] * 500,
     list(range(300)),
 )
-_WORDS = (
+_WORDS: tuple[bytes, ...] = (
     b"NaN",
     b"Infinity",
     b"1e999",

@@ -3,6 +3,8 @@
 Such a process imports the program's main module too.
 """
 
+from typing import Any
+
 import torch
 
 import draftwood.apps.bench.command
@@ -12,7 +14,7 @@ import tests.soak.__main__  # noqa: F401
 from draftwood import create, zoo
 
 # No pool of threads would survive a fork; OMP_NUM_THREADS says so, as torch.set_num_threads() makes one.
-_pair = [zoo.load(name) for name in ("llama-7m", "llama-draft")]
+_pair: list[Any] = [zoo.load(name) for name in ("llama-7m", "llama-draft")]
 _decoder = create("recipes", "leviathan").decoder(*_pair)
 _ids = zoo.tokenizer()("Once", return_tensors="pt").input_ids
 _decoder.generate(_ids, max_new_tokens=2)

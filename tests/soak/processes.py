@@ -116,7 +116,7 @@ def _run(words: list[str], said: str, largest: int | None) -> None:
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    measure._SIZES = (1, 2, 4)  # fewer passes are timed
+    vars(measure)["_SIZES"] = (1, 2, 4)  # fewer passes are timed
     if largest is not None:
         import resource
 

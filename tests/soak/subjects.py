@@ -12,7 +12,6 @@ import torch
 
 from draftwood import (
     Constraint,
-    Generation,
     SamplingParams,
     SpeculativeDecoder,
     TreePolicy,
@@ -40,6 +39,7 @@ from draftwood.testing import ToyBackend, ToyModel
 from tests.backends import attention_models
 from tests.framework.learners import Grows
 from tests.generate_fuzz import models, processors
+from tests.generate_fuzz.processors import Collects
 
 VOCAB = models.VOCAB
 
@@ -208,12 +208,12 @@ class Call:
     helpers: list[Any]
     loop: Any = None
 
-    def run(self, streamer: processors.Collects | None = None) -> list[list[int]]:
+    def run(self, streamer: Collects | None = None) -> list[list[int]]:
         """The new tokens of every row."""
         prompts = self.subject.prompts
         shown = streamer if "streamer" in self.subject.features else None
         if self.loop is None:
-            out: Generation = self.decoder.generate(prompts, streamer=shown, **self.options)
+            out: Any = self.decoder.generate(prompts, streamer=shown, **self.options)
             return out.tokens
         torch.manual_seed(self.subject.seed)
         ids = torch.tensor(prompts)

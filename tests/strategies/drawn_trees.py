@@ -22,11 +22,11 @@ def drawn(policy, model):
 
 def places_of(tree):
     """Every node's place: its ranks among its siblings from the root down."""
-    places = {0: ()}
+    indices: dict[int, tuple[int, ...]] = {0: ()}
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children(node)):
-            places[child] = (*places[node], rank)
-    return [places[node] for node in range(1, len(tree))]
+            indices[child] = (*indices[node], rank)
+    return [indices[node] for node in range(1, len(tree))]
 
 
 def texts_of(tree):

@@ -18,10 +18,10 @@ def spellings():
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in kept]
     alphabet = {chr(byte): chr(byte) for byte in kept}
-    alphabet |= {chr(256 + place): chr(byte) for place, byte in enumerate(shifted)}
+    alphabet |= {chr(256 + index): chr(byte) for index, byte in enumerate(shifted)}
     return [
         None if token in tokenizer.all_special_ids else "".join(alphabet[c] for c in name)
-        for token, name in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        for token, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     ]
 
 

@@ -7,6 +7,7 @@ other on one tape of uniforms.
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
+from typing import Any
 
 import attrs
 
@@ -84,8 +85,8 @@ class Left:
         self.target, self.allowance = target, allowance
 
     def chance(self, tried):
-        wanted = self.allowance * self.target[tried.token]
-        return min(1.0, wanted / tried.law[tried.token]) if wanted > 0 else 0.0
+        expected = self.allowance * self.target[tried.token]
+        return min(1.0, expected / tried.law[tried.token]) if expected > 0 else 0.0
 
     def reject(self, tried):
         a = self.allowance
@@ -122,8 +123,8 @@ class Traversal:
     `choose(h, draft, left, further)` says with which chance every token is of class 1.
     """
 
-    tree: object
-    targets: object
+    tree: Any
+    targets: Any
     coins: Coins
     choose: object = None
 
@@ -210,7 +211,7 @@ class ClassOrder:
             draft = without(self.draft, tried)
             f = self.choose(h, draft, self.left, len(self.tokens) - following - 1)
             pairs = Pairs(h, draft, f)
-            stays, comes = [self.coins.accept(f[self.tokens[place]]) for place in (held, following)]
+            stays, comes = [self.coins.accept(f[self.tokens[index]]) for index in (held, following)]
             first, held = (following, held) if comes and not stays else (held, following)
             token = self.tokens[first]
             yield Try(first, token, pairs.first)

@@ -2,13 +2,14 @@
 
 import heapq
 import math
+from typing import Any
 
 import torch
 
 from draftwood import TorchRandomness, policy_states
 from draftwood.testing import ToyModel
 
-ROOT = (0,)
+ROOT: tuple[int, ...] = (0,)
 
 
 def table(vocab, seed, live=None):
@@ -33,7 +34,7 @@ def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
     rng = rng if seed is None else TorchRandomness.seeded(seed)
     growing = policy_states.grow(policy, ROOT[0], rng, state)
-    asked, requests = [], []
+    asked, requests = list[Any](), list[Any]()
     try:
         request = next(growing)
         while True:
@@ -50,7 +51,7 @@ def paths(tree):
     return [tuple(tree.tokens[tree.path(v)].tolist()) for v in range(len(tree))]
 
 
-def reach(probs, path):
+def path_prob(probs, path):
     """The draft's probability of a path."""
     return math.prod(float(probs(path[:depth])[path[depth]]) for depth in range(1, len(path)))
 
@@ -58,5 +59,5 @@ def reach(probs, path):
 def longer(probs, path, vocab, branching):
     """The `branching` most likely continuations of a path."""
     return heapq.nlargest(
-        branching, [(*path, token) for token in range(vocab)], key=lambda one: reach(probs, one)
+        branching, [(*path, token) for token in range(vocab)], key=lambda one: path_prob(probs, one)
     )

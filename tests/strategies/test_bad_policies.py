@@ -1,6 +1,7 @@
 """What every registered policy does with options, drafts and contexts that it cannot use in full."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_a_tree_beyond_the_context_is_cut_and_the_text_ends_there(policy):
     target, draft = ToyModel(5, seed=1), ToyModel(5, seed=1, order=2, sharpness=1.0)
     drafter = toy_drafter(policy, draft, ToyModel(5, seed=1, order=3))
     decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, Greedy())
-    out = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
+    out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
     text = [1, 2, 3]
     for token in out.tokens[0]:
         assert token == int(target.logits(text).argmax())
@@ -177,11 +178,11 @@ def test_a_misspelt_policy_is_refused():
         ((-1,), "no node below the root"),
         (((0,), (1, 0)), r"a node at \(1, 0\) and none at \(1,\)"),
         (((0,), (0,)), r"two nodes at \(0,\)"),
-        (((0,), (0, -1)), r"a node at \(0, -1\); a place is one or more ranks >= 0"),
+        (((0,), (0, -1)), r"a node at \(0, -1\); a rank path is one or more ranks >= 0"),
         (((0,), ()), r"a node at \(\)"),
         ((-1, 0, 2), "gives node 2 the parent 2"),
         ((0, 0), "gives node 0 the parent 0"),
-        ((-1, (0,)), "mixes parents and places"),
+        ((-1, (0,)), "mixes parents and rank paths"),
     ],
 )
 def test_a_malformed_shape_is_refused(shape, message):

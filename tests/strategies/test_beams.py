@@ -13,7 +13,7 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.expand_rerank import ExpandRerank
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.redrafter import BeamPaths
-from tests.strategies.tables import ROOT, grow, longer, paths, reach, table
+from tests.strategies.tables import ROOT, grow, longer, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
@@ -23,7 +23,7 @@ def beams(probs, vocab, width, steps):
     levels = [[ROOT]]
     for _ in range(steps):
         every = [(*path, token) for path in levels[-1] for token in range(vocab)]
-        levels.append(heapq.nlargest(width, every, key=lambda one: reach(probs, one)))
+        levels.append(heapq.nlargest(width, every, key=lambda one: path_prob(probs, one)))
     return levels[1:]
 
 
@@ -40,7 +40,7 @@ def test_the_budget_of_a_beam_takes_the_best_of_all_its_levels(seed, width, budg
     probs = table(4, seed)
     tree, _ = grow(Beam(width, 4, budget), probs)
     everything = [path for level in beams(probs, 4, width, 4) for path in level]
-    best = heapq.nlargest(budget, everything, key=lambda one: reach(probs, one))
+    best = heapq.nlargest(budget, everything, key=lambda one: path_prob(probs, one))
     assert set(paths(tree)) == {ROOT, *best}
 
 
@@ -70,12 +70,12 @@ def test_expand_rerank_takes_the_best_of_all_candidates(seed, depth, branching, 
     for _ in range(depth):
         new = [one for path in level for one in longer(probs, path, 5, branching)]
         candidates += new
-        level = heapq.nlargest(width, new, key=lambda one: reach(probs, one))
-    best = heapq.nlargest(budget, candidates, key=lambda one: reach(probs, one))
+        level = heapq.nlargest(width, new, key=lambda one: path_prob(probs, one))
+    best = heapq.nlargest(budget, candidates, key=lambda one: path_prob(probs, one))
     assert set(paths(tree)) == {ROOT, *best}
     assert len(requests) <= depth
     for node in range(len(tree)):
-        values = [reach(probs, paths(tree)[child]) for child in tree.children(node)]
+        values = [path_prob(probs, paths(tree)[child]) for child in tree.children(node)]
         assert values == sorted(values, reverse=True)
 
 
@@ -93,7 +93,7 @@ def test_the_greedy_tree_of_top_k_has_the_largest_sum_of_path_probabilities(seed
             for token in range(3)
             if (*path, token) not in tree
         }
-    value = {path: reach(probs, path) for path in frozenset().union(*trees)}
+    value = {path: path_prob(probs, path) for path in frozenset().union(*trees)}
     best = max(sum(value[path] for path in tree) for tree in trees)
     tree, _ = grow(LayeredDySpec(budget, law="top-k"), probs)
     assert sum(value[path] for path in paths(tree)) == pytest.approx(best, rel=1e-12)
@@ -106,6 +106,6 @@ def test_a_chain_stops_behind_the_first_unlikely_token(seed, stop_below, law):
     tree, requests = grow(Chain(6, law, stop_below), probs, seed)
     path = paths(whole)[-1]
     chances = [float(probs(path[:depth])[path[depth]]) for depth in range(1, 7)]
-    kept = next((place for place, chance in enumerate(chances, start=1) if chance < stop_below), 6)
+    kept = next((index for index, chance in enumerate(chances, start=1) if chance < stop_below), 6)
     assert paths(tree) == [path[: depth + 1] for depth in range(kept + 1)]
     assert len(requests) == kept

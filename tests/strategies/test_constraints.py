@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import llguidance
 import llguidance.hf
@@ -40,7 +41,7 @@ SCHEMA = {
 
 def grown(constraint, choices):
     """States of a random tree and their tokens: every choice is a parent and which allowed token follows."""
-    states, texts = [constraint.start([5, 6])], [[]]
+    states, texts = [constraint.start([5, 6])], [list[int]()]
     for parent, choice in choices:
         parent %= len(states)
         allowed = constraint.masks([states[parent]], VOCAB)[0].nonzero().flatten()
@@ -72,15 +73,15 @@ def check_masks(constraint, expected, choices, order):
     """The masks of a tree's states, asked in any order and in batches, are those `expected` of the texts."""
     states, texts = grown(constraint, choices)
     assert all(state is not None for state in states)  # what a mask allows can follow
-    places = order.sample(range(len(states)), len(states))
-    for batch in (places[:3], places[3:]):
+    indices = order.sample(range(len(states)), len(states))
+    for batch in (indices[:3], indices[3:]):
         if batch:
-            masks = constraint.masks([states[place] for place in batch], VOCAB)
+            masks = constraint.masks([states[index] for index in batch], VOCAB)
             assert masks.dtype == torch.bool
             assert masks.shape == (len(batch), VOCAB)
-            for place, mask in zip(batch, masks, strict=True):
-                if 0 not in texts[place]:
-                    assert np.array_equal(mask.numpy(), expected(texts[place])), texts[place]
+            for index, mask in zip(batch, masks, strict=True):
+                if 0 not in texts[index]:
+                    assert np.array_equal(mask.numpy(), expected(texts[index])), texts[index]
                 else:
                     assert mask.nonzero().tolist() == [[0]]
 
@@ -114,15 +115,15 @@ def test_masks_of_a_pattern_are_those_of_a_regular_expression(adapter, pattern):
     constraint, oracle = adapter.regex(pattern, TOKENIZER), PatternConstraint(pattern)
     random = np.random.default_rng(3)
     states, texts = grown(constraint, random.integers(0, 4096, (12, 2)).tolist())
-    for place in random.permutation(len(states)):
-        mask, prefix = constraint.masks([states[place]], VOCAB)[0], oracle.start([])
-        for token in texts[place]:
+    for index in random.permutation(len(states)):
+        mask, prefix = constraint.masks([states[index]], VOCAB)[0], oracle.start([])
+        for token in texts[index]:
             prefix = oracle.advance(prefix, token)
         expected = oracle.masks([prefix], VOCAB)[0]
         if adapter is LLGuidanceConstraint and int(mask.sum()) == 1:  # forced text has one spelling there
             assert expected[mask].all()
         else:
-            assert torch.equal(mask, expected), texts[place]
+            assert torch.equal(mask, expected), texts[index]
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -226,6 +227,7 @@ def test_xgrammar_is_not_asked_for_keywords_that_it_ignores(keyword):
 def test_without_the_package_one_sentence_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    adapter: Any
     for adapter in ADAPTERS:
         with pytest.raises(InvalidInput, match=r"install 'draftwood\[grammar\]'"):
             adapter.regex("a", TOKENIZER)

@@ -1,5 +1,7 @@
 """The budget controller, and the pass times that it goes by."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -99,23 +101,23 @@ def test_the_past_fades():
 
 @given(st.tuples(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS).filter(lambda c: sum(c) > 0.01))
 def test_fit_finds_the_coefficients(coefficients):
-    wanted = PassTime(*coefficients)
+    expected = PassTime(*coefficients)
     sizes = (1, 2, 4, 8, 16, 32, 64)
-    found = PassTime.fit(sizes, [wanted(size) for size in sizes])
+    result = PassTime.fit(sizes, [expected(size) for size in sizes])
     for size in (1, 5, 50, 64):
-        assert found(size) == pytest.approx(wanted(size), rel=1e-6)
+        assert result(size) == pytest.approx(expected(size), rel=1e-6)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=8))
 def test_fit_never_gives_a_negative_time(seconds):
-    found = PassTime.fit(range(1, len(seconds) + 1), seconds)
-    assert min(found.constant, found.linear, found.quadratic) >= 0
+    result = PassTime.fit(range(1, len(seconds) + 1), seconds)
+    assert min(result.constant, result.linear, result.quadratic) >= 0
 
 
 def test_measured_on_a_real_model():
     backend = load(zoo.path("llama-draft"))
-    found = PassTime.measured(backend, sizes=(1, 16, 128), context=16, repetitions=2)
-    assert found(128) > found(1) > 0
+    result = PassTime.measured(backend, sizes=(1, 16, 128), context=16, repetitions=2)
+    assert result(128) > result(1) > 0
     assert backend.lengths == []
     backend.prefill([torch.tensor([1])])
     with pytest.raises(InvalidInput, match="is decoding"):
@@ -124,7 +126,7 @@ def test_measured_on_a_real_model():
 
 def test_a_real_pair_by_its_own_pass_times():
     target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
-    times = {"sizes": (1, 8, 32), "context": 16, "repetitions": 2}
+    times: dict[str, Any] = {"sizes": (1, 8, 32), "context": 16, "repetitions": 2}
     policy = CostAware(
         LayeredDySpec(1, law="top-k"),
         budgets=(0, 4, 16),
@@ -133,11 +135,11 @@ def test_a_real_pair_by_its_own_pass_times():
     )
     decoder = SpeculativeDecoder(target, create("drafters", "model", {"backend": draft}), policy, Greedy())
     ids = torch.tensor([[5, 6, 7, 8]])
-    wanted = target.model.generate(
+    expected = target.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
     )
-    found = decoder.generate(ids, max_new_tokens=24)
-    assert found.tolist() == wanted.tolist()
+    result: Any = decoder.generate(ids, max_new_tokens=24)
+    assert result.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Drafters: every distribution is that of the node's own text, round after round."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,7 @@ def rounds(draw):
     """Per row and round: some requests over a random tree, and an accepted path through or beyond it."""
     script = []
     for _ in range(draw(st.integers(1, 4))):
-        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], []
+        tokens, parents, requests = [draw(st.integers(0, 3))], [-1], list[Any]()
         for _ in range(draw(st.integers(0, 3))):
             start = 0 if not requests else len(tokens)
             for _ in range(draw(st.integers(1 if requests else 0, 3))):
@@ -32,7 +34,8 @@ def rounds(draw):
             # Siblings of one token are one text; a policy may still ask for both.
             requests.append((start, len(tokens)))
         asked = requests[-1][1] if requests else 0
-        path, node = [tokens[0]], 0
+        node: int | None = 0
+        path = [tokens[0]]
         for _ in range(draw(st.integers(0, 4))):
             below = [v for v in range(asked) if parents[v] == node]
             if node is not None and below and draw(st.booleans()):
@@ -54,7 +57,7 @@ def test_a_model_drafter_answers_for_the_nodes_own_text(scripts, data):
     for step in range(max(map(len, scripts))):
         now = [script[step] if step < len(script) else ([0], [-1], [], [0]) for script in scripts]
         for call in range(max(len(requests) for _, _, requests, _ in now)):
-            asks = []
+            asks = list[Any]()
             for tokens, parents, requests, _ in now:
                 if call < len(requests):
                     a, b = requests[call]
@@ -66,12 +69,12 @@ def test_a_model_drafter_answers_for_the_nodes_own_text(scripts, data):
                 if ask is None:
                     continue
                 tokens, parents, requests, _ = now[row]
-                for place, node in enumerate(range(*requests[call])):
+                for index, node in enumerate(range(*requests[call])):
                     path = []
                     while node >= 0:
                         path.append(tokens[node])
                         node = parents[node]
-                    assert torch.equal(logits[row, place], MODEL.logits(texts[row] + path[::-1]))
+                    assert torch.equal(logits[row, index], MODEL.logits(texts[row] + path[::-1]))
         drafter.commit([outcome(path) for _, _, _, path in now])
         for text, (_, _, _, path) in zip(texts, now, strict=True):
             text += path
@@ -109,16 +112,16 @@ def test_prompt_lookup_counts_what_followed_the_longest_match(text, longest, tai
     request = Request(torch.tensor(path), torch.arange(-1, len(path) - 1))
     got = drafter.distributions([request])[0].exp()
     known = text[:-1]
-    for place in range(len(path)):
-        context = known + path[: place + 1]
-        wanted = [0, 0, 0]
+    for index in range(len(path)):
+        context = known + path[: index + 1]
+        expected = [0, 0, 0]
         for n in range(min(longest, len(context)), 0, -1):
             for start in range(len(known) - n):
                 if known[start : start + n] == context[-n:]:
-                    wanted[known[start + n]] += 1
-            if any(wanted):
+                    expected[known[start + n]] += 1
+            if any(expected):
                 break
-        assert got[place].round().tolist() == wanted
+        assert got[index].round().tolist() == expected
 
 
 def test_prompt_lookup_learns_the_committed_text():

@@ -13,7 +13,7 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.expand_rerank import ExpandRerank
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from tests.strategies.tables import grow, paths, reach, table
+from tests.strategies.tables import grow, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
@@ -45,7 +45,7 @@ def test_a_level_that_the_draft_is_unsure_of_is_not_asked_for(seed, stop_below, 
     probs = table(4, seed)
     _, requests = grow(POLICIES[name], probs, seed)
     tree, asked = grow(DynamicDepth(POLICIES[name], stop_below), probs, seed)
-    sums = [sum(reach(probs, path) for path in request) for request in requests]
+    sums = [sum(path_prob(probs, path) for path in request) for request in requests]
     levels = next((level for level, sure in enumerate(sums) if sure < stop_below), len(sums))
     assert asked == requests[:levels]
     # EAGLE-2's reranking may leave the deepest level out.

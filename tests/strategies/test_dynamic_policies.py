@@ -63,8 +63,8 @@ def test_law_p_and_law_v(check):
 def test_learning_keeps_the_targets_law_over_several_rounds(policy, drafter, tokens):
     assert policy.learns
     target = ToyModel(3, seed=1)
-    found = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=tokens)
-    assert found.expected_tokens > 1
+    result = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, tokens=tokens)
+    assert result.expected_tokens > 1
 
 
 @settings(max_examples=30)

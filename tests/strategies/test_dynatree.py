@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from draftwood import Outcome
 from draftwood.strategies.policies.dynatree import DynaTree
-from tests.strategies.tables import ROOT, grow, longer, paths, reach, table
+from tests.strategies.tables import ROOT, grow, longer, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
 
 def algorithm_1(probs, vocab, policy):
     """DynaTree's algorithm 1 from the committed root, with a queue; its leaves pruned as in section 3.3."""
-    found, queue = {ROOT}, [ROOT]
-    while queue and len(found) <= policy.budget:
+    result, queue = {ROOT}, [ROOT]
+    while queue and len(result) <= policy.budget:
         path = queue.pop(0)
-        depth, value = len(path) - 1, reach(probs, path)
+        depth, value = len(path) - 1, path_prob(probs, path)
         if depth >= policy.max_depth or value < policy.stop_below:
             continue
         if depth >= policy.depth and value < policy.deep:
@@ -25,10 +25,10 @@ def algorithm_1(probs, vocab, policy):
         sure = float(probs(path).max())
         count = 1 if sure >= policy.confident else policy.branching if sure < policy.unsure else 2
         for one in longer(probs, path, vocab, count):
-            if len(found) <= policy.budget and reach(probs, one) >= policy.threshold:
-                found.add(one)
+            if len(result) <= policy.budget and path_prob(probs, one) >= policy.threshold:
+                result.add(one)
                 queue.append(one)
-    return found
+    return result
 
 
 @given(SEEDS, st.integers(1, 3), st.integers(2, 3), st.integers(1, 40), st.lists(st.floats(0, 1), min_size=5))
@@ -50,10 +50,10 @@ def test_dynatree_never_drops_a_drawn_child(seed, threshold, law):
     policy = DynaTree(2, 3, 3, 100, stop_below=0.0, threshold=threshold, law=law)
     tree, _ = grow(policy, probs, seed)
     for node, path in enumerate(paths(tree)):
-        value, sure = reach(probs, path), float(probs(path).max())
+        value, sure = path_prob(probs, path), float(probs(path).max())
         expanded = value >= threshold and len(path) <= (3 if value >= 0.5 else 2)
-        wanted = 1 if sure >= 0.9 else 3 if sure < 0.4 else 2
-        assert len(tree.children(node)) == (wanted if expanded else 0)
+        expected = 1 if sure >= 0.9 else 3 if sure < 0.4 else 2
+        assert len(tree.children(node)) == (expected if expanded else 0)
 
 
 def outcome(accepted):

@@ -6,12 +6,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, TorchRandomness
-from draftwood.strategies.chances import if_judged
+from draftwood.strategies.acceptance_vectors import conditional_acceptance
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.testing import parametrize_with_checks
-from tests.strategies.tables import ROOT, grow, paths, reach, table
+from tests.strategies.tables import ROOT, grow, path_prob, paths, table
 
 SEEDS = st.integers(0, 10**6)
 
@@ -22,20 +22,20 @@ def algorithm_2(probs, threshold, budget, depth, seed):
     A value is held against the threshold with the policy's own allowance for rounding, 1 part in 10,000.
     """
     threshold *= 1 - 1e-4
-    rng, found, leaves = TorchRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
+    rng, result, leaves = TorchRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
     for _ in range(depth):
         fresh = []
         for path, value in leaves:
             d = probs(path)
-            while value >= threshold and d.any() and len(found) <= budget:
+            while value >= threshold and d.any() and len(result) <= budget:
                 token = rng.choose(d)
                 p = float(d[token] / d.sum())
-                found.append((*path, token))
-                fresh.append((found[-1], value * p))
+                result.append((*path, token))
+                fresh.append((result[-1], value * p))
                 value *= 1 - p
                 d[token] = 0
         leaves = fresh
-    return found
+    return result
 
 
 @example(4, 0.23395397196101883, 4, 3, 2)  # a value within the allowance
@@ -58,9 +58,9 @@ def test_the_threshold_is_one_over_the_budget_unless_given(seed, budget):
 def test_a_threshold_at_the_heaps_last_value_gives_the_heaps_tree(seed, budget):
     probs = table(5, seed)
     heap = set(paths(grow(DySpec(budget, "top-k"), probs)[0]))
-    last = min(reach(probs, path) for path in heap)
+    last = min(path_prob(probs, path) for path in heap)
     rivals = [(*path, token) for path in heap for token in range(5) if (*path, token) not in heap]
-    assume(max(reach(probs, path) for path in rivals) < 0.999 * last)
+    assume(max(path_prob(probs, path) for path in rivals) < 0.999 * last)
     tree, requests = grow(ThresholdDySpec(768, last, law="top-k"), probs)
     assert set(paths(tree)) == heap
     assert len(requests) <= tree.depth + 1
@@ -113,19 +113,19 @@ def test_a_node_has_the_children_that_are_worth_it():
     flat = lambda path: torch.full((5,), 0.2)  # noqa: E731
     # Below the root a first child is judged for certain, a second with 0.6, a third with 0.24; below the
     # first child with 0.4, below the second with 0.36.
-    for budget, wanted in ((2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 1, 1])):
+    for budget, expected in ((2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 1, 1])):
         tree, _ = grow(LayeredDySpec(budget, acceptance=(0.4, 0.36, 0.1)), flat, 0)
         first, second = tree.children(0)
-        assert [len(tree.children(node)) for node in (0, first, second)] == wanted
+        assert [len(tree.children(node)) for node in (0, first, second)] == expected
 
 
 @given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3))
 def test_chances_of_those_that_are_judged_multiply_to_the_vector(acceptance):
-    failed, found = 1.0, []
-    for chance in if_judged(acceptance):
-        found.append(failed * chance)
+    failed, result = 1.0, []
+    for chance in conditional_acceptance(acceptance):
+        result.append(failed * chance)
         failed *= 1 - chance
-    assert found == pytest.approx(acceptance)
+    assert result == pytest.approx(acceptance)
 
 
 def test_the_tree_is_as_deep_as_first_children_are_accepted():

@@ -1,5 +1,7 @@
 """Law V by enumeration, and that the proof sees a bias."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -57,8 +59,8 @@ CASES = {
 def test_the_emitted_tokens_have_the_targets_law(case, seed, sharpness):
     policy, drafter = CASES[case]
     target = ToyModel(3, seed=seed, sharpness=sharpness)
-    found = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, prompt=(2, 0, 2))
-    assert found.expected_tokens > 1 or isinstance(drafter, PromptLookup)
+    result = assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, prompt=(2, 0, 2))
+    assert result.expected_tokens > 1 or isinstance(drafter, PromptLookup)
 
 
 def test_temperature_is_part_of_the_targets_law():
@@ -82,11 +84,8 @@ class Prunes(FixedTree):
 
     def grow(self, root, rng):
         tree = yield from super().grow(root, rng)
-        likely = [
-            v
-            for v in range(1, len(tree))
-            if tree.proposals[0].p[tree.tokens[v]] > 0.2 and int(tree.parents[v]) == 0
-        ]
+        law: Any = tree.proposals[0]
+        likely = [v for v in range(1, len(tree)) if law.p[tree.tokens[v]] > 0.2 and int(tree.parents[v]) == 0]
         kept = [0, *likely]
         return attrs.evolve(
             tree,

@@ -33,5 +33,5 @@ def test_trees_drawn_as_they_are_seen_give_every_verifier_its_expected_tokens(na
     judges = contenders(policy)
     judge = judges[data.draw(st.sampled_from(sorted(judges)))]
     law = one_round_law(trees, judge, target=target)
-    wanted = sum(chance * len(emitted) for emitted, chance in law.items())
-    assert expected_tokens(by_shape(trees), judge, target=target) == pytest.approx(wanted, abs=1e-12)
+    expected = sum(chance * len(emitted) for emitted, chance in law.items())
+    assert expected_tokens(by_shape(trees), judge, target=target) == pytest.approx(expected, abs=1e-12)

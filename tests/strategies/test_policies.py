@@ -1,13 +1,14 @@
 """Tree policies: against independent transcriptions, and at the edges."""
 
 import heapq
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import Deterministic, InvalidInput
+from draftwood import Deterministic, InvalidInput, UnknownStrategy
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -32,7 +33,7 @@ class ByNode:
 
 def algorithm_1(probs, budget, chance, root=0):
     """DySpec's algorithm 1 as printed, with lines 6 and 7 exchanged: one draft call a node."""
-    tree, heap, order = {(root,): []}, [], 0
+    tree, heap, order = dict[Any, Any]({(root,): []}), list[Any](), 0
     heapq.heappush(heap, (-1.0, order, (root,), probs([root]).clone(), 0))
     size = 0
     while size < budget and heap:
@@ -67,7 +68,7 @@ def test_dyspec_is_algorithm_1_node_for_node(policy, seed, budget, vocab):
     class Script:
         """Answers `choose` with the noise tied to the node that is being expanded."""
 
-        known = ((0,),)
+        known: tuple[tuple[int, ...], ...] = ((0,),)
 
         def choose(self, weights):
             # The weights identify the node: distributions differ from context to context.
@@ -93,14 +94,14 @@ def test_dyspec_of_top_k_holds_the_most_likely_paths(policy, seed, budget):
     # A child is worth the draft's probability of its path: no path left out beats one that is in.
     inside = set(paths(tree)[1:])
 
-    def reach(path):
+    def path_prob(path):
         value = 1.0
         for depth in range(1, len(path)):
             value *= float(probs(list(path[:depth]))[path[depth]])
         return value
 
     outside = {(*path, token) for path in {(0,)} | inside for token in range(5)} - inside
-    assert min(map(reach, inside)) >= max(map(reach, outside)) - 1e-12
+    assert min(map(path_prob, inside)) >= max(map(path_prob, outside)) - 1e-12
 
 
 @given(st.integers(0, 1000), st.floats(0.01, 0.5))
@@ -108,14 +109,14 @@ def test_a_threshold_keeps_the_slots_worth_more(seed, threshold):
     probs = table(5, seed)
     whole, _ = grow(LayeredDySpec(200, law="top-k", depth=4), probs)
     cut, _ = grow(LayeredDySpec(200, law="top-k", depth=4, threshold=threshold), probs)
-    wanted = set()
+    expected = set()
     for path in paths(whole):
-        reach = 1.0
+        path_prob = 1.0
         for depth in range(1, len(path)):
-            reach *= float(probs(list(path[:depth]))[path[depth]])
-        if len(path) == 1 or reach > threshold:
-            wanted.add(path)
-    assert set(paths(cut)) == wanted
+            path_prob *= float(probs(list(path[:depth]))[path[depth]])
+        if len(path) == 1 or path_prob > threshold:
+            expected.add(path)
+    assert set(paths(cut)) == expected
 
 
 @given(st.integers(0, 1000), st.sampled_from(["top-k", "without-replacement"]))
@@ -141,16 +142,16 @@ def test_the_fixed_tree_has_its_shape_and_keeps_its_budget(seed, depth, branchin
 def test_a_pruned_tree_of_top_k_holds_just_the_likely_paths(seed, threshold):
     probs = table(4, seed)
     tree, _ = grow(FixedTree(3, 3, 100, threshold, "top-k"), probs)
-    wanted, level = {(0,)}, {(0,): 1.0}
+    expected, level = {(0,)}, dict[tuple[int, ...], float]({(0,): 1.0})
     for _ in range(3):
         level = {
-            (*path, int(token)): reach * float(p)
-            for path, reach in level.items()
+            (*path, int(token)): path_prob * float(p)
+            for path, path_prob in level.items()
             for p, token in zip(*probs(list(path)).topk(3), strict=True)
-            if reach * float(p) >= threshold
+            if path_prob * float(p) >= threshold
         }
-        wanted |= set(level)
-    assert set(paths(tree)) == wanted
+        expected |= set(level)
+    assert set(paths(tree)) == expected
 
 
 @given(st.integers(0, 1000), st.floats(0.05, 0.9))
@@ -158,10 +159,10 @@ def test_a_drawn_child_below_the_threshold_stays_and_gets_no_children(seed, thre
     probs = table(4, seed)
     tree, _ = grow(FixedTree(3, 2, 100, threshold), probs, seed=seed)
     for node, path in enumerate(paths(tree)):
-        reach = 1.0
+        path_prob = 1.0
         for depth in range(1, len(path)):
-            reach *= float(probs(list(path[:depth]))[path[depth]])
-        likely = reach >= threshold and len(path) <= 3
+            path_prob *= float(probs(list(path[:depth]))[path[depth]])
+        likely = path_prob >= threshold and len(path) <= 3
         assert len(tree.children(node)) == (2 if likely else 0)
 
 
@@ -206,5 +207,5 @@ def test_every_expanded_node_names_its_law():
     ],
 )
 def test_options_out_of_range_name_the_value(make, message):
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises((InvalidInput, UnknownStrategy), match=message):
         make()

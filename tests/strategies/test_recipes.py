@@ -119,10 +119,10 @@ def test_every_recipe_names_its_source_and_the_settings_of_its_paper(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_its_papers_method(name):
     policy, verifier, *other = PAPERS[name]
-    drafter, draft_temperature = (*other, *("model", None)[len(other) :])
-    found = build(name)
-    assert (repr(found.policy), repr(found.verifier)) == (repr(policy), repr(verifier))
-    assert (found.drafter, found.draft_temperature) == (drafter, draft_temperature)
+    drafter, draft_temperature = [*other, *["model", None][len(other) :]]
+    result = build(name)
+    assert (repr(result.policy), repr(result.verifier)) == (repr(policy), repr(verifier))
+    assert (result.drafter, result.draft_temperature) == (drafter, draft_temperature)
 
 
 @pytest.mark.parametrize(

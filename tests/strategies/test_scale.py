@@ -88,7 +88,7 @@ def grown(shape, nodes, drafts):
     parents, tokens, proposals, level, depth = [-1], [0], {}, [0], 0
     rng = uniforms(low=0.0, seed=3)
     while level:
-        below = []
+        below = list[int]()
         for node in level:
             count = min(shape[min(depth, len(shape) - 1)], nodes - len(parents))
             if count:

@@ -70,12 +70,12 @@ class HiddenToy(ToyBackend):
         super().release(rows)
 
     def take_features(self):
-        found = [
+        result = [
             states_after(text) if len(text) > old else torch.zeros(0, WIDTH, dtype=torch.float64)
             for text, old in zip(self.committed, self.taken, strict=True)
         ]
         self.taken = [len(text) for text in self.committed]
-        return found
+        return result
 
 
 def states_after(text):
@@ -188,16 +188,16 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
             if request is None:
                 continue
             hidden = states_after(text)[0] if text else None
-            for place, parent in enumerate(request.parents.tolist()):
+            for index, parent in enumerate(request.parents.tolist()):
                 depth = 0
                 while parent >= 0:
                     parent, depth = rows[row][1][parent], depth + 1
                 if depth >= count or not text:
-                    assert (logits[row, place] == -torch.inf).all()
+                    assert (logits[row, index] == -torch.inf).all()
                     continue
                 inner = heads.weight[depth] @ hidden + heads.bias[depth, 0]
-                wanted = heads.output[depth] @ (hidden + inner * torch.sigmoid(inner))
-                assert torch.allclose(logits[row, place], wanted, atol=1e-9)
+                expected = heads.output[depth] @ (hidden + inner * torch.sigmoid(inner))
+                assert torch.allclose(logits[row, index], expected, atol=1e-9)
     gone = data.draw(st.integers(0, len(rows) - 1))
     left = [text for row, text in enumerate(texts) if row != gone and text]
     for held in (target, drafter):
@@ -241,15 +241,15 @@ def wanted(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def heads(model: Any, prompts: list[list[int]], wanted: list[list[int]]) -> Heads:
     """Heads that know these two texts: ridge regression from the hidden states of their tokens."""
-    found = Heads(3, 256, 4096)
+    result = Heads(3, 256, 4096)
     states, texts = [], [torch.tensor(ids + new) for ids, new in zip(prompts, wanted, strict=True)]
     with torch.no_grad():
         states = [model.model(text[None]).last_hidden_state[0] for text in texts]
         for k in range(3):
             x = torch.cat([state[: -k - 2] for state in states])
             y = torch.nn.functional.one_hot(torch.cat([text[k + 2 :] for text in texts]), 4096).float()
-            found.output[k] = 20 * torch.linalg.solve(x.T @ x + 1e-2 * torch.eye(256), x.T @ y).T
-    return found
+            result.output[k] = 20 * torch.linalg.solve(x.T @ x + 1e-2 * torch.eye(256), x.T @ y).T
+    return result
 
 
 SELF = {
@@ -270,7 +270,7 @@ def test_greedy_text_is_that_of_generate(name, policy, verifier, attention, mode
     target = load(model, attention=attention)
     decoder = SpeculativeDecoder(target, SELF[name](target, heads), policy, verifier)
     for batch in ([0], [0, 1]):
-        out = decoder.generate(
+        out: Any = decoder.generate(
             [prompts[row] for row in batch], max_new_tokens=30, seed=1, return_dict_in_generate=True
         )
         assert out.tokens == [wanted[row] for row in batch]
@@ -284,12 +284,12 @@ def test_a_sampled_row_does_not_depend_on_the_rows_beside_it(model, heads, promp
             decoder = SpeculativeDecoder(
                 target, SELF[name](target, heads), FixedTree(2, 2), RecursiveRejection()
             )
-            options = {"max_new_tokens": 16, "return_dict_in_generate": True}
+            options: dict[str, Any] = {"max_new_tokens": 16, "return_dict_in_generate": True}
             options["sampling"] = SamplingParams(temperature=0.8)
-            together = decoder.generate(prompts, seed=[4, 5], **options).tokens
+            write: Any = decoder.generate
+            together = write(prompts, seed=[4, 5], **options).tokens
             assert together == [
-                decoder.generate([prompt], seed=[4 + row], **options).tokens[0]
-                for row, prompt in enumerate(prompts)
+                write([prompt], seed=[4 + row], **options).tokens[0] for row, prompt in enumerate(prompts)
             ]
     finally:
         model.float()

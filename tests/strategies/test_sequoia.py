@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +46,9 @@ def all_shapes(budget, depth, width):
 
 def value(shape, acceptance):
     total = 0.0
-    for place in shape:
+    for index in shape:
         chance = 1.0
-        for rank in place:
+        for rank in index:
             chance *= acceptance[rank]
         total += chance
     return total
@@ -74,7 +75,7 @@ def test_a_falling_vector_gives_the_most_likely_places(weights, budget):
     shape = best_shape(acceptance, budget=budget, depth=budget)
     inside = set(shape)
     # A place is worth at most its parent and its elder sibling, so taking the best one by one is optimal.
-    greedy, border = 0.0, [(0,)]
+    greedy, border = 0.0, list[tuple[int, ...]]([(0,)])
     for _ in range(budget):
         best = max(border, key=lambda place: value_of(place, acceptance))
         greedy += value_of(best, acceptance)
@@ -108,7 +109,7 @@ def test_a_vector_may_come_as_words():
 
 def test_the_vector_is_that_of_the_verifier():
     target, draft = ToyModel(4, seed=1), ToyModel(4, seed=2)
-    wanted = [0.0] * 3
+    expected = [0.0] * 3
     # The verifier's own verdicts on every tree of three siblings, with their chances.
     policy = StaticTree(((0,), (1,), (2,)))
     rows = target.probs((0,)).expand(4, 4).contiguous()
@@ -116,18 +117,18 @@ def test_the_vector_is_that_of_the_verifier():
         judge = partial(RecursiveRejection().verify, tree, rows)
         for chance, outcome in enumerate_outcomes(judge):
             if outcome.accepted:
-                wanted[outcome.path[1] - 1] += weight * chance
+                expected[outcome.path[1] - 1] += weight * chance
     p, q = target.probs((0,)).unsqueeze(0), draft.probs((0,)).unsqueeze(0)
-    found = [0.0] * 3
+    result = [0.0] * 3
     for weight, vector in enumerate_outcomes(lambda rng: acceptance_vector(p, q, width=3, rng=rng)):
-        found = [a + weight * b for a, b in zip(found, vector, strict=True)]
-    assert found == pytest.approx(wanted, abs=1e-13)
+        result = [a + weight * b for a, b in zip(result, vector, strict=True)]
+    assert result == pytest.approx(expected, abs=1e-13)
 
 
 @given(seeds, st.integers(1, 5))
 def test_traced_rounds_count_the_siblings_that_were_judged(seed, width):
     draft, target = ToyModel(4, seed=seed), ToyModel(4, seed=seed + 1)
-    records, judged, accepted = [], Counter(), Counter()
+    records, judged, accepted = [], Counter[Any](), Counter[Any]()
     for number in range(5):
         tree = grow(StochasticBeam(3, 3), draft, seed=seed + number)
         rows = torch.stack([target.probs(text) for text in texts_of(tree)])
@@ -138,8 +139,8 @@ def test_traced_rounds_count_the_siblings_that_were_judged(seed, width):
             for rank, child in enumerate(tree.children(node)):
                 judged[rank] += 1
                 accepted[rank] += child in outcome.path
-    wanted = [accepted[rank] / judged[rank] if judged[rank] else 0.0 for rank in range(width)]
-    assert acceptance_of_rounds(records, width=width) == wanted
+    expected = [accepted[rank] / judged[rank] if judged[rank] else 0.0 for rank in range(width)]
+    assert acceptance_of_rounds(records, width=width) == expected
 
 
 def test_calibration_refuses_what_it_cannot_measure():

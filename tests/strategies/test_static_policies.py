@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -28,27 +29,27 @@ seeds = st.integers(0, 10**6)
 @st.composite
 def shapes(draw, most=8, wide=4):
     """Places of a random shape; ranks may be skipped."""
-    places = [()]
+    indices = [()]
     for _ in range(draw(st.integers(1, most))):
-        place = (*draw(st.sampled_from(places)), draw(st.integers(0, wide - 1)))
-        if place not in places:
-            places.append(place)
-    return draw(st.permutations(places[1:]))
+        index = (*draw(st.sampled_from(indices)), draw(st.integers(0, wide - 1)))
+        if index not in indices:
+            indices.append(index)
+    return draw(st.permutations(indices[1:]))
 
 
 @given(shapes(), seeds)
 def test_a_static_tree_of_top_k_holds_the_tokens_of_its_ranks(shape, seed):
     model = ToyModel(4, seed=seed, sparsity=0.3)
     tree = grow(StaticTree(shape, "top-k"), model)
-    wanted = {}
-    for place in as_shape(shape):
-        above = wanted.get(place[:-1], (0,) if len(place) == 1 else None)
+    expected = dict[Any, Any]()
+    for index in as_shape(shape):
+        above = expected.get(index[:-1], (0,) if len(index) == 1 else None)
         if above is not None:
             p = model.probs(above)
-            token = int(p.argsort(descending=True)[place[-1]])
+            token = int(p.argsort(descending=True)[index[-1]])
             if p[token] > 0:
-                wanted[place] = (*above, token)
-    assert sorted(texts_of(tree)[1:]) == sorted(wanted.values())
+                expected[index] = (*above, token)
+    assert sorted(texts_of(tree)[1:]) == sorted(expected.values())
 
 
 @given(shapes(wide=3), seeds, st.sampled_from(["without-replacement", "with-replacement"]))
@@ -56,30 +57,30 @@ def test_a_drawn_static_tree_has_the_numbers_of_children_of_its_shape(shape, see
     shape = as_shape(shape)
     tree = grow(StaticTree(shape, law), ToyModel(4, seed=seed), seed=seed)
     assert len(tree) == len(shape) + 1
-    counts = Counter(place[:-1] for place in shape)
-    below = {(): ()}  # from a place in the tree to that in the shape
-    for place in places_of(tree):
-        ranks = sorted(known[-1] for known in shape if known[:-1] == below[place[:-1]])
-        below[place] = (*below[place[:-1]], ranks[place[-1]])
-    found = Counter(place[:-1] for place in places_of(tree))
-    assert {below[place]: count for place, count in found.items()} == counts
+    counts = Counter(index[:-1] for index in shape)
+    below: dict[Any, Any] = {(): ()}  # from a place in the tree to that in the shape
+    for index in places_of(tree):
+        ranks = sorted(known[-1] for known in shape if known[:-1] == below[index[:-1]])
+        below[index] = (*below[index[:-1]], ranks[index[-1]])
+    result = Counter(index[:-1] for index in places_of(tree))
+    assert {below[index]: count for index, count in result.items()} == counts
 
 
 @given(shapes(wide=2))
 def test_parents_and_places_name_one_shape(shape):
-    places = as_shape(shape)
-    assume(all(place[-1] == 0 or (*place[:-1], 0) in places for place in places))
-    numbers = {place: node for node, place in enumerate(((), *places))}
-    parents = [-1, *(numbers[place[:-1]] for place in places)]
+    indices = as_shape(shape)
+    assume(all(index[-1] == 0 or (*index[:-1], 0) in indices for index in indices))
+    numbers = {index: node for node, index in enumerate(((), *indices))}
+    parents = [-1, *(numbers[index[:-1]] for index in indices)]
     assert StaticTree(parents) == StaticTree(shape)
 
 
 def test_the_named_shapes_have_the_published_sizes():
     # STree, table 3: widest level, depth, tokens with the root. Medusa: 64 nodes for four heads.
     published = {"a": (3, 4, 13), "b": (16, 3, 29), "c": (6, 3, 16), "d": (4, 4, 13), "e": (3, 5, 16)}
-    for name, wanted in {**{f"stree-{k}": v for k, v in published.items()}, "medusa": (28, 4, 64)}.items():
-        levels = Counter(len(place) for place in SHAPES[name])
-        assert (max(levels.values()), max(levels), len(SHAPES[name]) + 1) == wanted
+    for name, expected in {**{f"stree-{k}": v for k, v in published.items()}, "medusa": (28, 4, 64)}.items():
+        levels = Counter(len(index) for index in SHAPES[name])
+        assert (max(levels.values()), max(levels), len(SHAPES[name]) + 1) == expected
         assert StaticTree(name) == StaticTree(SHAPES[name])
     assert {(0, 0, 0, 1), (0, 7, 0), (1, 6), (9, 0)} <= set(SHAPES["medusa"])
 
@@ -95,7 +96,7 @@ def test_independent_paths_share_the_root_alone(paths, length, seed):
 
 def test_paths_are_independent_texts_of_the_draft():
     model = ToyModel(2, seed=3)
-    law = defaultdict(float)
+    law = defaultdict[Any, float](float)
     for weight, tree in drawn(IndependentPaths(2, 2), model):
         law[tuple(texts_of(tree)[leaf] for leaf in tree.leaves)] += weight
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +43,9 @@ def law_of_first_prefixes(model, width, depth):
     for tokens in itertools.product(vocab, repeat=depth):
         text = (0, *tokens)
         chances[text] = 1.0
-        for place in range(1, len(text)):
-            chances[text] *= float(model.probs(text[:place])[text[place]])
-    law = defaultdict(float)
+        for index in range(1, len(text)):
+            chances[text] *= float(model.probs(text[:index])[text[index]])
+    law = defaultdict[Any, float](float)
 
     def draw(weight, left, levels):
         if not left or all(len(level) == width for level in levels):
@@ -53,10 +54,10 @@ def law_of_first_prefixes(model, width, depth):
         total = sum(chances[text] for text in left)
         for text in left:
             after = tuple(
-                (*level, text[: place + 2])
-                if len(level) < width and text[: place + 2] not in level
+                (*level, text[: index + 2])
+                if len(level) < width and text[: index + 2] not in level
                 else level
-                for place, level in enumerate(levels)
+                for index, level in enumerate(levels)
             )
             draw(weight * chances[text] / total, left - {text}, after)
 
@@ -71,31 +72,31 @@ def law_of_first_prefixes(model, width, depth):
 def test_the_beams_are_the_first_distinct_prefixes_of_drawn_sequences(vocab, width, depth, sparsity):
     for seed in range(2):
         model = ToyModel(vocab, seed=seed, sparsity=sparsity)
-        found = defaultdict(float)
+        result = defaultdict[Any, float](float)
         for weight, tree in drawn(StochasticBeam(width, depth), model):
-            found[levels_of(tree)] += weight
-        assert found == pytest.approx(law_of_first_prefixes(model, width, depth), abs=1e-13)
+            result[levels_of(tree)] += weight
+        assert result == pytest.approx(law_of_first_prefixes(model, width, depth), abs=1e-13)
 
 
 def gumbel_beams(model, width, depth, generator):
     """RSD's algorithms 8 and 9 with line 7 corrected (the top of the truncated values), in the stable form
     of the truncation: for every level its (place of the parent in the beam, token), in order."""
-    beam, levels = [((0,), 0.0, 0.0)], []
+    beam, levels = list[Any]([((0,), 0.0, 0.0)]), []
     for _ in range(depth):
         rivals = []
-        for place, (text, logp, value) in enumerate(beam):
+        for index, (text, logp, value) in enumerate(beam):
             log_probs = logp + model.probs(text).log()
             uniform = torch.rand(model.vocab_size, dtype=torch.float64, generator=generator)
             perturbed = log_probs - (-uniform.log()).log()
             v = value - perturbed + torch.log1p(-(perturbed - perturbed.max()).exp())
             truncated = value - v.clamp(min=0) - torch.log1p((-v.abs()).exp())
             rivals += [
-                (float(truncated[token]), place, token, (*text, token), float(log_probs[token]))
+                (float(truncated[token]), index, token, (*text, token), float(log_probs[token]))
                 for token in range(model.vocab_size)
                 if log_probs[token] > -torch.inf
             ]
         best = sorted(rivals, reverse=True)[:width]
-        levels.append([(place, token) for _, place, token, _, _ in best])
+        levels.append([(index, token) for _, index, token, _, _ in best])
         beam = [(text, logp, value) for value, _, _, text, logp in best]
     return levels
 
@@ -116,24 +117,24 @@ class FromNoise(Randomness):
 def test_the_same_noise_gives_the_tree_of_truncated_gumbels(seed, vocab, width, depth, sparsity):
     model = ToyModel(vocab, seed=seed, sparsity=sparsity)
     levels = gumbel_beams(model, width, depth, torch.Generator().manual_seed(seed))
-    rng = FromNoise(levels)
+    rng: Any = FromNoise(levels)  # type: ignore[abstract]
     tree = grow(StochasticBeam(width, depth), model, rng)
-    beam, wanted = [(0,)], []
+    beam, expected = [(0,)], []
     for level in levels:
-        beam = [(*beam[place], token) for place, token in level]
-        wanted.append(tuple(beam))
-    assert levels_of(tree) == tuple(wanted)
+        beam = [(*beam[index], token) for index, token in level]
+        expected.append(tuple(beam))
+    assert levels_of(tree) == tuple(expected)
     assert next(rng.answers, None) is None
 
 
 def test_truncated_gumbels_have_the_law_of_the_ordered_draws():
     model, runs = ToyModel(2, seed=5), 4000
     law = law_of_first_prefixes(model, 2, 2)
-    generator, seen = torch.Generator().manual_seed(1), Counter()
+    generator, seen = torch.Generator().manual_seed(1), Counter[Any]()
     for _ in range(runs):
         beam, levels = [(0,)], []
         for level in gumbel_beams(model, 2, 2, generator):
-            beam = [(*beam[place], token) for place, token in level]
+            beam = [(*beam[index], token) for index, token in level]
             levels.append(tuple(beam))
         seen[tuple(levels)] += 1
     assert set(seen) <= set(law)

@@ -1,5 +1,7 @@
 """Production verifiers and their plain references, draw by draw on one tape of uniforms."""
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -21,7 +23,7 @@ from draftwood.testing.generators import SEEDS
 from tests.strategies import plain
 
 LAWS = ("with-replacement", "without-replacement", "top-and-sample", "top-k", "per-drafter")
-TREES = {
+TREES: dict[str, Any] = {
     **{law: [FixedTree(3, 3, 24, law=law), FixedTree(2, (8, 7), 64, law=law)] for law in LAWS},
     "chain": [Chain(12), FixedTree(8, 1, law="with-replacement"), Chain(5, "top-k")],
     "DySpec": [DySpec(63), DySpec(12)],
@@ -32,7 +34,7 @@ def tree_and_targets(policy, seed, *, vocab, sharpness, mix, dtype):
     """A tree drawn from a draft that resembles the target, and the target's rows `[nodes, vocab]`."""
     target = ToyModel(vocab, seed=seed, sharpness=sharpness)
     drafts = [ToyModel(vocab, seed=seed + k, sharpness=sharpness, near=target, mix=mix) for k in (1, 2, 3)]
-    growing, asked = policy.grow(0, TorchRandomness.seeded(seed)), []
+    growing, asked = policy.grow(0, TorchRandomness.seeded(seed)), list[Any]()
     several = PerChild in policy.laws
     try:
         request = next(growing)
@@ -108,7 +110,7 @@ class Tape(TapeRandomness):
 def compare(verifier, tree, targets, *, tape):
     uniforms = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(tape))
     rng, coins, choices = Tape(uniforms), plain.Coins(uniforms.tolist()), Choices()
-    found = choices.record(verifier.verify, tree, targets, rng)
+    result = choices.record(verifier.verify, tree, targets, rng)
     if isinstance(verifier, ClassOrderedRejection):
         expected = plain.class_ordered_rejection(tree, targets, coins, choices.replay)
     elif isinstance(verifier, RecursiveRejection):
@@ -118,8 +120,8 @@ def compare(verifier, tree, targets, *, tape):
     else:
         expected = plain.Traversal(tree, targets, coins).verify()
     dust = rng.dust or coins.dust
-    assert not choices.made or found != expected or dust
-    return Compared((found, expected), (rng.used, coins.used), coins.near, choices.worst, dust)
+    assert not choices.made or result != expected or dust
+    return Compared((result, expected), (rng.used, coins.used), coins.near, choices.worst, dust)
 
 
 def cases(verifiers, trees, vocabularies):

@@ -1,5 +1,7 @@
 """Top-plus-one: its optimum, SpecHub's acceptance, and the law it is drawn by."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def spechub_pairs(draft):
 def test_spechub_draws_the_top_token_and_one_of_the_rest_and_accepts_as_much(pair):
     target, draft = pair
     top, pairs = spechub_pairs(draft)
-    sets = {}
+    sets = dict[Any, float]()
     for tokens, weight in pairs.items():
         sets[frozenset(tokens)] = sets.get(frozenset(tokens), 0.0) + weight
 
@@ -68,7 +70,7 @@ def test_spechub_draws_the_top_token_and_one_of_the_rest_and_accepts_as_much(pai
         (drawn,) = draw_children(TopThenSample, draft[None], count=2, rng=rng)
         return frozenset(drawn.tokens)
 
-    ours = {}
+    ours = dict[Any, float]()
     for weight, tokens in enumerate_outcomes(draw):
         ours[tokens] = ours.get(tokens, 0.0) + weight
     assert all(abs(ours.get(tokens, 0.0) - sets[tokens]) <= 1e-12 for tokens in sets)

@@ -28,6 +28,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID, Selection
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.rejection import RejectionVerifier
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.transport_block import TransportBlock
@@ -66,7 +67,7 @@ def test_the_first_token_has_the_targets_law(law, verifier, pair):
 
 @pytest.mark.parametrize(
     ("law", "verifier"),
-    [(law, v) for law, v in PAIRS if law is not PerChild and not isinstance(v, RecursiveRejection)]
+    [(law, v) for law, v in PAIRS if law is not PerChild and not isinstance(v, RejectionVerifier)]
     + [(TopThenSample, RecursiveRejection())],
     ids=named,
 )
@@ -115,15 +116,15 @@ def expected_tokens_of(verifiers, shape, *, vocab, seed):
     target, drafter = ToyModel(vocab, seed=seed), toy(vocab, seed + 40)
     trees = drawn_trees(FixedTree(len(shape), shape, law="with-replacement"), drafter)
     laws = [one_round_law(trees, verifier, target=target) for verifier in verifiers]
-    found = [sum(weight * len(tokens) for tokens, weight in law.items()) for law in laws]
-    return optimal_tokens(trees, target=target), *found
+    result = [sum(weight * len(tokens) for tokens, weight in law.items()) for law in laws]
+    return optimal_tokens(trees, target=target), *result
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1), (2,), (3,)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_transported_block_is_optimal_on_chains_and_over_one_level(shape, seed):
-    best, found = expected_tokens_of([TransportBlock()], shape, vocab=3, seed=seed)
-    assert abs(found - best) <= 1e-9
+    best, result = expected_tokens_of([TransportBlock()], shape, vocab=3, seed=seed)
+    assert abs(result - best) <= 1e-9
 
 
 def test_a_transported_block_is_never_below_the_optimal_rule_level_by_level():
@@ -190,9 +191,9 @@ def test_typical_acceptance_is_biased_and_says_so():
     worst = []
     for seed in range(5):
         target, drafter = ToyModel(3, seed=seed), toy(seed=seed + 30)
-        found = joint_law(Chain(2), Typical(), target=target, drafter=drafter).probabilities
-        wanted = target_law(target)
-        worst.append(max(abs(found.get(text, 0.0) - wanted[text]) for text in wanted))
+        result = joint_law(Chain(2), Typical(), target=target, drafter=drafter).probabilities
+        expected = target_law(target)
+        worst.append(max(abs(result.get(text, 0.0) - expected[text]) for text in expected))
     assert min(worst) > 0.1
 
 

@@ -127,6 +127,7 @@ def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, case):
             rng, residual = TapeRandomness(torch.tensor(coins, dtype=torch.float64)), Residual.of(target)
             order = ClassOrder(tokens, p, rng)
             tried = order.next(residual)
+            assert tried is not None
             firsts.append(tried.law.weights)
             seconds.setdefault(tried.token, []).append(order.next(residual).law.weights)
     assert all(torch.equal(one, firsts[0]) for one in firsts)

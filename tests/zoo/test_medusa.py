@@ -148,4 +148,5 @@ def test_the_command_writes_what_the_drafter_takes(tmp_path: Path) -> None:
     target = load(tiny(4096))
     decoder = SpeculativeDecoder(target, MedusaHeads(target, out), Chain(2, "top-k"), Greedy())
     plain = tiny(4096).generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False)
-    assert decoder.generate([[5, 6, 7]], max_new_tokens=8).tolist() == plain.tolist()
+    found: Any = decoder.generate([[5, 6, 7]], max_new_tokens=8)
+    assert found.tolist() == plain.tolist()

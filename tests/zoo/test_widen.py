@@ -32,7 +32,7 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", TARGET_SHAPES.values(), ids=TARGET_SHAPES.keys())
-def test_target_keeps_its_logits(shape: dict[str, int], target: Any, text: torch.Tensor) -> None:
+def test_target_keeps_its_logits(shape: dict[str, Any], target: Any, text: torch.Tensor) -> None:
     wide = widen(target, **shape)
     assert {name: getattr(wide.config, name) for name in shape} == shape
     torch.testing.assert_close(logits(wide, text), logits(target, text), atol=1e-4, rtol=0)
@@ -41,7 +41,7 @@ def test_target_keeps_its_logits(shape: dict[str, int], target: Any, text: torch
 @pytest.mark.parametrize("seed", range(8))
 def test_any_shape_keeps_the_logits(seed: int, draft: Any, text: torch.Tensor) -> None:
     chance = random.Random(seed)
-    shape = {
+    shape: dict[str, Any] = {
         "hidden_size": chance.randint(96, 400),
         "intermediate_size": chance.randint(256, 700),
         "num_hidden_layers": chance.randint(draft.config.num_hidden_layers, 5),
@@ -166,7 +166,7 @@ def test_untied_embeddings_and_biases(text: torch.Tensor) -> None:
 
 
 def test_cached_decoding_and_ties_survive(draft: Any, text: torch.Tensor) -> None:
-    wide = widen(draft, hidden_size=300, intermediate_size=800, num_hidden_layers=4)
+    wide: Any = widen(draft, hidden_size=300, intermediate_size=800, num_hidden_layers=4)
     assert wide.get_output_embeddings().weight is wide.get_input_embeddings().weight
     settings = {"max_new_tokens": 12, "do_sample": False}
     assert wide.generate(text, **settings).tolist() == draft.generate(text, **settings).tolist()
@@ -201,7 +201,7 @@ def test_parameters_are_a_lower_bound(parameters: float, target: Any) -> None:
 
 
 def test_refusals(target: Any) -> None:
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
+    shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
     with pytest.raises(InvalidInput, match=r"hidden_size=128 is smaller .* give 256 or more"):
         widen(target, **{**shape, "hidden_size": 128})
     with pytest.raises(InvalidInput, match="num_attention_heads=5 is not a multiple of 2"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from draftwood.errors import InvalidInput
 
-CERTAINTY = 16
+CERTAINTY_POWER = 16
 """A child drawn with probability p from what its siblings left is all but certain as p to this power is."""
 
 
@@ -23,7 +23,7 @@ def check_acceptance(acceptance: Sequence[float]) -> None:
         )
 
 
-def as_chances(values: Sequence[float] | str) -> tuple[float, ...]:
+def as_acceptance(values: Sequence[float] | str) -> tuple[float, ...]:
     words = values.split(",") if isinstance(values, str) else values
     try:
         return tuple(float(value) for value in words)
@@ -31,12 +31,12 @@ def as_chances(values: Sequence[float] | str) -> tuple[float, ...]:
         raise InvalidInput(f"acceptance is {values!r:.80}; give numbers such as 0.5,0.2,0.1.") from error
 
 
-def acceptance_field(_: object, __: object, values: tuple[float, ...]) -> None:
+def validate_acceptance(_: object, __: object, values: tuple[float, ...]) -> None:
     check_acceptance(values)
 
 
-def if_judged(acceptance: Sequence[float]) -> Iterator[float]:
-    """The chance of every child whose elder siblings failed."""
+def conditional_acceptance(acceptance: Sequence[float]) -> Iterator[float]:
+    """The chance of every child once its earlier siblings have failed."""
     left = 1.0
     for chance in acceptance:
         yield chance / left if left > chance else 1.0

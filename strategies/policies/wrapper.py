@@ -1,16 +1,16 @@
-"""Policies around another policy."""
+"""Policies that wrap another policy."""
 
 from __future__ import annotations
 
 from draftwood import Proposal, TreePolicy, registry
 
 
-def by_name(policy: TreePolicy | str) -> TreePolicy:
+def as_policy(policy: TreePolicy | str) -> TreePolicy:
     """`policy`, or the registered one of that name."""
     return registry.create("policies", policy) if isinstance(policy, str) else policy
 
 
-class Around(TreePolicy):
+class PolicyWrapper(TreePolicy):
     """A policy that declares of its trees what its field `policy` declares."""
 
     policy: TreePolicy

@@ -1,4 +1,4 @@
-"""Whether a kernel or its reference serves a call: one switch for all kernels, and what all of them ask."""
+"""Whether a kernel or its reference serves a call: what all kernels ask, and how to turn them off."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-SWITCH = "DRAFTWOOD_KERNELS"
+ENVIRONMENT = "DRAFTWOOD_KERNELS"
 """Environment variable: `off` serves every call by the references."""
 
-_choice: bool | None = None
+_override: bool | None = None
 _logged: set[tuple[str, str]] = set()
 
 
 def enabled() -> bool:
-    """Whether kernels may run at all: what `switched` says, else the environment."""
-    if _choice is not None:
-        return _choice
-    return os.environ.get(SWITCH, "on").lower() not in ("off", "0", "false", "no")
+    """Whether kernels may run at all: what `kernels_enabled` says, else the environment."""
+    if _override is not None:
+        return _override
+    return os.environ.get(ENVIRONMENT, "on").lower() not in ("off", "0", "false", "no")
 
 
 @contextmanager
-def switched(on: bool) -> Iterator[None]:
+def kernels_enabled(on: bool) -> Iterator[None]:
     """Inside it kernels may run, or not, whatever the environment says. Not for several threads."""
-    global _choice
-    before, _choice = _choice, on
+    global _override
+    before, _override = _override, on
     try:
         yield
     finally:
-        _choice = before
+        _override = before
 
 
 def interpreted() -> bool:
@@ -63,32 +63,7 @@ def objection_on(device: torch.device) -> str | None:
     return None
 
 
-def layout_objection(multiple: int = 16, /, **tensors: Tensor) -> str | None:
-    """Why tensors, given by name, do not lie in memory as kernels read them; None where they do.
-
-    Asked for: a contiguous last axis, other strides in such multiples of elements (an axis of one element
-    aside), addresses in multiples of 16 bytes, and strides below 2^31. So every call is one of the
-    configurations that were compiled ahead of time.
-    """
-    for name, tensor in tensors.items():
-        *outer, last = strides(tensor)
-        if tensor.shape[-1] > 1 and last != 1:
-            return f"{name} is not contiguous along its last axis"
-        if any(stride % multiple for stride in outer):
-            return f"{name} has strides {tuple(outer)}, which are not multiples of {multiple}"
-        if any(stride >= 2**31 for stride in outer):
-            return f"{name} has strides {tuple(outer)}, of which one exceeds 32 bits"
-        if tensor.data_ptr() % 16:
-            return f"{name} starts at an address that is not a multiple of 16 bytes"
-    return None
-
-
-def strides(tensor: Tensor) -> list[int]:
-    """Strides in elements, 0 where an axis has one element and its stride may be anything."""
-    return [stride if size > 1 else 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-
-
-def chosen(operation: str, reason: str | None) -> bool:
+def use_kernel(operation: str, reason: str | None) -> bool:
     """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
     if (operation, reason or "") not in _logged:
         _logged.add((operation, reason or ""))

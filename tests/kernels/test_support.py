@@ -10,35 +10,36 @@ import sys
 import pytest
 import torch
 
-from draftwood.kernels import switch
-from draftwood.kernels.checking import TOPOLOGIES, relative_error, visible
+from draftwood.kernels import support
+from draftwood.kernels.tensor_checks import layout_objection
+from draftwood.kernels.testing import TOPOLOGIES, relative_error, visible
 
 
 def test_the_switch_is_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with switch.switched(False):
-        assert switch.objection(torch.ones(1)) == "kernels are switched off"
-        with switch.switched(True):
-            assert switch.enabled()
-        assert not switch.enabled()
-    monkeypatch.setattr(switch, "_choice", None)
+    with support.kernels_enabled(False):
+        assert support.objection(torch.ones(1)) == "kernels are switched off"
+        with support.kernels_enabled(True):
+            assert support.enabled()
+        assert not support.enabled()
+    monkeypatch.setattr(support, "_override", None)
     for value, on in (("off", False), ("0", False), ("on", True)):
-        monkeypatch.setenv(switch.SWITCH, value)
-        assert switch.enabled() == on
-    monkeypatch.delenv(switch.SWITCH)
-    assert switch.enabled()
+        monkeypatch.setenv(support.ENVIRONMENT, value)
+        assert support.enabled() == on
+    monkeypatch.delenv(support.ENVIRONMENT)
+    assert support.enabled()
 
 
 def test_references_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert switch.objection(torch.ones(1)) == "its tensors are on the CPU"
-    assert switch.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
+    assert support.objection(torch.ones(1)) == "its tensors are on the CPU"
+    assert support.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
 
 
 @pytest.mark.triton
 def test_no_triton_is_a_reason(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    assert switch.objection(torch.ones(1, device=device)) is None
-    monkeypatch.setattr(switch, "_has_triton", lambda: False)
-    assert switch.objection(torch.ones(1, device=device)) == "triton is not installed"
+    assert support.objection(torch.ones(1, device=device)) is None
+    monkeypatch.setattr(support, "_has_triton", lambda: False)
+    assert support.objection(torch.ones(1, device=device)) == "triton is not installed"
 
 
 def test_dispatchers_import_without_triton() -> None:
@@ -52,10 +53,10 @@ def test_dispatchers_import_without_triton() -> None:
 
 
 def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger=switch.__name__)
+    caplog.set_level(logging.INFO, logger=support.__name__)
     for _ in range(2):
-        assert switch.chosen("an operation", None)
-        assert not switch.chosen("an operation", "it rains")
+        assert support.use_kernel("an operation", None)
+        assert not support.use_kernel("an operation", "it rains")
     assert caplog.messages == [
         "an operation: the Triton kernel serves it.",
         "an operation: the reference serves it, because it rains.",
@@ -79,7 +80,7 @@ def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_layouts_that_a_kernel_does_not_read(tensor: torch.Tensor, reason: str | None) -> None:
-    assert switch.layout_objection(x=tensor) == reason
+    assert layout_objection(x=tensor) == reason
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

@@ -1,4 +1,4 @@
-"""What tests and benchmarks judge kernels by: trees of every shape, and how far two results lie apart."""
+"""What tests and benchmarks judge kernels by: trees of every shape, and how far apart two results are."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def visible(rows: Sequence[Sequence[int]]) -> Tensor:
     return seen
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """The norm of the difference over the norm of `wanted`; infinite where `found` holds NaN."""
-    found, wanted = found.detach().double(), wanted.detach().double()
-    if found.shape != wanted.shape or not bool(found.isfinite().all()):
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    """The norm of the difference over the norm of `expected`; infinite where `result` holds NaN."""
+    result, expected = result.detach().double(), expected.detach().double()
+    if result.shape != expected.shape or not bool(result.isfinite().all()):
         return float("inf")
-    norm = float(wanted.norm())
-    return float((found - wanted).norm()) / (norm if norm > 0 else 1.0)
+    norm = float(expected.norm())
+    return float((result - expected).norm()) / (norm if norm > 0 else 1.0)
