@@ -74,7 +74,7 @@ class PartialGeneration:
     def generation(
         self, prompts: Tensor, statistics: Statistics, seeds: Sequence[int], *, pad: int, keep: TokenDetails
     ) -> Generation:
-        """The whole, behind `prompts` int64 `[rows, length]`."""
+        """What `generate` returns for `prompts` int64 `[rows, length]`."""
         longest = max(map(len, self.tokens))
         new = torch.tensor([row + [pad] * (longest - len(row)) for row in self.tokens], dtype=torch.int64)
         return Generation(

@@ -133,7 +133,7 @@ class RoundLoop:
                 RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=policy_state, **details)
             )
         records, cut = self._ended_by_criteria(records)
-        self._release([place for place, record in enumerate(records) if record.finished])
+        self._release([position for position, record in enumerate(records) if record.finished])
         seconds = perf_counter() - started
 
         if self.trace:  # what a trace costs is no part of the round

@@ -52,16 +52,16 @@ def names(kind: str) -> list[str]:
 
 def strange_entries() -> list[str]:
     """A sentence for every entry point that stands in a group of ours which is not read."""
-    found = []
+    sentences = []
     for group in sorted(entry_points().groups):
         if group.startswith("draftwood.") and group not in _GROUPS:
             for entry in entry_points(group=group):
                 owner = entry.dist.name if entry.dist else "a package"
-                found.append(
+                sentences.append(
                     f"{owner} registers {entry.name!r} in the group {group}, which this draftwood does not "
                     f"read; known are: {', '.join(sorted(_GROUPS))}."
                 )
-    return found
+    return sentences
 
 
 @contextmanager

@@ -23,15 +23,15 @@ def quiet():
     transformers.utils.logging.set_verbosity_error()
 
 
-def survived(found):
-    assert found.done
-    assert not found.failures, str(found)
+def survived(result):
+    assert result.done
+    assert not result.failures, str(result)
 
 
 def test_faults_in_calls_of_all_kinds():
-    found = faults(80, per_subject=8)
-    survived(found)
-    parts = {place.split()[1].split(".")[0] for place in found.places}
+    result = faults(80, per_subject=8)
+    survived(result)
+    parts = {kind.split()[1].split(".")[0] for kind in result.attempts}
     assert {"target", "draft", "drafter", "policy", "verifier", "of"} <= parts
 
 

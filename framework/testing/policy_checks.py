@@ -14,6 +14,7 @@ from draftwood import registry
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import TorchRandomness
 from draftwood.testing.block_efficiency import drawn_trees
+from draftwood.testing.check_runs import assert_declared, for_models
 from draftwood.testing.enumerator import enumerate_outcomes
 from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.law_broken import LawBroken
@@ -31,7 +32,6 @@ from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
 from draftwood.testing.row_isolation import assert_rows_isolated
 from draftwood.testing.small_strategies import fits, toy_drafter
 from draftwood.testing.toy import ConstantModel, NextTokenModel
-from draftwood.testing.verifier_checks import assert_declared, for_models
 from draftwood.tree import TokenTree
 
 PROMPT = (2, 0, 2)

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood.compatibility import laws_of
 from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
-from draftwood.protocols import TreePolicy, Verifier
+from draftwood.protocols import Verifier
 from draftwood.randomness import TapeRandomness, TorchRandomness
+from draftwood.testing.check_runs import assert_declared, check_settings, for_models, served_models
 from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
-from draftwood.testing.generators import distributions, token_trees, toy_models
+from draftwood.testing.generators import distributions, token_trees
 from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.lossless import assert_lossless
 from draftwood.testing.proof_models import (
@@ -95,18 +96,6 @@ def check_declaration(verifier: Verifier, models: int) -> None:
     assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
 
 
-def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
-    """Its laws are classes of proposals, `flags` are true or false, and its source is in words."""
-    laws = strategy.laws
-    assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
-    assert laws, "laws is empty; name the proposal laws of the trees that it grows, or can judge."
-    strange = [law for law in laws if not (isinstance(law, type) and issubclass(law, Proposal))]
-    assert not strange, f"laws holds {strange}; give classes of proposals."
-    for name in flags:
-        assert isinstance(getattr(strategy, name), bool), f"{name} is no bool."
-    assert isinstance(strategy.source, str), f"source is {strategy.source!r}; name a paper or an author."
-
-
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The emitted tokens have the target's law on trees of several small shapes."""
 
@@ -132,7 +121,7 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
-    (toys,) = chosen(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
+    (toys,) = served_models(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where the chain is too much beside a leaf, it is proved alone.
         cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
@@ -141,9 +130,9 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
-    (wide,) = chosen(verifier, WIDE_MODELS)
+    (wide,) = served_models(verifier, WIDE_MODELS)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
-    (many,) = chosen(verifier, [large_models()])
+    (many,) = served_models(verifier, [large_models()])
     prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
@@ -151,7 +140,9 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
         cases = []
         for siblings in (5, 3):
             open_tokens = siblings if distinct else 2
-            (toys,) = chosen(verifier, [narrow_models(6, (open_tokens,), vocab_size=6, target_support=3)])
+            (toys,) = served_models(
+                verifier, [narrow_models(6, (open_tokens,), vocab_size=6, target_support=3)]
+            )
             cases.append((((),) * siblings, toys))
         affordable(verifier, cases, law)
 
@@ -168,7 +159,7 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
     """In float32, and from logits in half precision, it is as exact as that arithmetic allows."""
     names = ("chain of 2", "two, the first with a child", "three")
     dtypes = (torch.float32, torch.bfloat16)
-    for toys, dtype in zip(chosen(verifier, PROOF_MODELS[:2]), dtypes, strict=True):
+    for toys, dtype in zip(served_models(verifier, PROOF_MODELS[:2]), dtypes, strict=True):
         for shape in shapes(verifier, *names):
             prove_round(verifier, shape, law, toys.of(dtype))
 
@@ -208,7 +199,7 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
     """
 
     @given(data=st.data())
-    @quietly(max(models, 1) * 5)
+    @check_settings(max(models, 1) * 5)
     def judge(data: st.DataObject) -> None:
         tree = data.draw(
             token_trees(
@@ -240,7 +231,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
     """The same tree, target and stream give the same outcome, and the input is left as it was."""
 
     @given(data=st.data(), seed=st.integers(0, 2**32))
-    @quietly(models)
+    @check_settings(models)
     def twice(data: st.DataObject, seed: int) -> None:
         laws = laws_of(verifier)
         width = 3 if verifier.branches else 1
@@ -267,7 +258,7 @@ def check_together(verifier: Verifier, models: int) -> None:
     width = 3 if verifier.branches else 1
 
     @given(data=st.data(), seed=st.integers(0, 2**32))
-    @quietly(models)
+    @check_settings(models)
     def both(data: st.DataObject, seed: int) -> None:
         # Kernels judge float32 alone.
         dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
@@ -340,11 +331,6 @@ def affordable(
         return
 
 
-def chosen(verifier: Verifier, toys: Sequence[ProofModels]) -> list[ProofModels]:
-    """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
-    return [toys_.at_zero for toys_ in toys] if verifier.greedy else list(toys)
-
-
 def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
     return [TapeRandomness(TorchRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
 
@@ -370,46 +356,3 @@ def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
 def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
     """The tree with other tokens under the same proposals, which may give them probability 0."""
     return TokenTree(torch.tensor(renamed)[tree.tokens], tree.parents, tree.proposals, tree.size)
-
-
-def for_models(
-    prove: Callable[[NextTokenModel, NextTokenModel, NextTokenModel], None],
-    verifier: Verifier | None,
-    models: int,
-    *,
-    toys: Sequence[ProofModels] = PROOF_MODELS,
-) -> None:
-    """Call `prove` with the models of `toys`, then with `models` random ones.
-
-    These have two drafts each: one near the target or anywhere, and one anywhere.
-    """
-    for one_of_them in toys if verifier is None else chosen(verifier, toys):
-        prove(one_of_them.target, *one_of_them.drafts)
-    if not models:
-        return
-
-    @given(data=st.data())
-    @quietly(models)
-    def one(data: st.DataObject) -> None:
-        if verifier is not None and verifier.greedy:
-            # One-hot in every context: what temperature 0 makes of any target.
-            target = ToyModel(VOCAB, seed=data.draw(st.integers(0, 2**32 - 1), "seed"), sparsity=1.0)
-        else:
-            target = data.draw(toy_models(VOCAB), "target")
-        draft = data.draw(st.one_of(toy_models(VOCAB), toy_models(near=target)), "draft")
-        prove(target, draft, data.draw(toy_models(VOCAB), "second draft"))
-
-    one()
-
-
-def quietly(examples: int) -> settings:
-    """Hypothesis settings for a check inside a test: no deadline, no files, no complaints about slowness."""
-    return settings(
-        max_examples=max(examples, 1),
-        deadline=None,
-        database=None,
-        # Which values are beside the point costs a thousand more runs, and the message says what matters.
-        phases=[Phase.generate, Phase.shrink],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
