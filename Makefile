@@ -20,10 +20,10 @@ help:
 	@echo "make test    run the tests"
 	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
-	@echo "make thorough the same on 200 toy models, and long searches of the laws"
+	@echo "make thorough the same on 200 toy models, and long searches of the laws; tests in full"
 	@echo "make soak    faults, Ctrl-C, long texts, killed benches and hostile files, at length"
 	@echo "make lint    check style, formatting and layering"
-	@echo "make types   check types over the installed wheel"
+	@echo "make types   check types over the installed wheel, and of the tests"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make release build and check the wheel and the sdist of the last commit into dist/"
 	@echo "make bench   race the decoders, as draftwood bench does"
@@ -46,7 +46,7 @@ prove: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
-	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes up to an hour on two cores."
+	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes an hour or more on two cores."
 	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
