@@ -1,5 +1,7 @@
 """`python -m benchmarks`: what the project measures on the zoo's models, and on transformers' families."""
 
+from typing import Any
+
 import typer
 
 from benchmarks.kernels.command import kernels
@@ -21,6 +23,7 @@ from draftwood.apps.cli_errors import with_plain_errors
 KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
+measurement: Any
 for measurement in (kernels, packed, prefix_cost, speed):
     app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
 for measurement in (

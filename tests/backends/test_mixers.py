@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (info / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(tmp_path)
     registry._entries.cache_clear()
-    import elsewhere
-
-    yield elsewhere
+    yield import_module("elsewhere")
     registry._entries.cache_clear()
     del sys.modules["elsewhere"]
 
@@ -165,7 +164,8 @@ def test_both_give_the_same_in_half_precision_too(elsewhere: Any) -> None:
         backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 0]] * 2))
         backend.commit([[0, 2], [0, 1]])
         logits.append(backend.extend(torch.tensor([[4], [5]]), torch.tensor([[-1], [-1]])))
-    assert torch.allclose(*logits, atol=0.1)
+    one, other = logits
+    assert torch.allclose(one, other, atol=0.1)
 
 
 def test_snapshots_of_a_layer_of_another_package(elsewhere: Any) -> None:

@@ -82,7 +82,7 @@ class Drawless(Proposal):
         (Observing(), None, "Observing has observe() and does not say that it learns"),
         (
             Plain(),
-            Undeclared(),
+            Undeclared(),  # type: ignore[abstract]
             "Undeclared has no 'laws', which every verifier has; derive it from draftwood.Ver",
         ),
         (

@@ -1,6 +1,7 @@
 """What `adaptive = False` means, against what it is for: verifiers that look at several siblings at once."""
 
 import random
+from typing import Any
 
 import attrs
 import pytest
@@ -46,11 +47,12 @@ class Whimsical(TreePolicy):
     depth: int = 2
 
     @property
-    def laws(self):
+    def laws(self):  # type: ignore[override]
         return frozenset({self.law})
 
     def grow(self, root, rng):
-        tree, probs, below, settled = TreeBuilder(root), {}, {}, {}
+        tree, probs = TreeBuilder(root), dict[int, Any]()
+        below, settled = dict[int, Any](), dict[int, Any]()
         (probs[0],), below[0] = (yield tree.request([0])), []
         while len(tree) <= self.nodes:
             rule = random.Random(repr((self.seed, tree.tokens, tree.parents, sorted(settled.items()))))

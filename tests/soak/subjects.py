@@ -238,8 +238,8 @@ class Call:
         held = [decoder.target, *decoder.drafter.backends]
         if rows := [backend.lengths for backend in held if backend.lengths]:
             return f"backends still hold rows of {rows} tokens"
-        if rows := _rows_of(decoder.drafter):
-            return f"the drafter still holds {rows} row(s)"
+        if count := _rows_of(decoder.drafter):
+            return f"the drafter still holds {count} row(s)"
         if locks.active:
             return f"{len(locks.active)} lock(s) are left"
         if not torch.is_grad_enabled():

@@ -179,7 +179,7 @@ class Pairs:
     def __init__(self, h, draft, f):
         self.vocab = len(draft)
         self.first = [0.0] * self.vocab
-        self.second = defaultdict(lambda: [0.0] * self.vocab)  # by the token that went first
+        self.second = defaultdict[int, list[float]](lambda: [0.0] * self.vocab)  # by the first token
         for z in range(self.vocab):
             beside = sum(without(draft, [z]))
             if beside == 0:  # nobody is left to be its rival
@@ -203,10 +203,10 @@ class ClassOrder:
     draft: list[float]
     left: Left
     coins: Coins
-    choose: object
+    choose: Any
 
     def tries(self):
-        h, tried, held = self.draft, [], 0
+        h, tried, held = self.draft, list[int](), 0
         for following in range(1, len(self.tokens)):
             draft = without(self.draft, tried)
             f = self.choose(h, draft, self.left, len(self.tokens) - following - 1)

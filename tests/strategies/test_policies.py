@@ -142,7 +142,8 @@ def test_the_fixed_tree_has_its_shape_and_keeps_its_budget(seed, depth, branchin
 def test_a_pruned_tree_of_top_k_holds_just_the_likely_paths(seed, threshold):
     probs = table(4, seed)
     tree, _ = grow(FixedTree(3, 3, 100, threshold, "top-k"), probs)
-    expected, level = {(0,)}, dict[tuple[int, ...], float]({(0,): 1.0})
+    expected: set[tuple[int, ...]] = {(0,)}
+    level: dict[tuple[int, ...], float] = {(0,): 1.0}
     for _ in range(3):
         level = {
             (*path, int(token)): path_prob * float(p)

@@ -119,7 +119,8 @@ def test_every_recipe_names_its_source_and_the_settings_of_its_paper(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_its_papers_method(name):
     policy, verifier, *other = PAPERS[name]
-    drafter, draft_temperature = [*other, *["model", None][len(other) :]]
+    drafter = other[0] if other else "model"
+    draft_temperature = other[1] if len(other) > 1 else None
     result = build(name)
     assert (repr(result.policy), repr(result.verifier)) == (repr(policy), repr(verifier))
     assert (result.drafter, result.draft_temperature) == (drafter, draft_temperature)

@@ -187,7 +187,7 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         for row, (text, request) in enumerate(zip(texts, requests, strict=True)):
             if request is None:
                 continue
-            hidden = states_after(text)[0] if text else None
+            hidden: Any = states_after(text)[0] if text else None
             for index, parent in enumerate(request.parents.tolist()):
                 depth = 0
                 while parent >= 0:
@@ -208,15 +208,16 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         known = [row for row, length in enumerate(target.lengths) if length]
         states = torch.cat([states_after(text) for text in target.committed])
         assert torch.allclose(first[known], heads(states)[0], atol=1e-9)
-        held = len(target.lengths)
-        target.extend(torch.ones(held, 1, dtype=torch.int64), torch.full((held, 1), -1))
-        target.commit([[0]] * held)
-        drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * held)
-        logits = drafter.distributions([root] * held)
+        several = len(target.lengths)
+        target.extend(torch.ones(several, 1, dtype=torch.int64), torch.full((several, 1), -1))
+        target.commit([[0]] * several)
+        drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * several)
+        logits = drafter.distributions([root] * several)
         assert logits.isfinite().all()
-        drafter.target.take_features = lambda: [torch.zeros(0, WIDTH)] * held
+        taken: Any = drafter.target
+        taken.take_features = lambda: [torch.zeros(0, WIDTH)] * several
         with pytest.raises(InvalidInput, match=r"Row 0 has committed tokens, but .* nobody else takes"):
-            drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * held)
+            drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * several)
 
 
 @pytest.fixture(scope="module")

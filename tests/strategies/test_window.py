@@ -1,6 +1,7 @@
 """A window of two siblings against the enumeration of all their pairs."""
 
 import itertools
+from typing import Any
 
 import attrs
 import pytest
@@ -120,7 +121,7 @@ def test_one_class_for_all_is_the_drawn_order(dtype, case, belongs):
 @given(case=arguments())
 def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, case):
     p, target = case["p"].to(dtype), case["residual"].weights.to(dtype)
-    firsts, seconds = [], {}
+    firsts, seconds = [], dict[int, list[Any]]()
     for tokens in itertools.permutations(p.nonzero().flatten().tolist()[:4], 2):
         # Coins that make the held one of the class and the other not, in part, and the other way round.
         for coins in itertools.product([0.0, 1 - 2**-53], repeat=2):
@@ -129,7 +130,9 @@ def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, case):
             tried = order.next(residual)
             assert tried is not None
             firsts.append(tried.law.weights)
-            seconds.setdefault(tried.token, []).append(order.next(residual).law.weights)
+            other = order.next(residual)
+            assert other is not None
+            seconds.setdefault(tried.token, []).append(other.law.weights)
     assert all(torch.equal(one, firsts[0]) for one in firsts)
     for several in seconds.values():
         assert all(torch.equal(one, several[0]) for one in several)

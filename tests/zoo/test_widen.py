@@ -174,7 +174,7 @@ def test_cached_decoding_and_ties_survive(draft: Any, text: torch.Tensor) -> Non
 
 def test_added_weights_are_random_and_the_original_is_untouched(draft: Any) -> None:
     before = {name: weight.clone() for name, weight in draft.state_dict().items()}
-    shape = {"hidden_size": 256, "intermediate_size": 600, "num_hidden_layers": 4}
+    shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 600, "num_hidden_layers": 4}
     first, again, other = (widen(draft, **shape, seed=seed) for seed in (1, 1, 2))
     added = [model.model.layers[-1].mlp.gate_proj.weight for model in (first, again, other)]
     assert torch.equal(added[0], added[1])
