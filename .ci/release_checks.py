@@ -19,7 +19,15 @@ from packaging.metadata import Metadata
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
-HOUSE = ("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "README.md")
+HOUSE = (
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+)
 HOUSE += ("SECURITY.md", "constraints.txt", "pyproject.toml", "setup.py")
 LARGEST = 100 * 10**6
 """Bytes that indices of packages take in one file."""
