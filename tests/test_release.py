@@ -101,7 +101,7 @@ def test_metadata_that_an_index_would_refuse_is_seen(
     assert (not found) if problem is None else (found and problem in " ".join(found)), found
 
 
-def built(folder: Path, *, left_out: str = "", stray: str = "") -> Path:
+def built(folder: Path, house: tuple[str, ...], *, left_out: str = "", stray: str = "") -> Path:
     """An sdist and a wheel of this project as they would be, but for the files' contents."""
     layers: dict[str, str] = CONFIG["tool"]["setuptools"]["package-dir"]
     source = folder / "draftwood-0"
@@ -115,9 +115,7 @@ def built(folder: Path, *, left_out: str = "", stray: str = "") -> Path:
                     there = source / path.relative_to(ROOT)
                     there.parent.mkdir(parents=True, exist_ok=True)
                     there.touch()
-    for name in ("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE"):
-        (source / name).touch()
-    for name in ("README.md", "SECURITY.md", "constraints.txt", "pyproject.toml", "setup.py"):
+    for name in house:
         (source / name).touch()
     (source / "PKG-INFO").write_text(METADATA, encoding="utf-8")
     if (source / left_out).is_file():
@@ -151,12 +149,12 @@ def built(folder: Path, *, left_out: str = "", stray: str = "") -> Path:
 def test_what_is_missing_in_a_release_is_seen(
     checks: ModuleType, tmp_path: Path, options: dict[str, str], problem: str | None
 ) -> None:
-    found = checks.file_problems(built(tmp_path, **options))
+    found = checks.file_problems(built(tmp_path, checks.HOUSE, **options))
     assert (not found) if problem is None else (found and problem in " ".join(found)), found
 
 
 def test_a_folder_with_an_older_release_is_refused(checks: ModuleType, tmp_path: Path) -> None:
-    dist = built(tmp_path)
+    dist = built(tmp_path, checks.HOUSE)
     (dist / "draftwood-0.0.0.tar.gz").touch()
     assert "holds 2 sdists and 1 wheels" in checks.file_problems(dist)[0]
 
