@@ -42,13 +42,15 @@ from draftwood.proposals import (
     draw_children,
 )
 from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
-from draftwood.randomness import Randomness, Streams, TapeRandomness, TorchRandomness
+from draftwood.randomness import CounterRandomness, Randomness, Streams, TapeRandomness
 from draftwood.recipe import Recipe
 from draftwood.registry import create, load
-from draftwood.request import Request, RequestLog
+from draftwood.request import Request, RequestLog, Requests
 from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
+from draftwood.row_growth import RowGrowth, TreesBuilder
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree, TreeBuilder
+from draftwood.tree_batch import TreeBatch
 from draftwood.tuning import TunedMethod, read_tuned
 
 try:
@@ -59,6 +61,7 @@ except PackageNotFoundError:  # a source tree that was put on the path without b
 __all__ = [
     "ANY_LAW",
     "Constraint",
+    "CounterRandomness",
     "Deterministic",
     "Drafter",
     "DraftwoodError",
@@ -78,7 +81,9 @@ __all__ = [
     "Recipe",
     "Request",
     "RequestLog",
+    "Requests",
     "Round",
+    "RowGrowth",
     "RowRecord",
     "SamplingParams",
     "SpeculativeDecoder",
@@ -89,9 +94,10 @@ __all__ = [
     "TokenDetails",
     "TokenTree",
     "TopThenSample",
-    "TorchRandomness",
+    "TreeBatch",
     "TreeBuilder",
     "TreePolicy",
+    "TreesBuilder",
     "TunedMethod",
     "UnknownStrategy",
     "UnsupportedModel",

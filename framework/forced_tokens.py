@@ -12,7 +12,7 @@ from draftwood.constraints import ConstrainedRow
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, paths_of
 from draftwood.proposals import Deterministic, Proposal
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.tree import TokenTree
 
 _LONGEST = 16  # nodes behind a leaf; a bound on all together would tie one branch to another
@@ -94,6 +94,6 @@ def _only(token: int, laws: Collection[type[Proposal]], like: Tensor) -> Proposa
     if law is Deterministic:
         return Deterministic((token,), vocab_size, dtype=like.dtype, device=like.device)
     # Any chance will do, since one token is all that there is to draw.
-    rng = TorchRandomness.seeded(0)
+    rng = CounterRandomness.seeded(0)
     drawn = law.draw(p.unsqueeze(0) if law.several_drafters else p, count=1, rng=rng)
     return drawn.proposal if drawn.tokens and drawn.proposal.conditional(0, ())[token] == 1 else None

@@ -1,34 +1,131 @@
-"""Draws without replacement for many nodes at once, where a kernel makes them."""
+"""Draws without replacement for the nodes of all rows at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.randomness import Randomness, UniformRandomness
+from draftwood.errors import InvalidDistribution
+from draftwood.randomness import NodeNoise, Randomness, UniformRandomness
+
+
+class ChildDraws:
+    """Children of the nodes of a level, drawn one after another, each node by the stream of its own.
+
+    On a CPU a draw is made when it is asked for. On a GPU one launch makes several for every node, with one
+    small result read back; asking for more than those makes one more launch.
+
+    Attributes:
+        left: float64 `[rows, nodes]`, the weight that every node has left to draw from; 0 of padding.
+        drawn: int64 `[rows, nodes]`, how many draws every node has had.
+    """
+
+    def __init__(
+        self,
+        probs: Float[Tensor, "rows nodes vocab"],
+        noise: NodeNoise,
+        counts: Sequence[int] | NDArray[np.int64],
+        *,
+        at_once: int,
+    ) -> None:
+        """Draw nothing yet.
+
+        Args:
+            probs: weights, float32 or float64, which need not be normalised.
+            noise: the nodes' streams.
+            counts: nodes of every row; what lies behind them is padding.
+            at_once: draws of a node that one launch makes.
+
+        Raises:
+            InvalidDistribution: a node's weights sum to NaN or infinity.
+        """
+        # The kernels import nothing of ours, so this arrow points down.
+        from draftwood.kernels.ordered_draws import blocks, dispatch
+
+        rows, nodes, vocab = probs.shape
+        self._noise = noise
+        self._valid = np.arange(nodes) < np.array(counts)[:, None]
+        self.drawn = np.zeros((rows, nodes), dtype=np.int64)
+        flat = probs.reshape(rows * nodes, vocab)
+        if dispatch.serves(flat):
+            self._blocks, self._flat = None, flat
+            self._draw_on_device(at_once)
+            self.left = self._left[..., 0].copy()
+        else:
+            self._blocks = blocks.BlockDraws(probs if probs.device.type == "cpu" else probs.cpu())
+            self.left = np.where(self._valid, self._blocks.left, 0.0)
+            self._uniforms = noise.uniforms(0, max(at_once, 1))
+        if not np.isfinite(self.left).all():
+            raise _unsound(float(self.left[~np.isfinite(self.left)][0]))
+
+    def next(
+        self, rows: NDArray[np.intp], nodes: NDArray[np.intp]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """One more child of each of these nodes, none named twice: tokens and weights, `[len(rows)]` each.
+
+        A node without weight left gives token -1.
+        """
+        numbers = self.drawn[rows, nodes]
+        if self._blocks is not None:
+            if int(numbers.max(initial=0)) >= self._uniforms.shape[2]:
+                self._uniforms = self._noise.uniforms(0, 2 * self._uniforms.shape[2])
+            tokens, chances = self._blocks.draw(rows, nodes, self._uniforms[rows, nodes, numbers])
+            self.left[rows, nodes] = self._blocks.left[rows, nodes]
+        else:
+            if int(numbers.max(initial=0)) >= self._tokens.shape[2]:
+                self._draw_on_device(2 * self._tokens.shape[2])
+            tokens = self._tokens[rows, nodes, numbers]
+            chances = self._chances[rows, nodes, numbers]
+            self.left[rows, nodes] = self._left[rows, nodes, numbers + 1]
+        self.drawn[rows, nodes] += 1
+        return tokens, chances
+
+    def _draw_on_device(self, count: int) -> None:
+        """The first `count` draws of every node, in one launch."""
+        from draftwood.kernels.ordered_draws import dispatch
+
+        rows, nodes = self._valid.shape
+        try:
+            draws = dispatch.draw_on_device(
+                probs=self._flat,
+                limits=np.where(self._valid, count, -1).reshape(-1),
+                uniforms=self._noise.uniforms(0, count).reshape(rows * nodes, count),
+            )
+        except ValueError as error:
+            raise InvalidDistribution(f"Cannot draw from the draft's distributions: {error}") from error
+        self._tokens = draws.tokens.reshape(rows, nodes, count)
+        self._chances = draws.chances.reshape(rows, nodes, count)
+        self._left = draws.left.reshape(rows, nodes, count + 1)
+
+
+def _unsound(total: float) -> InvalidDistribution:
+    return InvalidDistribution(
+        f"Cannot draw from weights that sum to {total:.3g}; check the logits for NaN or infinity."
+    )
 
 
 def drawn_together(
-    probs: Float[Tensor, "nodes vocab"], counts: Sequence[int], total: int, rng: Randomness
+    probs: Float[Tensor, "nodes vocab"], counts: Sequence[int], rng: Randomness
 ) -> list[tuple[list[int], list[float]]] | None:
-    """Tokens and chances of all nodes from one launch, by the uniforms that node after node would take.
+    """Tokens and chances of up to `counts[i]` children of every node i, as its stream draws them.
 
-    None, with `rng` as it was, where no kernel serves, or where there is something to complain of.
+    None, with `rng` as it was, where the stream has no numbers of its own to show.
     """
-    # The kernels import nothing of ours, so this arrow points down.
-    from draftwood.kernels.ordered_draws import dispatch
-
-    draw = dispatch.serving(probs)
-    if draw is None or not isinstance(rng, UniformRandomness):
+    if not isinstance(rng, UniformRandomness):
         return None
-    uniforms = rng.ahead(min(sum(counts), total))
-    try:
-        draws: list[tuple[list[int], list[float]]] = draw(
-            probs=probs, count=counts, total=total, uniforms=uniforms
-        )
-    except ValueError:
-        return None
-    rng.uniforms(sum(len(tokens) for tokens, _ in draws))
-    return draws
+    nodes, most = len(counts), max(counts, default=0)
+    draws = ChildDraws(probs.unsqueeze(0), NodeNoise.of([rng], [nodes]), [nodes], at_once=max(most, 1))
+    tokens, chances = np.full((nodes, most), -1), np.zeros((nodes, most))
+    limits = np.array(counts)
+    for number in range(most):
+        (wanted,) = np.nonzero((limits > number) & (draws.left[0] > 0))
+        if not len(wanted):
+            break
+        tokens[wanted, number], chances[wanted, number] = draws.next(np.zeros_like(wanted), wanted)
+    lengths = (tokens >= 0).sum(1).tolist()
+    rows = zip(tokens.tolist(), chances.tolist(), lengths, strict=True)
+    return [(of_node[:length], weights[:length]) for of_node, weights, length in rows]

@@ -5,7 +5,7 @@ A policy around another hands on what that one learns by these functions, which 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from draftwood.outcome import Outcome
 from draftwood.protocols import LearningPolicy, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.request import Request
+from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
 
 
@@ -66,6 +67,23 @@ def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Generato
     if not policy.learns:
         return policy.grow(root, rng)
     return _learning(policy).grow(root, rng, state)
+
+
+def grow_rows(
+    policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
+) -> RowGrowth:
+    """`policy.grow_rows`, with what was learnt where it learns; by its `grow` where that alone is overridden."""
+    if _defined_by(policy, "grow") < _defined_by(policy, "grow_rows"):
+        rows = zip(roots, rngs, states, strict=True)
+        return in_lockstep([grow(policy, root, rng, state) for root, rng, state in rows])
+    if not policy.learns:
+        return policy.grow_rows(roots, rngs)
+    return _learning(policy).grow_rows(roots, rngs, states)
+
+
+def _defined_by(policy: TreePolicy, method: str) -> int:
+    """How far from the policy's class the class stands that defines a method."""
+    return next(depth for depth, kind in enumerate(type(policy).__mro__) if method in vars(kind))
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:

@@ -87,10 +87,10 @@ class Proposal(ABC):
         The same draws as `draw` node after node; override it where all nodes together cost less.
         """
         drawn: list[DrawnChildren] = []
-        for p, count in zip(probs, counts, strict=True):
+        for p, count, stream in zip(probs, counts, rng.nodes(len(counts)), strict=True):
             if total < 1:
                 break
-            drawn.append(cls.draw(p, count=min(count, total), rng=rng))
+            drawn.append(cls.draw(p, count=min(count, total), rng=stream))
             total -= len(drawn[-1].tokens)
         return drawn
 
@@ -192,16 +192,16 @@ class WithoutReplacement(Proposal):
     def draw_nodes(
         cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
     ) -> list[DrawnChildren]:
-        """On a GPU a kernel draws for all nodes, by the uniforms that node after node would take."""
-        together = drawn_together(probs, counts, total, rng)
+        """For all nodes at once, from sums of blocks; on a GPU by a kernel."""
+        together = drawn_together(probs, counts, rng)
         if together is None:
             return super().draw_nodes(probs, counts=counts, rng=rng, total=total)
         drawn: list[DrawnChildren] = []
         for p, (tokens, chances) in zip(probs, together, strict=True):
             if total < 1:
                 break
-            drawn.append(DrawnChildren(tokens, chances, cls(p)))
-            total -= len(tokens)
+            drawn.append(DrawnChildren(tokens[:total], chances[:total], cls(p)))
+            total -= len(drawn[-1].tokens)
         return drawn
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
@@ -292,8 +292,8 @@ def draw_children(
 ) -> list[DrawnChildren]:
     """Draw up to `count` children for each of several nodes.
 
-    Ask for all nodes of a request at once: on a GPU a kernel then draws without replacement for all of
-    them, by the same uniforms, with one small result read back.
+    Ask for all nodes of a request at once: draws without replacement are then made for all of them, on a
+    GPU by a kernel with one small result read back. Every node draws from a stream of its own.
 
     Args:
         law: the class of a law; `PerChild` draws one child from every drafter, `TopThenSample` takes the

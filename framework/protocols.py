@@ -23,6 +23,7 @@ from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
 from draftwood.randomness import Randomness
 from draftwood.request import Request
+from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
 
 State = TypeVar("State")
@@ -66,6 +67,16 @@ class TreePolicy(Protocol):
         """
         ...
 
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        """Grow the trees of all rows of a round, one under each of `roots`: those that `grow` gives, by the
+        same numbers of each row's stream.
+
+        Yields `Requests` and receives `[rows, nodes, vocab]`, padded alike. Override it where all rows
+        together take fewer steps than one after another, on arrays of fixed width (`TreesBuilder`). A
+        subclass that overrides `grow` alone has its rows grown by that.
+        """
+        return in_lockstep([self.grow(root, rng) for root, rng in zip(roots, rngs, strict=True)])
+
 
 class LearningPolicy(TreePolicy, Protocol[State]):
     """A policy whose trees depend on what came of earlier ones, by a state handed from round to round.
@@ -92,13 +103,21 @@ class LearningPolicy(TreePolicy, Protocol[State]):
         """Grow a tree as `TreePolicy.grow` does, by what was learnt; None is the first state."""
         ...
 
+    def grow_rows(
+        self, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[State] | None = None
+    ) -> RowGrowth:
+        """Grow the trees of all rows as `TreePolicy.grow_rows` does, each by its state."""
+        rows = zip(roots, rngs, states or [None] * len(roots), strict=True)
+        return in_lockstep([self.grow(root, rng, state) for root, rng, state in rows])
+
     def observe(self, state: State, outcome: Outcome, tree: TokenTree) -> State:
         """The state after a round.
 
         Args:
             state: that the tree was grown by.
             outcome: of the round, in this tree.
-            tree: as `grow` returned it, with its note; without levels beyond the text's limit.
+            tree: as `grow` returned it, with its note; without levels beyond the text's limit. Its
+                distributions are overwritten in the next round.
         """
         ...
 
@@ -136,7 +155,9 @@ class Drafter(Protocol):
     ) -> Float[Tensor, "rows nodes *drafters vocab"]:
         """Logits `[rows, nodes, vocab]` for one request a row, padded to the longest.
 
-        `None` where a row asks for nothing. A node where nothing is proposed gets -inf throughout.
+        `None` where a row asks for nothing. A node where nothing is proposed gets -inf throughout. What the
+        caller gives may be `Requests`, which holds all of them as one batch; `Requests.of` makes it so. The
+        logits are the caller's own, to be written to.
         """
         ...
 

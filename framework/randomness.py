@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
@@ -41,6 +42,14 @@ class Randomness(Protocol):
         """
         ...
 
+    def nodes(self, n: int) -> Sequence[Randomness]:
+        """Streams for the children of `n` nodes, in their order: what one draws changes no other's.
+
+        So the children of many nodes are drawn at once, and a node's first ones are the same however
+        many it gets. Under an enumerator all are the stream itself, where every draw is new.
+        """
+        return [self] * n
+
 
 class UniformRandomness(Randomness):
     """Everything from one stream of float64 uniforms in [0, 1): the base of torch streams and tapes."""
@@ -52,6 +61,14 @@ class UniformRandomness(Randomness):
     @abstractmethod
     def ahead(self, n: int) -> Tensor:
         """As `uniforms`, and they stay in the stream; fewer where a tape ends."""
+
+    def skip(self, n: int) -> None:
+        """Take the next `n` numbers, which nobody needs to see any more."""
+        self.uniforms(n)
+
+    def nodes(self, n: int) -> Sequence[CounterRandomness]:
+        """Streams that the next `n` numbers start."""
+        return [CounterRandomness(key) for key in _keys(self.uniforms(n).numpy()).tolist()]
 
     def accept(self, p: float) -> bool:
         # Strict: a coin of exactly 0 must not accept a token of probability 0.
@@ -88,24 +105,97 @@ def _at(heights: Tensor, u: float) -> int:
     return int(torch.searchsorted(heights, total))
 
 
-@attrs.define(eq=False)
-class TorchRandomness(UniformRandomness):
-    """A stream backed by a `torch.Generator`."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that 2**64 numbers come before the first comes again
+_WORDS = 2.0**53
 
-    generator: torch.Generator
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on all of them."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+@attrs.define(eq=False)
+class CounterRandomness(UniformRandomness):
+    """A stream whose i-th number is a function of its key and i alone, so that many are made at once.
+
+    Attributes:
+        key: 64 bits.
+        used: numbers taken so far.
+
+    Source: SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195).
+    """
+
+    key: int
+    used: int = 0
 
     @classmethod
-    def seeded(cls, seed: int) -> TorchRandomness:
-        return cls(torch.Generator().manual_seed(seed))
+    def seeded(cls, seed: int) -> CounterRandomness:
+        """The stream of an integer, of which the low 64 bits count."""
+        return cls(int(_mixed(np.array([seed % 2**64], dtype=np.uint64))[0]))
 
     def uniforms(self, n: int) -> Tensor:
-        return torch.rand(n, dtype=torch.float64, generator=self.generator)
+        numbers = self.ahead(n)
+        self.used += n
+        return numbers
+
+    def skip(self, n: int) -> None:
+        self.used += n
 
     def ahead(self, n: int) -> Tensor:
-        state = self.generator.get_state()
-        numbers = self.uniforms(n)
-        self.generator.set_state(state)
-        return numbers
+        keys, used = np.array([self.key], dtype=np.uint64), np.array([self.used])
+        return torch.from_numpy(_counted(keys, used, n)[0])
+
+
+def _counted(keys: NDArray[np.uint64], used: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    """The next `n` uniforms `[*streams, n]` of the streams with these keys."""
+    numbers = (used[..., None] + np.arange(1, n + 1)).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        words = _mixed(keys[..., None] + numbers * _STEP)
+    return (words >> np.uint64(11)) / _WORDS
+
+
+def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """The keys of the streams that these uniforms start."""
+    with np.errstate(over="ignore"):
+        return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
+
+
+def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int) -> NDArray[np.float64]:
+    """The next `n` numbers of every stream, `[rows, n]`, which stay there; 0 behind the end of a tape."""
+    if all(type(rng) is CounterRandomness for rng in rngs):
+        streams = cast("Sequence[CounterRandomness]", rngs)
+        keys = np.array([rng.key for rng in streams], dtype=np.uint64)
+        return _counted(keys, np.array([rng.used for rng in streams]), n)
+    uniforms = np.zeros((len(rngs), n))
+    for row, rng in enumerate(rngs):
+        numbers = rng.ahead(n).numpy()
+        uniforms[row, : len(numbers)] = numbers
+    return uniforms
+
+
+@attrs.frozen(eq=False)
+class NodeNoise:
+    """The streams of `nodes`, those of many rows as arrays: the numbers that each would give.
+
+    Attributes:
+        keys: uint64 `[rows, nodes]`; of a row with fewer nodes the last ones are of no use.
+    """
+
+    keys: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rngs: Sequence[UniformRandomness], counts: Sequence[int]) -> NodeNoise:
+        """What `rngs[i].nodes(counts[i])` gives for every row, and takes from its stream."""
+        uniforms = ahead_of_rows(rngs, max(counts, default=0))
+        for rng, count in zip(rngs, counts, strict=True):
+            rng.skip(count)
+        return cls(_keys(uniforms))
+
+    def uniforms(self, first: int, n: int) -> NDArray[np.float64]:
+        """Numbers `first` to `first + n` of every stream, `[rows, nodes, n]`."""
+        return _counted(self.keys, np.full(self.keys.shape, first), n)
 
 
 @attrs.define(eq=False)
@@ -142,7 +232,7 @@ class Streams:
         draft, verify = (
             int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(2)
         )
-        return cls(TorchRandomness.seeded(draft), TorchRandomness.seeded(verify))
+        return cls(CounterRandomness.seeded(draft), CounterRandomness.seeded(verify))
 
 
 def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:

@@ -1,10 +1,15 @@
-"""What a policy asks of the draft in one round of one row: requests, and the request numbers of nodes."""
+"""What policies ask of the draft: requests of one row and of all, and the request numbers of nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import overload
+
 import attrs
+import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.prefixes import Path
 
@@ -27,6 +32,47 @@ class Request:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+@attrs.frozen(eq=False)
+class Requests(Sequence[Request | None]):
+    """One request a row, as one batch; item i is that of row i, None where it asks for nothing.
+
+    Attributes:
+        tokens: `[rows, nodes]` int64; of a row with fewer nodes the last ones are padding.
+        parents: `[rows, nodes]` int64 on the CPU, request numbers as in `Request`.
+        counts: nodes of every row.
+    """
+
+    tokens: Int[Tensor, "rows nodes"]
+    parents: Int[Tensor, "rows nodes"]
+    counts: tuple[int, ...] = attrs.field(converter=tuple)
+
+    @classmethod
+    def of(cls, requests: Sequence[Request | None]) -> Requests:
+        """The batch of these requests, or they themselves."""
+        if isinstance(requests, Requests):
+            return requests
+        nothing = torch.zeros(0, dtype=torch.int64)
+        asked = [request or Request(nothing, nothing) for request in requests]
+        return cls(
+            pad_sequence([request.tokens for request in asked], batch_first=True),
+            pad_sequence([request.parents for request in asked], batch_first=True, padding_value=-1),
+            map(len, asked),
+        )
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @overload
+    def __getitem__(self, row: int) -> Request | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Request | None]: ...
+    def __getitem__(self, row: int | slice) -> Request | None | list[Request | None]:
+        if isinstance(row, slice):
+            return [self[index] for index in range(len(self))[row]]
+        count = self.counts[row]
+        return Request(self.tokens[row, :count], self.parents[row, :count]) if count else None
 
 
 @attrs.define(eq=False)

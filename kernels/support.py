@@ -87,3 +87,10 @@ def _device_objection(device: torch.device) -> str | None:
     if capability < (8, 0):
         return f"the device has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
     return None
+
+
+def staged(numbers: Tensor, device: torch.device) -> Tensor:
+    """`numbers` from the CPU on `device`, without waiting for it."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)

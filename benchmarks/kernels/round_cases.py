@@ -14,7 +14,7 @@ from benchmarks.kernels.cases import Case, Contender
 from draftwood import (
     TapeRandomness,
     TokenTree,
-    TorchRandomness,
+    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     draw_children,
@@ -188,7 +188,7 @@ def drawn(
 
 def _grown(nodes: int, vocab: int, children: int, seed: int) -> tuple[TokenTree, Tensor]:
     """A tree in which every node has `children` as long as there are nodes left, and the target's rows."""
-    chance, rng, tree = torch.Generator().manual_seed(seed), TorchRandomness.seeded(seed), TreeBuilder(0)
+    chance, rng, tree = torch.Generator().manual_seed(seed), CounterRandomness.seeded(seed), TreeBuilder(0)
     targets, node = torch.randn(nodes, vocab, generator=chance).mul_(2).softmax(-1), 0
     while len(tree) < nodes:
         p = torch.randn(1, vocab, generator=chance).mul_(3).softmax(-1)

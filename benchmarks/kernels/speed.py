@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.research.verifiers import BASELINE, CONTENDERS
-from draftwood import TokenTree, TorchRandomness, create
+from draftwood import TokenTree, CounterRandomness, create
 from draftwood.apps.machine import device_name
 
 
@@ -39,7 +39,7 @@ def synthetic(
     while sum(branching**level for level in range(1, depth + 1)) < nodes:
         depth += 1
     policy = create("policies", "fixed-tree", {"depth": depth, "branching": branching, "budget": nodes})
-    growing = policy.grow(0, TorchRandomness.seeded(seed))
+    growing = policy.grow(0, CounterRandomness.seeded(seed))
     request, asked = next(growing), 0
     try:
         while True:
@@ -76,7 +76,7 @@ def speed(
     for repetition in range(-1, repetitions):  # the first turn warms up
         for number, (tree, rows) in enumerate(cases):
             for label, judge in judges.items():
-                chance = TorchRandomness.seeded(repetition * trees + number + trees)
+                chance = CounterRandomness.seeded(repetition * trees + number + trees)
                 started = perf_counter()
                 outcome = judge.verify(tree, rows, chance)
                 if repetition >= 0:

@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from benchmarks.research.recipes import split, written
-from draftwood import TorchRandomness
+from draftwood import CounterRandomness
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.strategies.acceptance import ChildAcceptance, child_acceptance
@@ -72,7 +72,7 @@ def certainty(
     typer.echo(f"{device_name()}: {models.TARGET} with {draft}, {len(texts)} texts of {tokens} tokens")
     for temperature in temperatures or (0.6, 1.0):
         both = written(texts, temperature=temperature, tokens=tokens, draft=draft)
-        judged = child_acceptance(*both, width=RANKS, rng=TorchRandomness.seeded(0))
+        judged = child_acceptance(*both, width=RANKS, rng=CounterRandomness.seeded(0))
         typer.echo(f"\ntemperature {temperature}: accepted of those judged, by draft probability up to")
         typer.echo(f"{'child':>6}" + "".join(f"{high:>12}" for high in BINS[1:]))
         for rank in range(RANKS):

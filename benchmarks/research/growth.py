@@ -24,7 +24,7 @@ from draftwood import (
     RequestLog,
     SamplingParams,
     TokenTree,
-    TorchRandomness,
+    CounterRandomness,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
@@ -172,7 +172,7 @@ def growth(
             equal += shape(heap) == shape(exact)
             for turn in range(repetitions):
                 for name, policy in rivals.items():
-                    rng = TorchRandomness.seeded(1000 * seed + turn)
+                    rng = CounterRandomness.seeded(1000 * seed + turn)
                     trees[name].append(Draft(drafter, prompt, sampling).grow(policy, rng))
         typer.echo(f"{size} nodes: the layered tree is the heap's after {equal} of {len(encoded)} prompts")
         typer.echo(

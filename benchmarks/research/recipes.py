@@ -29,7 +29,7 @@ from draftwood import (
     Deterministic,
     Recipe,
     SamplingParams,
-    TorchRandomness,
+    CounterRandomness,
     WithoutReplacement,
     create,
     load,
@@ -191,7 +191,7 @@ def calibrate(
     """The acceptance vector of the pair, on what the target writes after `prompts`."""
     law = WithoutReplacement if temperature else Deterministic
     both = written(prompts, temperature=temperature, tokens=tokens, draft=draft)
-    return acceptance_vector(*both, width=WIDTH, rng=TorchRandomness.seeded(0), law=law)
+    return acceptance_vector(*both, width=WIDTH, rng=CounterRandomness.seeded(0), law=law)
 
 
 def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:

@@ -24,7 +24,7 @@ from draftwood import (
     SamplingParams,
     SpeculativeDecoder,
     TokenTree,
-    TorchRandomness,
+    CounterRandomness,
     Verifier,
     create,
     zoo,
@@ -69,7 +69,7 @@ class Panel(Verifier):
         for name, judge in self.judges.items():
             emitted = 0
             for _ in range(self.repetitions):
-                chance = TorchRandomness.seeded(int(torch.randint(2**62, ())))
+                chance = CounterRandomness.seeded(int(torch.randint(2**62, ())))
                 started = perf_counter()
                 emitted += len(judge.verify(tree, target_probs, chance).emitted)
                 self.seconds[name].append(perf_counter() - started)

@@ -14,7 +14,7 @@ from draftwood.proposals import (
     Proposal,
 )
 from draftwood.protocols import TreePolicy, Verifier
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.testing.small_strategies import fitting_pairs
 from draftwood.testing.toy import NextTokenModel, ToyModel
@@ -95,7 +95,7 @@ def _children(
         return tokens, Deterministic(tokens, vocab_size, dtype)
     ps = [draw(distributions(vocab_size, dtype=dtype)) for _ in range(count if law.several_drafters else 1)]
     drawn = law.draw(
-        torch.stack(ps) if law.several_drafters else ps[0], count=count, rng=TorchRandomness.seeded(0)
+        torch.stack(ps) if law.several_drafters else ps[0], count=count, rng=CounterRandomness.seeded(0)
     )
     # Any tokens that the law may draw, not those of this seed.
     proposal, tokens = drawn.proposal, []

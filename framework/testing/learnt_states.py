@@ -11,7 +11,7 @@ import attrs
 from draftwood import policy_states
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter, TreePolicy
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.testing.proposal_law import grow_tree
 from draftwood.tree import TokenTree
 
@@ -60,7 +60,7 @@ def learnt_states(
         for number in range(1, _memory(policy) + 1):
             # Another root every round, since a policy may learn from the tokens themselves.
             root = number % drafter.vocab_size
-            rng = TorchRandomness.seeded(number)
+            rng = CounterRandomness.seeded(number)
             tree = grow_tree(policy, drafter, prompt=(*prompt[:-1], root), rng=rng, state=state)
             path = tree.path(fate(tree, chance))
             outcome = Outcome.of(
@@ -89,7 +89,7 @@ def _memory(policy: TreePolicy) -> int:
 def _grown(policy: TreePolicy, drafter: Drafter, prompt: tuple[int, ...], state: Any) -> tuple[Any, ...]:
     """The trees that some seeds give: equal ones are no proof, but other ones are another behaviour."""
     trees = (
-        grow_tree(policy, drafter, prompt=prompt, rng=TorchRandomness.seeded(seed), state=state)
+        grow_tree(policy, drafter, prompt=prompt, rng=CounterRandomness.seeded(seed), state=state)
         for seed in _SEEDS
     )
     return tuple((tuple(tree.tokens.tolist()), tuple(tree.parents.tolist())) for tree in trees)

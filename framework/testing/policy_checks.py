@@ -12,7 +12,7 @@ import torch
 
 from draftwood import registry
 from draftwood.protocols import TreePolicy
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.testing.block_efficiency import drawn_trees
 from draftwood.testing.check_runs import assert_declared, for_models
 from draftwood.testing.enumerator import enumerate_outcomes
@@ -227,7 +227,7 @@ def _trees(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel) -> 
 
 def _seeded(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel, seed: int) -> TokenTree:
     drafter = toy_drafter(policy, draft, other)
-    return grow_tree(policy, drafter, prompt=PROMPT, rng=TorchRandomness.seeded(seed))
+    return grow_tree(policy, drafter, prompt=PROMPT, rng=CounterRandomness.seeded(seed))
 
 
 def _same(one: TokenTree, other: TokenTree) -> bool:

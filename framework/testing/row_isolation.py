@@ -15,7 +15,7 @@ from draftwood import policy_states
 from draftwood.compatibility import needs_several_drafters
 from draftwood.outcome import Outcome
 from draftwood.protocols import TreePolicy
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.request import RequestLog
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.toy import NextTokenModel
@@ -79,7 +79,7 @@ def _row(
     policy: TreePolicy, models: Sequence[NextTokenModel], prompt: Sequence[int], seed: int
 ) -> Generator[None, None, list[RowRound]]:
     """Some rounds of a row; it stops at every request, and between a tree and its outcome."""
-    rng, fate = TorchRandomness.seeded(seed), random.Random(seed)
+    rng, fate = CounterRandomness.seeded(seed), random.Random(seed)
     text, state, history = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)

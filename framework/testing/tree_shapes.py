@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.proposals import PerChild, Proposal, draw_children
 from draftwood.protocols import TreePolicy
-from draftwood.randomness import Randomness, TorchRandomness
+from draftwood.randomness import Randomness, CounterRandomness
 from draftwood.request import Request
 from draftwood.sampling import SamplingParams
 from draftwood.testing.lazy_trees import TreeLaw
@@ -138,7 +138,7 @@ class ShapeTrees(TreeLaw):
         p = ps if self.children_law.several_drafters else ps[0]
         # Which tokens come is another's to say; a law does not depend on them.
         (drawn,) = draw_children(
-            self.children_law, p.unsqueeze(0), count=count, rng=TorchRandomness.seeded(0)
+            self.children_law, p.unsqueeze(0), count=count, rng=CounterRandomness.seeded(0)
         )
         if len(drawn.tokens) < count:
             raise TooNarrow(

@@ -14,7 +14,7 @@ from draftwood.compatibility import laws_of
 from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
 from draftwood.protocols import Verifier
-from draftwood.randomness import TapeRandomness, TorchRandomness
+from draftwood.randomness import TapeRandomness, CounterRandomness
 from draftwood.testing.check_runs import assert_declared, check_settings, for_models, served_models
 from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes
@@ -150,7 +150,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
 def _may_repeat(law: type[Proposal]) -> bool:
     """Whether siblings drawn by `law` may hold one token."""
     p = torch.full((2, 3), 1 / 3, dtype=torch.float64)
-    drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=TorchRandomness.seeded(0))
+    drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=CounterRandomness.seeded(0))
     first = drawn.tokens[0]
     return float(drawn.proposal.conditional(1, [first])[first]) > 0
 
@@ -241,7 +241,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
         marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
         try:
             with forbid_hidden_randomness(verifier):
-                first, second = (verifier.verify(tree, target, TorchRandomness.seeded(seed)) for _ in "ab")
+                first, second = (verifier.verify(tree, target, CounterRandomness.seeded(seed)) for _ in "ab")
         except InvalidDistribution:
             return
         assert first == second, f"{verifier} gives {first} and then {second} on one stream."
@@ -332,7 +332,7 @@ def affordable(
 
 
 def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
-    return [TapeRandomness(TorchRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
+    return [TapeRandomness(CounterRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:

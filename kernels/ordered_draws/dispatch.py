@@ -1,16 +1,15 @@
-"""Chooses between the kernel and the reference of draws without replacement."""
+"""Chooses between the kernel and blocks on the CPU for draws without replacement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
-from draftwood.kernels.ordered_draws import reference
-from draftwood.kernels.ordered_draws.reference import Draws
+from draftwood.kernels.ordered_draws.reference import Draws, unsound
 from draftwood.kernels.tensor_checks import scalar_layout_objection
 
 CONFIGURATIONS = tuple(
@@ -18,7 +17,7 @@ CONFIGURATIONS = tuple(
         name=f"up to {block * blocks} tokens",
         kernel="draftwood.kernels.ordered_draws.kernel:draw",
         types={
-            **{"probs": "*fp32", "uniforms": "*fp64", "begins": "*i64", "counts": "*i64", "out": "*i32"},
+            **{"probs": "*fp32", "uniforms": "*fp64", "limits": "*i64", "out": "*i32"},
             **dict.fromkeys(("stride", "vocab", "count"), "i32"),
         },
         constants={"BLOCK": block, "BLOCKS": blocks},
@@ -28,63 +27,53 @@ CONFIGURATIONS = tuple(
 )
 
 
-def serving(probs: Tensor) -> Callable[..., list[Draws]] | None:
-    """`draw` where the kernel serves `probs` `[nodes, vocab]`, else None; logs each choice once."""
-    return draw if support.use_kernel("ordered_draws", _objection(probs)) else None
+def serves(probs: Tensor) -> bool:
+    """Whether the kernel draws from `probs` `[nodes, vocab]`; logs each choice once."""
+    return support.use_kernel("ordered_draws", _objection(probs))
 
 
-def draw(
-    *, probs: Tensor, count: int | Sequence[int], uniforms: Tensor, total: int | None = None
-) -> list[Draws]:
-    """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
+def draw_on_device(
+    *, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]
+) -> Draws:
+    """What `reference.draw` gives, in one launch with one result read back.
 
-    The kernel needs one result read back, whatever its arguments.
+    Of `left` the kernel keeps float32.
 
     Args:
-        probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
-        count: at least 0, one number or one for each node.
-        uniforms: float64 in [0, 1) on the CPU, as many as may be drawn; used are as many as tokens come
-            back, from the first on, node after node.
-        total: how many altogether: the nodes behind the last of them draw nothing. None: no limit.
+        probs: fp32 `[nodes, vocab]` on a device, weights that need not be normalised.
+        limits: `[nodes]`, draws of each node; a node below 0 is not looked at.
+        uniforms: float64 in [0, 1), `[nodes, draws]`.
 
     Raises:
-        ValueError: too few uniforms, or a row that holds infinity.
+        ValueError: a node's weights sum to NaN or infinity.
     """
-    nodes, vocab = probs.shape
-    limits = [count] * nodes if isinstance(count, int) else list(count)
-    most, needed = max(limits, default=0), sum(limits)
-    needed = needed if total is None else min(needed, total)
-    if len(uniforms) < needed:
-        raise ValueError(f"{len(uniforms)} uniforms for {needed} draws of {nodes} nodes; give one a draw.")
-    if not needed:
-        return [([], []) for _ in range(nodes)]
-    if serving(probs) is None:
-        return reference.draw(probs=probs, count=limits, uniforms=uniforms, total=total)
+    (nodes, count), vocab = uniforms.shape, probs.shape[1]
     configuration = next(choice for choice in CONFIGURATIONS if vocab <= _most(choice))
-    # How many a node draws is known before any draw, and so is where its uniforms begin.
-    most_of_each = torch.tensor(limits).to(probs.device, non_blocking=True)
-    counts = (probs > 0).sum(-1).minimum(most_of_each).masked_fill(probs.isnan().any(-1), 0)
-    begins = counts.cumsum(0) - counts
-    if total is not None:
-        counts = counts.minimum((total - begins).clamp(min=0))
-    out = torch.full((nodes, 2, most), -1, dtype=torch.int32, device=probs.device)
+    # One copy: the limits travel as the bits of further uniforms.
+    staged = np.concatenate([uniforms.reshape(-1).view(np.int64), limits.astype(np.int64)])
+    numbers = support.staged(torch.from_numpy(staged), probs.device)
+    out = torch.empty(nodes, 3, count + 1, dtype=torch.int32, device=probs.device)
     configuration.launch(
         (nodes,),
         probs=probs,
-        uniforms=uniforms.to(probs.device, non_blocking=True),
-        begins=begins,
-        counts=counts,
+        uniforms=numbers[: nodes * count].view(torch.float64),
+        limits=numbers[nodes * count :],
         out=out,
         stride=probs.stride(0),
         vocab=vocab,
-        count=most,
+        count=count,
     )
-    drawn = out.cpu()
-    rows = zip(drawn[:, 0].tolist(), drawn[:, 1].view(torch.float32).tolist(), strict=True)
-    draws = [([token for token in tokens if token != -1], chances) for tokens, chances in rows]
-    if any(-2 in tokens for tokens, _ in draws):
-        raise ValueError("A row of weights sums to infinity; check the logits for infinity.")
-    return [(tokens, chances[: len(tokens)]) for tokens, chances in draws]
+    tokens, chances, left = out.cpu().numpy().transpose(1, 0, 2)
+    # What was not drawn was not written either.
+    drawn = np.arange(count) < limits[:, None]
+    tokens = np.where(drawn, tokens[:, :count], -1).astype(np.int64)
+    left = np.ascontiguousarray(left).view(np.float32).astype(np.float64)
+    seen = limits >= 0
+    if (tokens == -2).any() or not np.isfinite(left[seen, 0]).all():
+        raise unsound(float(left[seen, 0][~np.isfinite(left[seen, 0])][0]))
+    live = tokens >= 0
+    chances = np.ascontiguousarray(chances[:, :count]).view(np.float32).astype(np.float64)
+    return Draws(tokens, np.where(live, chances, 0.0), np.where(seen[:, None], left, 0.0))
 
 
 def _most(configuration: Configuration) -> int:

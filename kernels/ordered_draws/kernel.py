@@ -18,22 +18,22 @@ def first_above(weights, indices, below, bound, NONE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["stride", "vocab", "count"])
-def draw(
-    probs, uniforms, begins, counts, out, stride, vocab, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
-    """All draws of one node; see `dispatch.draw`."""
+def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """All draws of one node; see `dispatch.draw_on_device`."""
     node = tl.program_id(0).to(tl.int64)
     probs += node * stride
-    out += node * 2 * count
-    uniforms += tl.load(begins + node)
-    draws = tl.load(counts + node).to(tl.int32)
+    tokens = out + node * 3 * (count + 1)
+    chances, left = tokens + count + 1, tokens + 2 * (count + 1)
+    uniforms += node * count
+    draws = tl.load(limits + node).to(tl.int32)
     blocks = tl.arange(0, BLOCKS)
     sums = tl.full([BLOCKS], 0.0, tl.float64)
-    if draws > 0:
+    if draws >= 0:
         for block in range(0, tl.cdiv(vocab, BLOCK)):
             token = block * BLOCK + tl.arange(0, BLOCK)
             weights = tl.load(probs + token, mask=token < vocab, other=0.0).to(tl.float64)
             sums = tl.where(blocks == block, tl.sum(weights, 0), sums)
+        tl.store(left, tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
     for number in range(0, draws):
         total = tl.sum(sums, 0)
         bound = tl.load(uniforms + number) * total
@@ -41,12 +41,16 @@ def draw(
         token = block * BLOCK + tl.arange(0, BLOCK)
         weights = tl.load(probs + token, mask=(token < vocab) & (token >= 0), other=0.0).to(tl.float64)
         for earlier in range(0, number):
-            weights = tl.where(token == tl.load(out + earlier), 0.0, weights)
+            weights = tl.where(token == tl.load(tokens + earlier), 0.0, weights)
         below = tl.sum(tl.where(blocks < block, sums, 0.0), 0)
         drawn = first_above(weights, token, below, bound, BLOCK * BLOCKS)
         sums = tl.where(blocks == block, tl.sum(tl.where(token == drawn, 0.0, weights), 0), sums)
         chance = tl.load(probs + drawn, mask=drawn >= 0, other=0.0)
-        tl.store(out + number, tl.where((total > 0.0) & (total < float("inf")), drawn, -2))
-        tl.store(out + count + number, chance.to(tl.int32, bitcast=True))
+        # NaN compares as false.
+        sound = (total >= 0.0) & (total < float("inf"))
+        drawn = tl.where(total > 0.0, drawn, -1)
+        tl.store(tokens + number, tl.where(sound, drawn, -2))
+        tl.store(chances + number, chance.to(tl.int32, bitcast=True))
+        tl.store(left + number + 1, tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
         # The next draw reads what one thread has written.
         tl.debug_barrier()

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Draws = tuple[list[int], list[float]]
-"""A node's tokens in drawn order, and their probabilities before any draw."""
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Children of many nodes, in drawn order.
+
+    Attributes:
+        tokens: int64 `[nodes, draws]`; -1 where no weight was left or the node's limit was reached.
+        chances: float64 `[nodes, draws]`, their weights.
+        left: float64 `[nodes, draws + 1]`, the weight left before each draw, and behind the last.
+    """
+
+    tokens: NDArray[np.int64]
+    chances: NDArray[np.float64]
+    left: NDArray[np.float64]
 
 
-def draw(
-    *, probs: Tensor, count: int | Sequence[int], uniforms: Tensor, total: int | None = None
-) -> list[Draws]:
-    """Draw up to `count` distinct tokens for every node; fewer where fewer have a probability above 0.
+def unsound(total: float) -> ValueError:
+    return ValueError(f"A row of weights sums to {total}; check the logits for NaN or infinity.")
+
+
+def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
+    """Draw up to `limits[i]` distinct tokens for node i; fewer where fewer have a weight above 0.
 
     Args:
-        probs: `[nodes, vocab]`, which need not be normalised; a row that holds NaN draws nothing.
-        count: at least 0, one number or one for each node.
-        uniforms: float64 in [0, 1), one a draw, node after node.
-        total: how many altogether: the nodes behind the last of them draw nothing. None: no limit.
+        probs: `[nodes, vocab]`, weights that need not be normalised.
+        limits: `[nodes]`; a node below 0 is not looked at.
+        uniforms: float64 in [0, 1), `[nodes, draws]`.
 
     Raises:
-        ValueError: a row that holds infinity.
+        ValueError: a node's weights sum to NaN or infinity.
     """
-    counts = [count] * len(probs) if isinstance(count, int) else count
-    left = sys.maxsize if total is None else total
-    tape, draws = iter(uniforms.tolist()), []
-    for p, most in zip(probs, counts, strict=True):
-        rest, tokens = p.double(), list[int]()
-        while len(tokens) < min(most, left) and float(weight := rest.sum()) > 0:
-            if not bool(weight.isfinite()):
-                raise ValueError(f"A row of weights sums to {float(weight)}; check the logits for infinity.")
-            heights = rest.cumsum(0)
-            above = (heights > next(tape) * heights[-1]).nonzero()
-            tokens.append(int(above[0]) if len(above) else int(rest.nonzero()[-1]))
-            rest = rest.index_fill(0, torch.tensor(tokens[-1], device=rest.device), 0)
-        left -= len(tokens)
-        draws.append((tokens, p[tokens].tolist()))
-    return draws
+    nodes, draws = uniforms.shape
+    tokens, chances = np.full((nodes, draws), -1), np.zeros((nodes, draws))
+    left = np.zeros((nodes, draws + 1))
+    for node in np.flatnonzero(limits >= 0):
+        rest = probs[node].double()
+        for number in range(draws + 1):
+            left[node, number] = weight = float(rest.sum())
+            if not 0 <= weight < float("inf"):
+                raise unsound(weight)
+            if number < limits[node] and weight > 0:
+                heights = rest.cumsum(0)
+                above = (heights > uniforms[node, number] * heights[-1]).nonzero()
+                token = int(above[0]) if len(above) else int(rest.nonzero()[-1])
+                tokens[node, number], chances[node, number] = token, float(rest[token])
+                rest = rest.index_fill(0, torch.tensor(token, device=rest.device), 0)
+    return Draws(tokens, chances, left)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import attrs
 from torch import Tensor
 
-from draftwood import Deterministic, Randomness, Request, TokenTree, TreePolicy
+from draftwood import Deterministic, Randomness, Request, RowGrowth, TokenTree, TreePolicy
 from draftwood.strategies.likely_paths import LikelyPaths
+from draftwood.strategies.likely_rows import LikelyRows
 from draftwood.validators import at_least
 
 
@@ -43,3 +44,11 @@ class Beam(TreePolicy):
             if not level:
                 break
         return paths.finish(paths.best(self.budget))
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        paths = LikelyRows(roots)
+        for _ in range(self.steps):
+            beam = yield from paths.extend(branching=self.width, count=self.width)
+            if not paths.go_on(beam, self.budget):
+                break
+        return paths.finish(self.budget)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import attrs
+import numpy as np
 from torch import Tensor
 
 from draftwood import (
     Proposal,
     Randomness,
     Request,
+    RowGrowth,
     TokenTree,
     TreeBuilder,
+    TreesBuilder,
     WithoutReplacement,
     draw_children,
 )
+from draftwood.randomness import UniformRandomness
+from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.level_draws import draw_level, drawn_at_once
 from draftwood.validators import at_least, probability
 
 
@@ -48,3 +54,21 @@ class Chain(SingleLawPolicy):
             if drawn.chances[0] < self.stop_below:
                 break
         return tree.finish()
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        if not drawn_at_once(self.law, rngs):
+            return super().grow_rows(roots, rngs)
+        return self._grow_levels(roots, rngs)
+
+    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        trees = TreesBuilder(roots)
+        level = trees.roots
+        for _ in range(self.length):
+            probs = yield from trees.ask(level)
+            one = np.ones_like(level.nodes)
+            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=one)
+            new = trees.add(level.nodes, tokens[:, :, 0], tokens[:, :, 0] >= 0)
+            level = Level(aligned(new, (new >= 0) & (chances[:, :, 0] >= self.stop_below)))
+            if level.empty:
+                break
+        return trees.finish(self.law)

@@ -97,6 +97,7 @@ class DySpec(GreedyTree):
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
         children: dict[int, Children] = {}
+        streams: dict[int, Randomness] = {}
         waiting = [0]  # nodes whose distribution has not been asked for
         # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
         # The value may be an upper bound: a slot is worth at most the path to its node.
@@ -106,6 +107,7 @@ class DySpec(GreedyTree):
             if node not in children:
                 probs = yield tree.request(waiting)
                 children.update(start_children(self.law, waiting, probs, self.budget, self.acceptance))
+                streams.update(zip(waiting, rng.nodes(len(waiting)), strict=True))
                 waiting = []
             value = -path_probs[node] * children[node].next_value
             if value > bound:
@@ -113,7 +115,7 @@ class DySpec(GreedyTree):
                 continue
             heapq.heappop(slots)
             if value < 0:
-                token, chance = children[node].draw(rng)
+                token, chance = children[node].draw(streams[node])
                 path_probs.append(path_probs[node] * chance)
                 waiting.append(tree.add(node, token))
                 heapq.heappush(slots, (-path_probs[-1], waiting[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 import attrs
+import numpy as np
 from torch import Tensor
 
 from draftwood import (
@@ -12,13 +13,18 @@ from draftwood import (
     Proposal,
     Randomness,
     Request,
+    RowGrowth,
     TokenTree,
     TreeBuilder,
+    TreesBuilder,
     WithoutReplacement,
     draw_children,
 )
 from draftwood.errors import InvalidInput
+from draftwood.randomness import UniformRandomness
+from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.level_draws import draw_level, drawn_at_once
 from draftwood.validators import at_least, probability
 
 
@@ -90,3 +96,28 @@ class FixedTree(SingleLawPolicy):
                 break
             level = below
         return tree.finish()
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        if not drawn_at_once(self.law, rngs):
+            return super().grow_rows(roots, rngs)
+        return self._grow_levels(roots, rngs)
+
+    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        trees = TreesBuilder(roots)
+        level, path_probs = trees.roots, np.ones((len(roots), 1))
+        for branching in self.levels:
+            probs = yield from trees.ask(level)
+            wanted = np.full_like(level.nodes, branching)
+            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
+            tokens, below = (of.reshape(len(roots), -1) for of in (tokens, path_probs[:, :, None] * chances))
+            keep = tokens >= 0
+            if self.law is Deterministic:
+                keep &= below >= self.threshold
+            keep &= keep.cumsum(1) <= (self.budget + 1 - trees.sizes)[:, None]
+            parents = np.repeat(level.nodes, tokens.shape[1] // max(level.nodes.shape[1], 1), 1)
+            new = trees.add(parents, tokens, keep)
+            goes_on = keep & (below >= self.threshold) & (trees.sizes <= self.budget)[:, None]
+            level, path_probs = Level(aligned(new, goes_on)), aligned(below, goes_on)
+            if level.empty:
+                break
+        return trees.finish(self.law)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
+from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, TreeBuilder, WithoutReplacement
+from draftwood.randomness import UniformRandomness
+from draftwood.row_growth import Level, aligned
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top, start_children
+from draftwood.strategies.policies.level_draws import drawn_at_once, start_slots
+from draftwood.strategies.policies.slot_trees import SlotTrees
 from draftwood.validators import at_least, probability
 
 
@@ -51,19 +56,28 @@ class LayeredDySpec(GreedyTree):
         level, depth = [0], 0
         while level and depth != self.depth:
             probs = yield tree.request(level)
-            below = []
-            for node, children in start_children(
-                self.law, level, probs, self.budget, self.acceptance
-            ).items():
+            started = start_children(self.law, level, probs, self.budget, self.acceptance)
+            streams = dict(zip(level, rng.nodes(len(level)), strict=True))
+            drawn: dict[int, list[tuple[int, float, float]]] = {node: [] for node in level}
+            # One more child of every node whose next slot is worth it, so that no node's order decides.
+            while wanted := [
+                (node, value)
+                for node, children in started.items()
                 # Rounding must not lift a slot above its own node, which would then be dropped first.
-                while (value := min(path_probs[node] * children.next_value, values[node])) > best[0]:
-                    token, chance = children.draw(rng)
+                if (value := min(path_probs[node] * children.next_value, values[node])) > best[0]
+            ]:
+                for node, value in wanted:
+                    token, chance = started[node].draw(streams[node])
+                    drawn[node].append((token, value, path_probs[node] * chance))
+                    heapq.heappushpop(best, value)
+            below = []
+            for node, children in drawn.items():
+                for token, value, path_prob in children:
                     below.append(tree.add(node, token))
                     values.append(value)
-                    path_probs.append(path_probs[node] * chance)
-                    heapq.heapreplace(best, value)
-                if children.tokens:
-                    tree.proposals[node] = children.proposal()
+                    path_probs.append(path_prob)
+                if children:
+                    tree.proposals[node] = started[node].proposal()
             level, depth = [node for node in below if path_probs[node] > best[0]], depth + 1
         grown = tree.finish()
         if len(grown) <= self.budget + 1:
@@ -71,3 +85,24 @@ class LayeredDySpec(GreedyTree):
         # Of equal values the earlier node stays, so that no token decides.
         ranked = sorted(range(len(values)), key=lambda node: -values[node])
         return grown.subtree(torch.tensor(sorted(ranked[: self.budget + 1])))
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        if not drawn_at_once(self.law, rngs):
+            return super().grow_rows(roots, rngs)
+        return self._grow_levels(roots, rngs)
+
+    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        grown = SlotTrees(roots)
+        best = np.full((len(roots), self.budget), self.threshold)  # the largest values so far, least first
+        level, depth = grown.trees.roots, 0
+        while not level.empty and depth != self.depth:
+            probs = yield from grown.trees.ask(level)
+            slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance)
+            drawn = grown.open(level)
+            while (wanted := (values := drawn.next_values(slots)) > best[:, :1]).any():
+                drawn.draw(slots, wanted, values)
+                best = np.sort(np.concatenate([best, np.where(wanted, values, 0.0)], 1), 1)[:, -self.budget :]
+            new, path_probs = grown.add(drawn)
+            level = Level(aligned(new, (new >= 0) & (path_probs > best[:, :1])))
+            depth += 1
+        return grown.finish(self.law, self.budget)

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, TokenTree, WithoutReplacement
+from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, WithoutReplacement
 from draftwood.errors import InvalidInput
 from draftwood.strategies.acceptance_vectors import as_acceptance, check_acceptance, validate_acceptance
 from draftwood.strategies.laws import SingleLawPolicy, as_law
@@ -114,4 +114,12 @@ class Sequoia(SingleLawPolicy):
         return StaticTree(self.shape).branches
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        return StaticTree(self.shape, self.law).grow(root, rng)
+        return _tree(self).grow(root, rng)
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        return _tree(self).grow_rows(roots, rngs)
+
+
+@lru_cache
+def _tree(policy: Sequoia) -> StaticTree:
+    return StaticTree(policy.shape, policy.law)

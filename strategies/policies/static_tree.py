@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import lru_cache
 
 import attrs
+import numpy as np
 from torch import Tensor
 
 from draftwood import (
@@ -13,12 +15,17 @@ from draftwood import (
     Proposal,
     Randomness,
     Request,
+    RowGrowth,
     TokenTree,
     TreeBuilder,
+    TreesBuilder,
     WithoutReplacement,
     draw_children,
 )
+from draftwood.randomness import UniformRandomness
+from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.level_draws import Numbers, draw_level, drawn_at_once
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape
 
 
@@ -61,6 +68,35 @@ class StaticTree(SingleLawPolicy):
             level = below
         return tree.finish()
 
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        if not drawn_at_once(self.law, rngs):
+            return super().grow_rows(roots, rngs)
+        return self._grow_levels(roots, rngs)
+
+    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        trees = TreesBuilder(roots)
+        level = trees.roots
+        where = np.zeros_like(level.nodes)  # the number of every node's path among those of its level
+        for ranks, below in _levels(self.shape):
+            probs = yield from trees.ask(level)
+            wanted = (ranks >= 0).sum(1)[where]
+            if self.law is Deterministic:
+                wanted = np.where(wanted > 0, ranks.max(1)[where] + 1, 0)
+            tokens, _ = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
+            if self.law is Deterministic:
+                picked = np.take_along_axis(tokens, np.maximum(ranks[where], 0), 2)
+                tokens = np.where(ranks[where] >= 0, picked, -1)
+            most = tokens.shape[2]
+            new = trees.add(
+                np.repeat(level.nodes, most, 1), tokens.reshape(len(roots), -1), tokens.reshape(len(roots), -1) >= 0
+            )
+            place = below[where][:, :, :most].reshape(new.shape)
+            goes_on = (new >= 0) & (place >= 0)
+            level, where = Level(aligned(new, goes_on)), aligned(place, goes_on, none=0)
+            if level.empty:
+                break
+        return trees.finish(self.law)
+
     def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
         """Children of these `ranks`, a list for every node of a level."""
         if self.law is not Deterministic:
@@ -80,6 +116,26 @@ def _picked(likely: DrawnChildren, ranks: Sequence[int], p: Tensor) -> DrawnChil
     tokens = [likely.tokens[rank] for rank in kept]
     law = Deterministic(tokens, p.shape[-1], p.dtype, p.device)
     return DrawnChildren(tokens, [likely.chances[rank] for rank in kept], law)
+
+
+@lru_cache
+def _levels(shape: Shape) -> list[tuple[Numbers, Numbers]]:
+    """Level by level, for every path with children, int64 `[paths, most children]`: the ranks of these, and
+    the number of each among the paths of the next level that have children; -1 for none."""
+    ranks = _ranks(shape)
+    levels = []
+    paths: list[RankPath] = [()]
+    while paths:
+        most = max(len(ranks[path]) for path in paths)
+        inner = [(*path, rank) for path in paths for rank in ranks[path] if (*path, rank) in ranks]
+        numbers = {path: number for number, path in enumerate(inner)}
+        of_ranks, below = np.full((len(paths), most), -1), np.full((len(paths), most), -1)
+        for row, path in enumerate(paths):
+            of_ranks[row, : len(ranks[path])] = ranks[path]
+            below[row, : len(ranks[path])] = [numbers.get((*path, rank), -1) for rank in ranks[path]]
+        levels.append((of_ranks, below))
+        paths = inner
+    return levels
 
 
 def _ranks(shape: Shape) -> dict[RankPath, list[int]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import attrs
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, TokenTree, TreeBuilder, WithoutReplacement
+from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, TreeBuilder, WithoutReplacement
+from draftwood.randomness import UniformRandomness
+from draftwood.row_growth import Level, aligned
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top, start_children
+from draftwood.strategies.policies.level_draws import drawn_at_once, start_slots
+from draftwood.strategies.policies.slot_trees import SlotTrees
 from draftwood.validators import at_least, probability
 
 _ROUNDING = 1e-4  # the probabilities of a draft may add up to a little less than 1
@@ -44,22 +48,27 @@ class ThresholdDySpec(GreedyTree):
     acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=sampled_alone)
     source = "DySpec, algorithm 2"
 
+    @property
+    def _least(self) -> float:
+        """The value from which on a slot is drawn."""
+        return (1 / self.budget if self.threshold is None else self.threshold) * (1 - _ROUNDING)
+
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        threshold = (1 / self.budget if self.threshold is None else self.threshold) * (1 - _ROUNDING)
+        threshold = self._least
         tree = TreeBuilder(root)
         level, depth = {0: 1.0}, 0  # every node with the draft's probability of the path to it
         while level and depth != self.depth and len(tree) <= self.budget:
             probs = yield tree.request(list(level))
             drawn = start_children(self.law, list(level), probs, self.budget + 1 - len(tree), self.acceptance)
             below = {}
-            for node, children in drawn.items():
+            for (node, children), stream in zip(drawn.items(), rng.nodes(len(level)), strict=True):
                 path_prob = level[node]
                 while (
                     len(tree) <= self.budget
                     and children.next_value > 0
                     and path_prob * children.next_value >= threshold
                 ):
-                    token, chance = children.draw(rng)
+                    token, chance = children.draw(stream)
                     child = tree.add(node, token)
                     if path_prob * chance >= threshold:
                         below[child] = path_prob * chance
@@ -67,3 +76,27 @@ class ThresholdDySpec(GreedyTree):
                     tree.proposals[node] = children.proposal()
             level, depth = below, depth + 1
         return tree.finish()
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        if not drawn_at_once(self.law, rngs):
+            return super().grow_rows(roots, rngs)
+        return self._grow_levels(roots, rngs)
+
+    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        grown = SlotTrees(roots)
+        level, depth = grown.trees.roots, 0
+        while not level.empty and depth != self.depth:
+            probs = yield from grown.trees.ask(level)
+            slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance)
+            drawn = grown.open(level)
+            room = self.budget + 1 - grown.trees.sizes
+            for _ in range(room.max()):
+                values = drawn.next_values(slots)
+                wanted = (values >= self._least) & (values > 0)
+                if not wanted.any():
+                    break
+                drawn.draw(slots, wanted, values)
+            new, path_probs = grown.add(drawn, room=room)
+            goes_on = (path_probs >= self._least) & (grown.trees.sizes <= self.budget)[:, None]
+            level, depth = Level(aligned(new, (new >= 0) & goes_on)), depth + 1
+        return grown.trees.finish(self.law)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import InvalidDistribution, InvalidInput, Streams, TapeRandomness, TorchRandomness
+from draftwood import InvalidDistribution, InvalidInput, Streams, TapeRandomness, CounterRandomness
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 
@@ -25,7 +25,7 @@ def test_choose_inverts_the_distribution_and_never_takes_weight_zero(p, u):
 
 @given(weights, st.integers(0, 9), st.integers(0, 2**32))
 def test_draws_without_replacement_are_distinct_and_stop_at_the_support(p, k, seed):
-    drawn = TorchRandomness.seeded(seed).without_replacement(torch.tensor(p), k)
+    drawn = CounterRandomness.seeded(seed).without_replacement(torch.tensor(p), k)
     assert len(drawn) == len(set(drawn)) == min(k, sum(x > 0 for x in p))
     assert all(p[token] > 0 for token in drawn)
 
@@ -33,7 +33,7 @@ def test_draws_without_replacement_are_distinct_and_stop_at_the_support(p, k, se
 def test_draws_without_replacement_follow_the_law_of_gumbel_top_k():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     n = 20_000
-    rng = TorchRandomness.seeded(3)
+    rng = CounterRandomness.seeded(3)
     drawn = torch.tensor([rng.without_replacement(p, 2) for _ in range(n)])
     exponential = torch.empty(n, 4).exponential_(generator=torch.Generator().manual_seed(4))
     noisy = (p.log() - exponential.log()).topk(2).indices
@@ -62,7 +62,7 @@ def test_the_tail_of_a_large_vocabulary_can_be_drawn():
 @pytest.mark.parametrize("p", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_sound_total_are_refused(p):
     with pytest.raises(InvalidDistribution):
-        TorchRandomness.seeded(0).choose(torch.tensor(p))
+        CounterRandomness.seeded(0).choose(torch.tensor(p))
 
 
 def test_a_tape_replays_and_says_when_it_is_used_up():
@@ -90,7 +90,7 @@ def test_a_negative_seed_is_refused():
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 40), max_size=4))
 def test_numbers_ahead_stay_in_the_stream(seed, steps):
     u = torch.rand(100, dtype=torch.float64)
-    for rng in (TorchRandomness.seeded(seed), TapeRandomness(u)):
+    for rng in (CounterRandomness.seeded(seed), TapeRandomness(u)):
         ahead, seen = rng.ahead(90), list[float]()
         for n in steps:
             seen += rng.uniforms(min(n, 90 - len(seen))).tolist()

@@ -20,7 +20,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.compatibility import check_strategy_fits
-from draftwood.randomness import TorchRandomness
+from draftwood.randomness import CounterRandomness
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -133,7 +133,7 @@ def test_a_law_without_draw_is_refused_where_it_is_to_be_drawn():
             raise NotImplementedError
 
     with pytest.raises(InvalidInput, match="Unknown does not say how its children are drawn"):
-        draw_children(Unknown, torch.ones(1, 2) / 2, count=1, rng=TorchRandomness.seeded(0))
+        draw_children(Unknown, torch.ones(1, 2) / 2, count=1, rng=CounterRandomness.seeded(0))
 
 
 def test_shipped_laws_are_final():

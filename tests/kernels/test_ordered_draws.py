@@ -16,7 +16,7 @@ from draftwood import (
     InvalidInput,
     Randomness,
     TapeRandomness,
-    TorchRandomness,
+    CounterRandomness,
     TreePolicy,
     WithoutReplacement,
     draw_children,
@@ -153,7 +153,7 @@ def test_a_policy_grows_its_tree_with_one_launch_a_request(
         launches.clear()
         trees, after, requests = [], [], []
         for kernel in (True, False):
-            rng = TorchRandomness.seeded(seed)
+            rng = CounterRandomness.seeded(seed)
             growing, asked = policy.grow(3, rng), list[int]()
             request = next(growing)
             with kernels_enabled(kernel):

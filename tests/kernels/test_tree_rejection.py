@@ -27,7 +27,7 @@ from draftwood import (
     TapeRandomness,
     TokenTree,
     TopThenSample,
-    TorchRandomness,
+    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
@@ -74,7 +74,7 @@ def grown(
 ) -> tuple[TokenTree, Tensor]:
     """A ragged tree of about `nodes` nodes drawn from `draft`, and the target's rows."""
     shape, chance = random.Random(seed), torch.Generator().manual_seed(seed)
-    rng, tree, targets, node = TorchRandomness.seeded(seed), TreeBuilder(0), [], 0
+    rng, tree, targets, node = CounterRandomness.seeded(seed), TreeBuilder(0), [], 0
     while node < len(tree):
         law, count = (
             shape.choice(laws),
@@ -196,7 +196,7 @@ def test_a_uniform_on_a_border_belongs_to_what_follows(
 @pytest.mark.parametrize("law", LAWS)
 def test_many_siblings_fail(law: type[Proposal], device: torch.device) -> None:
     for seed in range(4):
-        chance, rng = torch.Generator().manual_seed(seed), TorchRandomness.seeded(seed)
+        chance, rng = torch.Generator().manual_seed(seed), CounterRandomness.seeded(seed)
         p = distributions("smooth", 7, 12, chance)
         (drawn,) = draw_children(law, p[None] if law is PerChild else p[:1], count=7, rng=rng)
         targets = distributions("smooth", 8, 12, chance)
@@ -267,7 +267,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
     targets[3] = targets[3].double()
 
     def streams() -> list[UniformRandomness]:
-        return [TorchRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
+        return [CounterRandomness.seeded(9), *(TapeRandomness(tape_of(40, seed)) for seed in range(1, 6))]
 
     wanted_streams, streams_after = streams(), streams()
     with kernels_enabled(False):
@@ -326,7 +326,7 @@ def test_a_row_that_cannot_be_judged_is_complained_of(device: torch.device) -> N
     rows = [targets.to(device), torch.full_like(targets, torch.nan).to(device)]
     with pytest.raises(InvalidDistribution):
         RecursiveRejection().verify_rows(
-            [placed(tree, device)] * 2, rows, [TorchRandomness.seeded(row) for row in range(2)]
+            [placed(tree, device)] * 2, rows, [CounterRandomness.seeded(row) for row in range(2)]
         )
 
 
@@ -338,7 +338,7 @@ def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device)
     tree, targets = grown(30, 20, laws=LAWS, draft="smooth", target="near", seed=6)
     after = []
     for kernel in (True, False):
-        rng = TorchRandomness.seeded(5)
+        rng = CounterRandomness.seeded(5)
         with kernels_enabled(kernel):
             outcome = RecursiveRejection().verify(tree, targets, rng)
         after.append((outcome, rng.uniforms(3).tolist()))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood import Randomness, SamplingParams, Streams, TokenTree, TorchRandomness, decoder, randomness
+from draftwood import Randomness, SamplingParams, Streams, TokenTree, CounterRandomness, decoder, randomness
 from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import Path, Prefixes
 from draftwood.stopping import StopConditions
@@ -44,11 +44,11 @@ _seeded = Streams.seeded
 
 
 def equal_verification_streams(seed: int) -> Streams:
-    return Streams(_seeded(seed).draft, TorchRandomness.seeded(7))
+    return Streams(_seeded(seed).draft, CounterRandomness.seeded(7))
 
 
 def one_seed_for_both(seed: int) -> Streams:
-    return Streams(TorchRandomness.seeded(seed), TorchRandomness.seeded(seed))
+    return Streams(CounterRandomness.seeded(seed), CounterRandomness.seeded(seed))
 
 
 def consecutive_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
@@ -99,26 +99,26 @@ def ends_one_early(self: StopConditions, row: int, new: Sequence[int], scores: A
 _take = StopConditions.take
 
 
-class EightBits(TorchRandomness):
+class EightBits(CounterRandomness):
     """Uniforms of 8 bits."""
 
     def uniforms(self, n: int) -> Tensor:
         return (super().uniforms(n) * 256).floor() / 256
 
 
-class SinglePrecision(TorchRandomness):
+class SinglePrecision(CounterRandomness):
     """Uniforms of 24 bits."""
 
     def uniforms(self, n: int) -> Tensor:
         return super().uniforms(n).float().double()
 
 
-class ClosedCoin(TorchRandomness):
+class ClosedCoin(CounterRandomness):
     def accept(self, p: float) -> bool:
         return float(self.uniforms(1)) <= p
 
 
-class DrawnAtOnce(TorchRandomness):
+class DrawnAtOnce(CounterRandomness):
     """Draws all from the whole and drops duplicates, so that fewer come and in another order."""
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
@@ -126,16 +126,16 @@ class DrawnAtOnce(TorchRandomness):
         return sorted(dict.fromkeys(drawn))[:k]
 
 
-class TakesAhead(TorchRandomness):
+class TakesAhead(CounterRandomness):
     def ahead(self, n: int) -> Tensor:
         return self.uniforms(n)
 
 
-def _stream() -> TorchRandomness:
-    return TorchRandomness.seeded(3)
+def _stream() -> CounterRandomness:
+    return CounterRandomness.seeded(3)
 
 
-def _wrong(kind: type[TorchRandomness]) -> Any:
+def _wrong(kind: type[CounterRandomness]) -> Any:
     return lambda: kind(torch.Generator().manual_seed(3))
 
 

@@ -25,7 +25,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
-from draftwood.randomness import Streams, TorchRandomness
+from draftwood.randomness import Streams, CounterRandomness
 from draftwood.sampling import SamplingParams
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -306,7 +306,7 @@ class BufferedByFirstRow(Buffered):
 
 def neighbouring_streams(seed: int) -> Streams:
     """The draft draws by the seed, the verification by the next one."""
-    return Streams(TorchRandomness.seeded(seed), TorchRandomness.seeded(seed + 1))
+    return Streams(CounterRandomness.seeded(seed), CounterRandomness.seeded(seed + 1))
 
 
 _probabilities = SamplingParams.probabilities

@@ -1,7 +1,7 @@
 """Trees of policies over toy models, drawn or enumerated, and where their nodes stand."""
 
 from draftwood import (
-    TorchRandomness,
+    CounterRandomness,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.testing import (
@@ -12,7 +12,7 @@ from draftwood.testing.proposal_law import grow_tree
 
 
 def grow(policy, model, rng=None, seed=0):
-    return grow_tree(policy, ModelDrafter(ToyBackend(model)), rng=rng or TorchRandomness.seeded(seed))
+    return grow_tree(policy, ModelDrafter(ToyBackend(model)), rng=rng or CounterRandomness.seeded(seed))
 
 
 def drawn(policy, model):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from draftwood import TorchRandomness, policy_states
+from draftwood import CounterRandomness, policy_states
 from draftwood.testing import ToyModel
 
 ROOT: tuple[int, ...] = (0,)
@@ -32,7 +32,7 @@ def several(*tables):
 
 def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
-    rng = rng if seed is None else TorchRandomness.seeded(seed)
+    rng = rng if seed is None else CounterRandomness.seeded(seed)
     growing = policy_states.grow(policy, ROOT[0], rng, state)
     asked, requests = list[Any](), list[Any]()
     try:

@@ -12,7 +12,7 @@ from draftwood import (
     Outcome,
     SamplingParams,
     SpeculativeDecoder,
-    TorchRandomness,
+    CounterRandomness,
     create,
     load,
     zoo,
@@ -79,7 +79,7 @@ def test_the_past_fades():
 
     def play(accepted):
         nonlocal state
-        growing = policy.grow(0, TorchRandomness.seeded(0), state)
+        growing = policy.grow(0, CounterRandomness.seeded(0), state)
         try:
             next(growing)
             while True:

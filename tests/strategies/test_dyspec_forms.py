@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from draftwood import InvalidInput, TorchRandomness
+from draftwood import InvalidInput, CounterRandomness
 from draftwood.strategies.acceptance_vectors import conditional_acceptance
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
@@ -22,7 +22,7 @@ def algorithm_2(probs, threshold, budget, depth, seed):
     A value is held against the threshold with the policy's own allowance for rounding, 1 part in 10,000.
     """
     threshold *= 1 - 1e-4
-    rng, result, leaves = TorchRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
+    rng, result, leaves = CounterRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
     for _ in range(depth):
         fresh = []
         for path, value in leaves:

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from draftwood import TorchRandomness, registry
+from draftwood import CounterRandomness, registry
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
@@ -98,7 +98,7 @@ def test_beyond_the_distributions_a_large_tree_takes_a_quarter_of_their_size(nam
     nodes, vocab = 768, 16_000
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(1)).mul(6).softmax(-1)
     rows = several_for(name, row)
-    growing = POLICIES[name](nodes).grow(0, TorchRandomness.seeded(1))
+    growing = POLICIES[name](nodes).grow(0, CounterRandomness.seeded(1))
     with Watch() as watch:
         try:
             request = next(growing)

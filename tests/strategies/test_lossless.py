@@ -8,7 +8,7 @@ import torch
 
 from draftwood import (
     InvalidDistribution,
-    TorchRandomness,
+    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
@@ -127,7 +127,7 @@ def test_a_draft_distribution_that_is_none_is_refused(p, message):
     tree = TreeBuilder(0)
     tree.add_children(0, [0], WithReplacement(torch.tensor(p)))
     with pytest.raises(InvalidDistribution, match=message):
-        RecursiveRejection().verify(tree.finish(), torch.full((2, 3), 1 / 3), TorchRandomness.seeded(0))
+        RecursiveRejection().verify(tree.finish(), torch.full((2, 3), 1 / 3), CounterRandomness.seeded(0))
 
 
 @pytest.mark.parametrize("rest", [1e-3, 1e-8, 1e-11, 1e-39])

@@ -13,7 +13,7 @@ from draftwood import (
     InvalidInput,
     Outcome,
     RowRecord,
-    TorchRandomness,
+    CounterRandomness,
 )
 from draftwood.round_records import TracedTree
 from draftwood.strategies.acceptance import acceptance_of_rounds, acceptance_vector
@@ -132,7 +132,7 @@ def test_traced_rounds_count_the_siblings_that_were_judged(seed, width):
     for number in range(5):
         tree = grow(StochasticBeam(3, 3), draft, seed=seed + number)
         rows = torch.stack([target.probs(text) for text in texts_of(tree)])
-        outcome = RecursiveRejection().verify(tree, rows, TorchRandomness.seeded(number))
+        outcome = RecursiveRejection().verify(tree, rows, CounterRandomness.seeded(number))
         traced = TracedTree.of(tree, rows, outcome)
         records.append(RowRecord(0, outcome.emitted, outcome, tree.depth, tree=traced))
         for node in outcome.path:
@@ -144,7 +144,7 @@ def test_traced_rounds_count_the_siblings_that_were_judged(seed, width):
 
 
 def test_calibration_refuses_what_it_cannot_measure():
-    rng = TorchRandomness.seeded(0)
+    rng = CounterRandomness.seeded(0)
     with pytest.raises(InvalidInput, match="width is 0"):
         acceptance_of_rounds([], width=0)
     with pytest.raises(InvalidInput, match=r"target and draft are \[2, 3\] and \[2, 4\]"):
@@ -158,5 +158,5 @@ def test_calibration_refuses_what_it_cannot_measure():
 
 def test_more_siblings_than_tokens_count_nothing():
     p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
-    vector = acceptance_vector(p, p, width=4, rng=TorchRandomness.seeded(0))
+    vector = acceptance_vector(p, p, width=4, rng=CounterRandomness.seeded(0))
     assert vector == [1, 0, 0, 0]

@@ -15,7 +15,7 @@ from draftwood import (
     InvalidDistribution,
     PerChild,
     TopThenSample,
-    TorchRandomness,
+    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
@@ -198,7 +198,7 @@ def test_typical_acceptance_is_biased_and_says_so():
 
 
 def verify(tree, rows, verifier=None):
-    return (verifier or Typical()).verify(tree.finish(), rows, TorchRandomness.seeded(0))
+    return (verifier or Typical()).verify(tree.finish(), rows, CounterRandomness.seeded(0))
 
 
 def test_typical_acceptance_takes_the_longest_and_then_the_likeliest_path():
@@ -257,7 +257,7 @@ def test_no_token_that_the_target_excludes_is_emitted(law, verifier, dtype, pair
     tree.add_children(0, tokens, proposal_of(law, draft, tokens))
     rows = target.expand(len(tokens) + 1, -1)
     try:
-        outcome = verifier.verify(tree.finish(), rows, TorchRandomness.seeded(seed))
+        outcome = verifier.verify(tree.finish(), rows, CounterRandomness.seeded(seed))
     except InvalidDistribution:
         assert dtype is not torch.float64 or law is TopThenSample  # no token is left to be drawn
         return
@@ -269,7 +269,7 @@ def test_a_real_vocabulary(law, verifier):
     generator = torch.Generator().manual_seed(0)
     target, other = (3 * torch.randn(2, 32_000, generator=generator)).softmax(-1)
     for draft in (target, 0.5 * target + 0.5 * other):
-        rng = TorchRandomness.seeded(1)
+        rng = CounterRandomness.seeded(1)
         probs = draft.expand(1, 3, -1) if law is PerChild else draft[None]
         accepted = 0
         for _ in range(10):

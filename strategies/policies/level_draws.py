@@ -1,0 +1,158 @@
+"""Children of the nodes of a level, for all rows at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood import Deterministic, Proposal, Randomness, WithoutReplacement
+from draftwood.ordered_draws import ChildDraws
+from draftwood.randomness import NodeNoise, UniformRandomness
+from draftwood.strategies.acceptance_vectors import CERTAINTY_POWER, conditional_acceptance
+
+Numbers = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+def drawn_at_once(law: type[Proposal], rngs: Sequence[Randomness]) -> TypeGuard[Sequence[UniformRandomness]]:
+    """Whether children of many nodes can be drawn by `law` at once from these streams."""
+    known = law in (WithoutReplacement, Deterministic)
+    return known and all(isinstance(rng, UniformRandomness) for rng in rngs)
+
+
+def top_tokens(probs: Float[Tensor, "rows nodes vocab"], count: int) -> tuple[Numbers, Values]:
+    """The `count` most likely tokens of every node and their probabilities, `[rows, nodes, count]`."""
+    top = probs.topk(min(count, probs.shape[-1]))
+    if probs.device.type == "cpu":
+        return top.indices.numpy(), top.values.double().numpy()
+    # One result to wait for; float32 counts to 2**24, and no vocabulary is larger.
+    read = torch.stack([top.values.float(), top.indices.float()]).cpu().double().numpy()
+    return read[1].astype(np.int64), read[0]
+
+
+def draw_level(
+    law: type[Proposal],
+    probs: Float[Tensor, "rows nodes vocab"],
+    *,
+    rngs: Sequence[UniformRandomness],
+    counts: Numbers,
+    wanted: Numbers,
+) -> tuple[Numbers, Values]:
+    """Up to `wanted[i, j]` children of node j of row i; tokens and chances `[rows, nodes, most]`.
+
+    The token is -1 where there is none; those that there are stand first.
+
+    Args:
+        law: `WithoutReplacement` or `Deterministic`.
+        probs: the nodes' distributions; of zeros where nothing is proposed.
+        rngs: the draft streams.
+        counts: nodes of every row; the others are padding.
+        wanted: int64 `[rows, nodes]`.
+    """
+    rows, nodes = wanted.shape
+    most = int(wanted.max(initial=0))
+    wanted = np.where(np.arange(nodes) < counts[:, None], wanted, 0)
+    if law is Deterministic:
+        tokens, chances = top_tokens(probs, most)
+        missing = ((0, 0), (0, 0), (0, most - tokens.shape[2]))  # of a vocabulary smaller than that
+        tokens, chances = np.pad(tokens, missing), np.pad(chances, missing)
+        found = (np.arange(tokens.shape[2]) < wanted[:, :, None]) & (chances > 0)
+        return np.where(found, tokens, -1), np.where(found, chances, 0.0)
+    draws = ChildDraws(probs, NodeNoise.of(rngs, counts.tolist()), counts, at_once=most)
+    tokens, chances = np.full((rows, nodes, most), -1), np.zeros((rows, nodes, most))
+    for number in range(most):
+        chosen = np.nonzero((wanted > number) & (draws.left > 0))
+        if not len(chosen[0]):
+            break
+        tokens[(*chosen, number)], chances[(*chosen, number)] = draws.next(*chosen)
+    return tokens, chances
+
+
+class Slots(ABC):
+    """The next children of the nodes of a level, as they are drawn.
+
+    Attributes:
+        next_values: float64 `[rows, nodes]`, the value of each node's next slot relative to the path to the
+            node; 0 where no token is left.
+    """
+
+    next_values: Values
+
+    @abstractmethod
+    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
+        """The next children of these nodes (rows and nodes): tokens, and their values relative to the node:
+        what their own children start from."""
+
+
+def start_slots(
+    law: type[Proposal],
+    probs: Float[Tensor, "rows nodes vocab"],
+    rngs: Sequence[UniformRandomness],
+    counts: Numbers,
+    budget: int,
+    acceptance: Sequence[float] = (),
+) -> Slots:
+    """The slots of a level's nodes, `counts[i]` in row i, of which a row may take `budget` in all."""
+    if law is Deterministic:
+        return _TopSlots(probs, counts, budget)
+    # A node may take all of the budget; the usual ones take few, and the root more.
+    at_once = min(budget, max(8, 2 * budget // max(probs.shape[1], 1)))
+    draws = ChildDraws(probs, NodeNoise.of(rngs, counts.tolist()), counts, at_once=at_once)
+    if acceptance:
+        return _MeasuredSlots(draws, np.array(list(conditional_acceptance(acceptance))))
+    return _SampledSlots(draws)
+
+
+class _SampledSlots(Slots):
+    """Drawn without replacement, and worth their draft probability."""
+
+    def __init__(self, draws: ChildDraws) -> None:
+        self._draws, self.next_values = draws, draws.left
+
+    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
+        return self._draws.next(*wanted)
+
+
+class _MeasuredSlots(Slots):
+    """Drawn without replacement, and worth what measured chances of acceptance promise."""
+
+    def __init__(self, draws: ChildDraws, chances: Values) -> None:
+        self._draws, self._chances = draws, chances
+        self._slots = np.minimum(draws.left, 1.0)
+        self.next_values = draws.left.copy()
+
+    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
+        left, ranks = self._draws.left[wanted], self._draws.drawn[wanted]
+        tokens, chances = self._draws.next(*wanted)
+        measured = self._chances[np.minimum(ranks, len(self._chances) - 1)]
+        accepted = measured + (1 - measured) * np.minimum(chances / left, 1.0) ** CERTAINTY_POWER
+        slots = self._slots[wanted]
+        self._slots[wanted] = slots * (1 - accepted)
+        self.next_values[wanted] = np.where(self._draws.left[wanted] > 0, self._slots[wanted], 0.0)
+        return tokens, slots * accepted
+
+
+class _TopSlots(Slots):
+    """The most likely tokens, worth their own probability."""
+
+    def __init__(self, probs: Tensor, counts: Numbers, budget: int) -> None:
+        tokens, values = top_tokens(probs, budget)
+        valid = np.arange(tokens.shape[1]) < counts[:, None]
+        nothing = np.zeros((*valid.shape, 1))
+        self._tokens = tokens
+        self._values = np.concatenate([np.where(valid[:, :, None], values, 0.0), nothing], 2)
+        self._ranks = np.zeros(valid.shape, dtype=np.int64)
+        self.next_values = self._values[:, :, 0].copy()
+
+    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
+        ranks = self._ranks[wanted]
+        self._ranks[wanted] = ranks + 1
+        self.next_values[wanted] = self._values[(*wanted, ranks + 1)]
+        return self._tokens[(*wanted, ranks)], self._values[(*wanted, ranks)]

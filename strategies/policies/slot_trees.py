@@ -1,0 +1,101 @@
+"""Trees of all rows whose nodes are drawn in the slots that are worth most, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood import Proposal, TreeBatch, TreesBuilder
+from draftwood.row_growth import Level
+from draftwood.strategies.policies.level_draws import Numbers, Slots, Values
+
+
+class SlotTrees:
+    """Trees with the draft's probability of the path to every node, and the value of the slot it was drawn in.
+
+    Attributes:
+        trees: all nodes so far.
+    """
+
+    def __init__(self, roots: Sequence[int]) -> None:
+        self.trees = TreesBuilder(roots)
+        self._path_probs, self._values = np.ones((len(roots), 1)), np.full((len(roots), 1), np.inf)
+
+    def open(self, level: Level) -> OpenLevel:
+        """The level's nodes, to draw their children."""
+        return OpenLevel(level, level.of(self._path_probs), level.of(self._values))
+
+    def add(self, drawn: OpenLevel, room: Numbers | None = None) -> tuple[Numbers, Values]:
+        """Add what was drawn, of each row the first `room` `[rows]`.
+
+        Returns:
+            Node numbers `[rows, m]`, -1 where none, and the probabilities of their paths.
+        """
+        parents, tokens, values, path_probs = drawn.children()
+        keep = tokens >= 0
+        if room is not None:
+            keep &= keep.cumsum(1) <= room[:, None]
+        new = self.trees.add(parents, tokens, keep)
+        most = int(self.trees.sizes.max())
+        self._path_probs = _with(self._path_probs, most, new, path_probs)
+        self._values = _with(self._values, most, new, values)
+        return new, path_probs
+
+    def finish(self, law: type[Proposal], budget: int) -> TreeBatch:
+        """The trees of the `budget` nodes of each row whose slots are worth most, and the roots."""
+        grown = self.trees.finish(law)
+        if grown.tokens.shape[1] <= budget + 1:
+            return grown
+        valid = np.arange(grown.tokens.shape[1]) < grown.counts[:, None]
+        # Of equal values the earlier node stays, so that no token decides.
+        order = np.argsort(np.where(valid, -self._values, np.inf), axis=1, kind="stable")
+        keep = np.zeros_like(valid)
+        np.put_along_axis(keep, order[:, : budget + 1], True, 1)
+        return grown.kept(keep & valid)
+
+
+def _with(values: Values, most: int, nodes: Numbers, new: Values) -> Values:
+    """Values `[rows, nodes]` with the `new` ones of these nodes."""
+    values = np.pad(values, ((0, 0), (0, most - values.shape[1])))
+    rows, columns = np.nonzero(nodes >= 0)
+    values[rows, nodes[rows, columns]] = new[rows, columns]
+    return values
+
+
+class OpenLevel:
+    """The nodes of a level while their children are drawn, at most one more of each at a time."""
+
+    def __init__(self, level: Level, path_probs: Values, limits: Values) -> None:
+        self._level, self._path_probs, self._limits = level, path_probs, limits
+        self._tokens: list[Numbers] = []
+        self._values: list[Values] = []
+        self._below: list[Values] = []
+
+    def next_values(self, slots: Slots) -> Values:
+        """What each node's next slot is worth, `[rows, nodes]`; 0 where there is no node."""
+        # Rounding must not lift a slot above its own node, which would then be dropped first.
+        values = np.minimum(self._path_probs * slots.next_values, self._limits)
+        return np.where(self._level.valid, values, 0.0)
+
+    def draw(self, slots: Slots, wanted: NDArray[np.bool_], values: Values) -> None:
+        """Draw the next child of the nodes `wanted` `[rows, nodes]`, whose slots are worth `values`."""
+        chosen = np.nonzero(wanted)
+        tokens, below = np.full(wanted.shape, -1), np.zeros(wanted.shape)
+        tokens[chosen], chances = slots.draw(chosen)
+        below[chosen] = self._path_probs[chosen] * chances
+        self._tokens.append(tokens)
+        self._values.append(values)
+        self._below.append(below)
+
+    def children(self) -> tuple[Numbers, Numbers, Values, Values]:
+        """Of all children, node after node: parents, tokens (-1: none), values and path probabilities."""
+        rows, width = self._level.nodes.shape
+        most = len(self._tokens)
+        parents = np.repeat(self._level.nodes, most, 1)
+        if not most:
+            nothing = np.zeros((rows, 0))
+            return parents, nothing.astype(np.int64), nothing, nothing
+        flat = (np.stack(one, 2).reshape(rows, width * most) for one in (self._values, self._below))
+        return parents, np.stack(self._tokens, 2).reshape(rows, width * most), *flat

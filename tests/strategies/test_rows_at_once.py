@@ -1,0 +1,143 @@
+"""Policies that grow all rows at once: the trees that each row's own growth gives, by the same noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood import (
+    CounterRandomness,
+    Deterministic,
+    Randomness,
+    RequestLog,
+    Requests,
+    TokenTree,
+    TreeBatch,
+    TreePolicy,
+    policy_states,
+)
+from draftwood.strategies.policies.beam import Beam
+from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.expand_rerank import ExpandRerank
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.policies.sequoia import Sequoia
+from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.testing.toy import ToyModel
+
+SAMPLED: list[TreePolicy] = [
+    Chain(5),
+    Chain(5, stop_below=0.4),
+    FixedTree(3, 3, 17),
+    FixedTree(3, (4, 1, 2), 256, threshold=0.1),
+    StaticTree("stree-a"),
+    StaticTree([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)]),
+    Sequoia(12),
+    LayeredDySpec(14),
+    LayeredDySpec(9, depth=3, threshold=0.05),
+    LayeredDySpec(11, acceptance=(0.5, 0.2, 0.1)),
+    ThresholdDySpec(20),
+    ThresholdDySpec(6, threshold=0.0, depth=3),
+    ThresholdDySpec(20, acceptance=(0.6, 0.2)),
+    StochasticBeam(4, 3),
+    StochasticBeam(1, 4),
+]
+FIXED: list[TreePolicy] = [
+    Chain(5, "top-k"),
+    FixedTree(3, 3, 17, law="top-k", threshold=0.05),
+    StaticTree([(0,), (2,), (0, 1), (2, 0), (2, 3)], "top-k"),
+    Sequoia(12, law="top-k"),
+    LayeredDySpec(14, law="top-k"),
+    ThresholdDySpec(20, law="top-k"),
+    Beam(3, 3),
+    Beam(3, 4, budget=7),
+    ExpandRerank(depth=3, branching=4, width=3, budget=10),
+]
+
+
+def draft(vocab: int, seed: int, *, dead: bool, flat: bool, dtype: torch.dtype) -> Any:
+    """Distributions by the path; some propose nothing, or few tokens."""
+    model = ToyModel(vocab, seed=seed, sharpness=0.0 if flat else 2.0)
+
+    def after(path: Sequence[int]) -> Tensor:
+        p = model.probs(list(path)).to(dtype)
+        if not dead:
+            return p
+        alive = (sum(path) + len(path)) % 4
+        return p * (torch.arange(vocab) < alive * vocab // 3)
+
+    return after
+
+
+def alone(policy: TreePolicy, root: int, rng: Randomness, after: Any) -> TokenTree:
+    growing, asked = policy_states.grow(policy, root, rng, policy_states.first_state(policy)), RequestLog()
+    request = next(growing)
+    try:
+        while True:
+            paths = [asked.path(number) for number in asked.take(request)]
+            request = growing.send(torch.stack([after((root, *path)) for path in paths]))
+    except StopIteration as finished:
+        tree: TokenTree = finished.value
+        return tree
+
+
+def together(policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], drafts: Any) -> Any:
+    logs = [RequestLog() for _ in roots]
+    growing = policy.grow_rows(roots, rngs)
+    requests = next(growing)
+    calls = 0
+    try:
+        while True:
+            calls += 1
+            assert isinstance(requests, Requests)
+            vocab = len(drafts[0]((0,)))
+            probs = torch.full((*requests.tokens.shape, vocab), torch.nan, dtype=drafts[0]((0,)).dtype)
+            for row, request in enumerate(requests):
+                for column, number in enumerate(logs[row].take(request) if request else ()):
+                    probs[row, column] = drafts[row]((roots[row], *logs[row].path(number)))
+            requests = growing.send(probs.nan_to_num(0.25))
+    except StopIteration as finished:
+        return finished.value, calls
+
+
+def compare(one: TokenTree, other: TokenTree) -> None:
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.parents.tolist() == other.parents.tolist()
+    assert one.depths.tolist() == other.depths.tolist()
+    assert set(one.proposals) == set(other.proposals)
+    for node, law in one.proposals.items():
+        assert type(law) is type(other.proposals[node])
+        if isinstance(law, Deterministic):
+            # One that names pruned siblings too says the same of those that stay.
+            count = len(one.children(node))
+            assert law.tokens[:count] == other.proposals[node].tokens[:count]
+        else:
+            assert torch.equal(law.p, other.proposals[node].p)
+
+
+@pytest.mark.parametrize("policy", SAMPLED + FIXED, ids=str)
+@settings(max_examples=15)
+@given(
+    vocab=st.sampled_from([2, 3, 7, 300]),
+    rows=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+    dead=st.booleans(),
+    flat=st.booleans(),
+)
+def test_the_trees_are_those_that_rows_grow_alone(
+    policy: TreePolicy, vocab: int, rows: int, seed: int, dead: bool, flat: bool
+) -> None:
+    drafts = [draft(vocab, seed + row, dead=dead, flat=flat, dtype=torch.float64) for row in range(rows)]
+    roots = [row % vocab for row in range(rows)]
+    trees, _ = together(policy, roots, [CounterRandomness.seeded(seed + row) for row in range(rows)], drafts)
+    assert isinstance(trees, TreeBatch)
+    for row, root in enumerate(roots):
+        compare(alone(policy, root, CounterRandomness.seeded(seed + row), drafts[row]), trees[row])
