@@ -66,7 +66,7 @@ class OneByOne(TreePolicy):
         return tree.finish()
 
 
-class Tied:
+class Tied(Randomness):
     """Randomness that draws by its weights alone: equal weights give equal tokens, in any order."""
 
     def __init__(self, seed: int) -> None:

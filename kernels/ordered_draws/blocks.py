@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.kernels.ordered_draws.reference import Draws, unsound
+
 BLOCK = 256
 
 
@@ -46,8 +48,7 @@ class BlockDraws:
         heights = sums.cumsum(1)
         totals = heights[:, -1]
         if not np.isfinite(totals).all():
-            unsound = totals[~np.isfinite(totals)][0]
-            raise ValueError(f"A row of weights sums to {unsound}; check the logits for NaN or infinity.")
+            raise unsound(float(totals[~np.isfinite(totals)][0]))
         bounds = (uniforms * totals)[:, None]
         block = _first_above(sums, heights, bounds)
         tokens = block[:, None] * BLOCK + np.arange(BLOCK)
@@ -74,6 +75,23 @@ class BlockDraws:
         if (self._drawn[..., -1] >= 0).any():
             more = np.full_like(self._drawn, -1)
             self._drawn = np.concatenate([self._drawn, more], 2)
+
+
+def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
+    """What `reference.draw` gives, for tensors of any device."""
+    (nodes, draws), blocks = uniforms.shape, BlockDraws(probs.unsqueeze(0).cpu())
+    tokens, chances = np.full((nodes, draws), -1), np.zeros((nodes, draws))
+    left = np.zeros((nodes, draws + 1))
+    seen = limits >= 0
+    if not np.isfinite(blocks.left[0, seen]).all():
+        raise unsound(float(blocks.left[0, seen][~np.isfinite(blocks.left[0, seen])][0]))
+    for number in range(draws + 1):
+        left[:, number] = np.where(seen, blocks.left[0], 0.0)
+        (chosen,) = np.nonzero((limits > number) & (blocks.left[0] > 0))
+        if number < draws and len(chosen):
+            row = np.zeros_like(chosen)
+            tokens[chosen, number], chances[chosen, number] = blocks.draw(row, chosen, uniforms[chosen, number])
+    return Draws(tokens, chances, left)
 
 
 def _first_above(

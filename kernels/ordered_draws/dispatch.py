@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.ordered_draws import blocks
 from draftwood.kernels.ordered_draws.reference import Draws, unsound
 from draftwood.kernels.tensor_checks import scalar_layout_objection
 
@@ -25,6 +26,12 @@ CONFIGURATIONS = tuple(
     )
     for block, blocks, warps in ((512, 8, 4), (2048, 256, 8))
 )
+
+
+def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
+    """Draw up to `limits[i]` distinct tokens for every node i of `probs` `[nodes, vocab]`; see `reference.draw`."""
+    one = draw_on_device if serves(probs) else blocks.draw
+    return one(probs=probs, limits=limits, uniforms=uniforms)
 
 
 def serves(probs: Tensor) -> bool:

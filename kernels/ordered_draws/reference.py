@@ -26,6 +26,7 @@ class Draws:
 
 
 def unsound(total: float) -> ValueError:
+    """The error for weights that nothing can be drawn from."""
     return ValueError(f"A row of weights sums to {total}; check the logits for NaN or infinity.")
 
 
@@ -47,6 +48,7 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
         rest = probs[node].double()
         for number in range(draws + 1):
             left[node, number] = weight = float(rest.sum())
+            # What is left stays as it is once nothing more is drawn.
             if not 0 <= weight < float("inf"):
                 raise unsound(weight)
             if number < limits[node] and weight > 0:

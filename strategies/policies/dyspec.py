@@ -97,7 +97,6 @@ class DySpec(GreedyTree):
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
         children: dict[int, Children] = {}
-        streams: dict[int, Randomness] = {}
         waiting = [0]  # nodes whose distribution has not been asked for
         # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
         # The value may be an upper bound: a slot is worth at most the path to its node.
@@ -106,8 +105,7 @@ class DySpec(GreedyTree):
             bound, node = slots[0]
             if node not in children:
                 probs = yield tree.request(waiting)
-                children.update(start_children(self.law, waiting, probs, self.budget, self.acceptance))
-                streams.update(zip(waiting, rng.nodes(len(waiting)), strict=True))
+                children.update(start_children(self.law, waiting, probs, self.budget, rng, self.acceptance))
                 waiting = []
             value = -path_probs[node] * children[node].next_value
             if value > bound:
@@ -115,7 +113,7 @@ class DySpec(GreedyTree):
                 continue
             heapq.heappop(slots)
             if value < 0:
-                token, chance = children[node].draw(streams[node])
+                token, chance = children[node].draw()
                 path_probs.append(path_probs[node] * chance)
                 waiting.append(tree.add(node, token))
                 heapq.heappush(slots, (-path_probs[-1], waiting[-1]))
@@ -138,7 +136,7 @@ class Children(ABC):
     next_value: float
 
     @abstractmethod
-    def draw(self, rng: Randomness) -> tuple[int, float]:
+    def draw(self) -> tuple[int, float]:
         """The next child's token and its value relative to the node: what its own children start from."""
 
     @abstractmethod
@@ -149,15 +147,15 @@ class Children(ABC):
 class _SampledChildren(Children):
     """Drawn without replacement, and worth their draft probability."""
 
-    def __init__(self, p: Tensor, total: float) -> None:
-        self.p, self.next_value, self.tokens = p, total, []
+    def __init__(self, p: Tensor, total: float, rng: Randomness) -> None:
+        self.p, self.next_value, self.tokens, self.rng = p, total, [], rng
 
-    def draw(self, rng: Randomness) -> tuple[int, float]:
+    def draw(self) -> tuple[int, float]:
         # Made anew for every draw: kept, it would hold twice the memory of `p` for every node of the tree.
         rest = self.p.to(torch.float64, copy=True)
         if self.tokens:
             rest[self.tokens] = 0
-        token = rng.choose(rest)
+        token = self.rng.choose(rest)
         chance = float(rest[token])
         rest[token] = 0
         self.next_value = float(rest.sum())
@@ -171,13 +169,13 @@ class _SampledChildren(Children):
 class _MeasuredChildren(Children):
     """Drawn without replacement, and worth what measured chances of acceptance promise."""
 
-    def __init__(self, p: Tensor, total: float, chances: list[float]) -> None:
-        self.sampled, self.chances = _SampledChildren(p, total), chances
+    def __init__(self, p: Tensor, total: float, rng: Randomness, chances: list[float]) -> None:
+        self.sampled, self.chances = _SampledChildren(p, total, rng), chances
         self.tokens, self.next_value, self.slot = self.sampled.tokens, total, min(total, 1.0)
 
-    def draw(self, rng: Randomness) -> tuple[int, float]:
+    def draw(self) -> tuple[int, float]:
         rank, left = len(self.tokens), self.sampled.next_value
-        token, chance = self.sampled.draw(rng)
+        token, chance = self.sampled.draw()
         measured = self.chances[min(rank, len(self.chances) - 1)]
         accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY_POWER
         value, self.slot = self.slot * accepted, self.slot * (1 - accepted)
@@ -193,7 +191,7 @@ class _TopChildren(Children):
         self.p, self.values, self.ranking, self.tokens = p, values, ranking, []
         self.next_value = values[0]
 
-    def draw(self, rng: Randomness) -> tuple[int, float]:
+    def draw(self) -> tuple[int, float]:
         rank = len(self.tokens)
         self.tokens.append(self.ranking[rank])
         self.next_value = self.values[rank + 1] if rank + 1 < len(self.values) else 0.0
@@ -208,18 +206,17 @@ def start_children(
     nodes: list[int],
     probs: Tensor,
     budget: int,
+    rng: Randomness,
     acceptance: Sequence[float] = (),
 ) -> dict[int, Children]:
     """For every node, its children yet to be drawn from its row of `probs` `[nodes, vocab]`."""
     if law is WithoutReplacement:
         totals = probs.sum(-1, dtype=torch.float64).tolist()
+        sampled = zip(nodes, probs, totals, rng.nodes(len(nodes)), strict=True)
         if acceptance:
             chances = list(conditional_acceptance(acceptance))
-            return {
-                node: _MeasuredChildren(p, total, chances)
-                for node, p, total in zip(nodes, probs, totals, strict=True)
-            }
-        return {node: _SampledChildren(p, total) for node, p, total in zip(nodes, probs, totals, strict=True)}
+            return {node: _MeasuredChildren(p, total, own, chances) for node, p, total, own in sampled}
+        return {node: _SampledChildren(p, total, own) for node, p, total, own in sampled}
     # One top-k and one transfer for all nodes; a node gets at most `budget` children.
     top = probs.topk(min(budget, probs.shape[-1]))
     rankings = zip(top.values.tolist(), top.indices.tolist(), strict=True)

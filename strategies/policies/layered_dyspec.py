@@ -56,8 +56,7 @@ class LayeredDySpec(GreedyTree):
         level, depth = [0], 0
         while level and depth != self.depth:
             probs = yield tree.request(level)
-            started = start_children(self.law, level, probs, self.budget, self.acceptance)
-            streams = dict(zip(level, rng.nodes(len(level)), strict=True))
+            started = start_children(self.law, level, probs, self.budget, rng, self.acceptance)
             drawn: dict[int, list[tuple[int, float, float]]] = {node: [] for node in level}
             # One more child of every node whose next slot is worth it, so that no node's order decides.
             while wanted := [
@@ -67,7 +66,7 @@ class LayeredDySpec(GreedyTree):
                 if (value := min(path_probs[node] * children.next_value, values[node])) > best[0]
             ]:
                 for node, value in wanted:
-                    token, chance = started[node].draw(streams[node])
+                    token, chance = started[node].draw()
                     drawn[node].append((token, value, path_probs[node] * chance))
                     heapq.heappushpop(best, value)
             below = []

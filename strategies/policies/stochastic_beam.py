@@ -73,8 +73,7 @@ class StochasticBeam(TreePolicy):
         beam, ahead = [0], [0.0]  # the level in order, and the mass of all that appears after each
         for _ in range(self.depth):
             probs = yield tree.request(beam)
-            children = list(start_children(WithoutReplacement, beam, probs, self.width).values())
-            streams = rng.nodes(len(beam))
+            children = list(start_children(WithoutReplacement, beam, probs, self.width, rng).values())
             below: list[int] = []
             ahead_below: list[float] = []
             # What may come next: a further child of a prefix that has appeared, or the next prefix.
@@ -88,7 +87,7 @@ class StochasticBeam(TreePolicy):
                 if drawn.next_value == 0:
                     weights[index] = 0.0
                     continue
-                token, chance = drawn.draw(streams[index])
+                token, chance = drawn.draw()
                 weights[index] = path_probs[parent] * drawn.next_value
                 below.append(tree.add(parent, token))
                 path_probs.append(path_probs[parent] * chance)

@@ -59,16 +59,17 @@ class ThresholdDySpec(GreedyTree):
         level, depth = {0: 1.0}, 0  # every node with the draft's probability of the path to it
         while level and depth != self.depth and len(tree) <= self.budget:
             probs = yield tree.request(list(level))
-            drawn = start_children(self.law, list(level), probs, self.budget + 1 - len(tree), self.acceptance)
+            room = self.budget + 1 - len(tree)
+            drawn = start_children(self.law, list(level), probs, room, rng, self.acceptance)
             below = {}
-            for (node, children), stream in zip(drawn.items(), rng.nodes(len(level)), strict=True):
+            for node, children in drawn.items():
                 path_prob = level[node]
                 while (
                     len(tree) <= self.budget
                     and children.next_value > 0
                     and path_prob * children.next_value >= threshold
                 ):
-                    token, chance = children.draw(stream)
+                    token, chance = children.draw()
                     child = tree.add(node, token)
                     if path_prob * chance >= threshold:
                         below[child] = path_prob * chance

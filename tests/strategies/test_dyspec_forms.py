@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from draftwood import InvalidInput, CounterRandomness
+from draftwood import CounterRandomness, InvalidInput, Randomness
 from draftwood.strategies.acceptance_vectors import conditional_acceptance
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
@@ -25,16 +25,16 @@ def algorithm_2(probs, threshold, budget, depth, seed):
     rng, result, leaves = CounterRandomness.seeded(seed), [ROOT], [(ROOT, 1.0)]
     for _ in range(depth):
         fresh = []
-        for path, value in leaves:
+        for (path, value), stream in zip(leaves, rng.nodes(len(leaves)), strict=True):
             d = probs(path)
             while value >= threshold and d.any() and len(result) <= budget:
-                token = rng.choose(d)
+                token = stream.choose(d)
                 p = float(d[token] / d.sum())
                 result.append((*path, token))
                 fresh.append((result[-1], value * p))
                 value *= 1 - p
                 d[token] = 0
-        leaves = fresh
+        leaves = [leaf for leaf in fresh if leaf[1] >= threshold]
     return result
 
 
@@ -86,7 +86,7 @@ def test_a_draft_that_sums_to_a_little_less_than_1_still_fills_its_first_slot(p)
     assert len(tree) == 2
 
 
-class ByWeights:
+class ByWeights(Randomness):
     """Draws by what it is given alone, so that the order of drawing does not matter."""
 
     def choose(self, weights):
