@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import policy_states
 from draftwood.constraints import ConstrainedRow
-from draftwood.errors import InvalidDistribution, InvalidTree
+from draftwood.errors import InvalidDistribution
 from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText, paths_of
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import Streams
-from draftwood.request import Request, RequestLog
+from draftwood.request import RequestLog, Requests
 from draftwood.round_records import Round, RowRecord, TokenDetails, TracedTree
+from draftwood.row_growth import RowGrowth
 from draftwood.sampling import SamplingParams
+from draftwood.scratch import Scratch
 from draftwood.stopping import StopConditions
+from draftwood.target_rows import TargetRows
 from draftwood.tree import TokenTree
+from draftwood.tree_batch import TreeBatch
 
 
 @attrs.define(eq=False)
@@ -37,7 +42,7 @@ class BatchRow:
         text: as processors are to see it; None where none reads it.
         constraint: what may be written, or None.
         policy_state: what the policy has learnt from this row.
-        grown: the round's tree as the policy grew it, without forced spans; None before the first round.
+        grown: the round's tree as a policy that learns grew it, without forced spans; None otherwise.
     """
 
     index: int
@@ -64,7 +69,8 @@ class BatchRow:
 
     def observe(self, outcome: Outcome, tree: TokenTree) -> None:
         """Let the policy learn from what came of the nodes that it drafted in the round's `tree`."""
-        assert self.grown is not None
+        if self.grown is None:
+            return
         drafted = without_forced_tokens(outcome, self.grown.size) if self.grown.size < tree.size else outcome
         self.policy_state = policy_states.observe(self.policy, self.policy_state, drafted, self.grown)
 
@@ -92,24 +98,20 @@ class RoundLoop:
     rows: list[BatchRow]
     trace: bool = False
     keep: TokenDetails = attrs.field(factory=TokenDetails)
+    _scratch: Scratch = attrs.field(factory=Scratch, init=False)
 
     def run(self) -> Round:
         """One round over all rows; finished rows leave the loop and release their state."""
         started = perf_counter()
+        self._scratch.reset()
         trees, draft_calls, draft_seconds = self._draft()
 
         scoring = perf_counter()
-        logits = self.target.extend(*pad([(t.tokens[: t.size], t.parents[: t.size]) for t in trees]))
+        logits = self.target.extend(*as_batch(trees))
         target_seconds = perf_counter() - scoring
 
         verifying = perf_counter()
-        scores = [
-            self._target_scores(row, t, logits[r])
-            for r, (row, t) in enumerate(zip(self.rows, trees, strict=True))
-        ]
-        probs = [
-            self._target_probs(row, row_scores) for row, row_scores in zip(self.rows, scores, strict=True)
-        ]
+        scores, probs = self._scored(trees, logits)
         outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
         verify_seconds = perf_counter() - verifying
 
@@ -119,11 +121,12 @@ class RoundLoop:
         for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
             row.observe(outcome, tree)
             path = list(outcome.path)
-            details = (
-                self._details(logits[r, path], scores[r][path], outcome) if self.keep != _NO_DETAILS else {}
-            )
+            details: dict[str, Any] = {}
+            if self.keep != _NO_DETAILS:
+                of_path = self.sampling.scores(logits[r, path]) if scores is None else scores[r][path]
+                details = self._details(logits[r, path], of_path, outcome)
             new, reason = self.stops.take(row.index, outcome.emitted, details.get("scores"))
-            if row.reads_prefix:
+            if scores is not None and row.reads_prefix:
                 self._check_open(row, scores[r][path[: len(new)]])
             if reason is None:
                 row.commit(new)
@@ -149,39 +152,65 @@ class RoundLoop:
             cut=cut,
         )
 
-    def _draft(self) -> tuple[list[TokenTree], int, float]:
-        """Grow all rows' trees in lockstep; returns them, the draft calls and the time of the passes."""
-        growing = [
-            _Growing(policy_states.grow(row.policy, row.root, row.streams.draft, row.policy_state))
-            for row in self.rows
-        ]
-        for growth in growing:
-            growth.advance(None)
-        calls, seconds = 0, 0.0
-        while any(growth.request for growth in growing):
+    def _draft(self) -> tuple[Sequence[TokenTree], int, float]:
+        """Grow all rows' trees; returns them, the draft calls and the time of the passes."""
+        growing = policy_states.grow_rows(
+            self.rows[0].policy,
+            [row.root for row in self.rows],
+            [row.streams.draft for row in self.rows],
+            [row.policy_state for row in self.rows],
+        )
+        logs = [RequestLog() for _ in self.rows] if self._reads_prefix else []
+        calls, seconds, probs = 0, 0.0, None
+        requests, trees = _advanced(growing, None)
+        while requests is not None:
             calling = perf_counter()
-            logits = self.drafter.distributions([growth.request for growth in growing])
+            logits = self.drafter.distributions(requests)
             seconds += perf_counter() - calling
             calls += 1
-            for row, growth, row_logits in zip(self.rows, growing, logits, strict=True):
-                if growth.request is not None:
-                    growth.advance(self._draft_probs(row, growth, row_logits[: len(growth.request)]))
-        trees = [self._finished(row, growth) for row, growth in zip(self.rows, growing, strict=True)]
-        return trees, calls, seconds
+            probs = self._draft_probs(requests, logits, logs)
+            requests, trees = _advanced(growing, probs)
+        return self._finished(trees, probs), calls, seconds
 
-    def _finished(self, row: BatchRow, growth: _Growing) -> TokenTree:
+    def _finished(self, trees: Sequence[TokenTree], probs: Tensor | None) -> Sequence[TokenTree]:
+        """The trees that the target scores; `probs` are those of the last request."""
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
-        room = self.stops.room(row.index) - 1
-        tree = growth.finished_tree(self.target.vocab_size).truncated(room)
-        row.grown = tree
-        if row.constraint is None or growth.probs is None:
-            return tree
-        return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=growth.probs).truncated(
-            room
-        )
+        rooms = [self.stops.room(row.index) - 1 for row in self.rows]
+        vocab_size = self.target.vocab_size
+        if isinstance(trees, TreeBatch):
+            trees = trees.validated(vocab_size).truncated(rooms)
+        else:
+            trees = [
+                tree.validated(vocab_size).truncated(room) for tree, room in zip(trees, rooms, strict=True)
+            ]
+        if self.rows[0].policy.learns:
+            for row, tree in zip(self.rows, trees, strict=True):
+                row.grown = tree
+        if probs is None or not any(row.constraint for row in self.rows):
+            return trees
+        return [
+            tree
+            if row.constraint is None
+            else with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=probs).truncated(room)
+            for row, tree, room in zip(self.rows, trees, rooms, strict=True)
+        ]
 
-    def _draft_probs(self, row: BatchRow, growth: _Growing, logits: Tensor) -> Tensor:
-        paths = growth.paths() if row.reads_prefix else ()
+    @property
+    def _reads_prefix(self) -> bool:
+        return any(row.reads_prefix for row in self.rows)
+
+    def _draft_probs(self, requests: Requests, logits: Tensor, logs: Sequence[RequestLog]) -> Tensor:
+        """What the policy receives for `logits` `[rows, nodes, ..., vocab]`."""
+        if not self._reads_prefix:
+            return self.draft_sampling.proposals(logits, self._scratch)
+        probs = torch.zeros_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+        for r, (row, log, request) in enumerate(zip(self.rows, logs, requests, strict=True)):
+            paths = [log.path(number) for number in log.take(request)] if request is not None else []
+            if paths:
+                probs[r, : len(paths)] = self._row_draft_probs(row, paths, logits[r, : len(paths)])
+        return probs
+
+    def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
         prefixes = row.prefixes(paths)
         drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
         probs = [
@@ -191,6 +220,24 @@ class RoundLoop:
             for drafter_logits in drafters
         ]
         return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
+
+    def _scored(
+        self, trees: Sequence[TokenTree], logits: Tensor
+    ) -> tuple[Sequence[Tensor] | None, Sequence[Tensor]]:
+        """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
+        if self._reads_prefix:
+            rows = list(zip(self.rows, trees, logits, strict=True))
+            scores = [self._target_scores(row, tree, of_row) for row, tree, of_row in rows]
+            return scores, [
+                self._target_probs(row, of_row) for row, of_row in zip(self.rows, scores, strict=True)
+            ]
+        if logits.device.type == "cpu":
+            stand_ins: list[Any] = [
+                TargetRows(of_row[: tree.size], self.sampling)
+                for tree, of_row in zip(trees, logits, strict=True)
+            ]
+            return None, stand_ins
+        return None, self.sampling.targets(logits, self._scratch)  # type: ignore[return-value]
 
     def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
         paths: Sequence[Path] = ()
@@ -249,43 +296,25 @@ class RoundLoop:
 _NO_DETAILS = TokenDetails()
 
 
-@attrs.define(eq=False)
-class _Growing:
-    """A policy's generator in progress, with the nodes that it has asked for so far."""
-
-    generator: Generator[Request, Tensor, TokenTree]
-    request: Request | None = None
-    tree: TokenTree | None = None
-    asked: RequestLog = attrs.field(factory=RequestLog)
-    probs: Tensor | None = None  # of the last request
-
-    def advance(self, probs: Tensor | None) -> None:
-        """Answer the request with `probs` (None starts the generator) and take the next one."""
-        self.probs = probs
-        try:
-            self.request = next(self.generator) if probs is None else self.generator.send(probs)
-        except StopIteration as finished:
-            self.request, self.tree = None, finished.value
-
-    def paths(self) -> list[Path]:
-        """The paths of the nodes of the current request."""
-        assert self.request is not None
-        return [self.asked.path(node) for node in self.asked.take(self.request)]
-
-    def finished_tree(self, vocab_size: int) -> TokenTree:
-        if not isinstance(self.tree, TokenTree):
-            raise InvalidTree(
-                f"A policy's `grow` returned {type(self.tree).__name__}; it must return a TokenTree."
-            )
-        return self.tree.validated(vocab_size)
+def _advanced(growing: RowGrowth, probs: Tensor | None) -> tuple[Requests | None, Sequence[TokenTree]]:
+    """The next requests; or None, and the trees."""
+    try:
+        return (next(growing) if probs is None else growing.send(probs)), ()
+    except StopIteration as finished:
+        trees: Sequence[TokenTree] = finished.value
+        return None, trees
 
 
-def pad(rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, list[int]]:
-    """Ragged (tokens, parents) of every row as `[rows, nodes]` tensors and the valid counts."""
-    counts = [len(tokens) for tokens, _ in rows]
-    if len(rows) == 1:
-        tokens, parents = rows[0]
-        return tokens.unsqueeze(0), parents.unsqueeze(0), counts
-    tokens = torch.nn.utils.rnn.pad_sequence([t for t, _ in rows], batch_first=True)
-    parents = torch.nn.utils.rnn.pad_sequence([p for _, p in rows], batch_first=True, padding_value=-1)
+def as_batch(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor, list[int]]:
+    """Tokens and parents of all rows, `[rows, nodes]`, and the nodes of every row."""
+    if isinstance(trees, TreeBatch):
+        return torch.from_numpy(trees.tokens), torch.from_numpy(trees.parents), trees.counts.tolist()
+    counts = [tree.size for tree in trees]
+    if len(trees) == 1:
+        (tree,) = trees
+        return tree.tokens[: tree.size].unsqueeze(0), tree.parents[: tree.size].unsqueeze(0), counts
+    tokens = pad_sequence([tree.tokens[: tree.size] for tree in trees], batch_first=True)
+    parents = pad_sequence(
+        [tree.parents[: tree.size] for tree in trees], batch_first=True, padding_value=-1
+    )
     return tokens, parents, counts

@@ -13,6 +13,7 @@ from torch import Tensor
 from draftwood.errors import InvalidDistribution, InvalidInput
 from draftwood.prefixes import Prefixes
 from draftwood.processing import process, reads_prefix
+from draftwood.scratch import Scratch
 
 
 def _within(low: float, high: float, remedy: str, *, kind: type = Real) -> Callable[..., None]:
@@ -124,6 +125,52 @@ class SamplingParams:
             probs = self.probabilities(scores.clamp(max=torch.finfo(scores.dtype).max), may_be_empty=True)
         # A processor may have written into a row of -inf.
         return probs.masked_fill_((logits.amax(-1) == -torch.inf).unsqueeze(-1), 0)
+
+    def proposals(self, logits: Tensor, scratch: Scratch) -> Tensor:
+        """`distribution` of a draft's logits `[..., vocab]`, in standing memory and without a wait.
+
+        Where it does not wait to look, NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it.
+        """
+        flat = logits.reshape(-1, logits.shape[-1])
+        if self.temperature == 0 or self.processors:
+            return self.distribution(flat, may_be_empty=True).view(logits.shape)
+        probs = self._in_scratch(flat, scratch)
+        if logits.device.type != "cpu":
+            probs.masked_fill_((flat.amax(-1, keepdim=True) == -torch.inf), 0)
+        elif bool(probs[:, 0].isnan().any()):
+            return self.distribution(flat, may_be_empty=True).view(logits.shape)
+        return probs.view(logits.shape)
+
+    def targets(self, logits: Tensor, scratch: Scratch) -> Tensor:
+        """`distribution` of the target's logits `[rows, nodes, vocab]`, in standing memory and without a wait.
+
+        NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it.
+        """
+        flat = logits.reshape(-1, logits.shape[-1])
+        if self.temperature:
+            return self._in_scratch(flat, scratch).view(logits.shape)
+        scores = self.scores(flat)
+        certain = scratch.take(scores.shape, dtype=scores.dtype, device=scores.device).zero_()
+        return certain.scatter_(-1, scores.argmax(-1, keepdim=True), 1).view(logits.shape)
+
+    def _in_scratch(self, logits: Tensor, scratch: Scratch) -> Tensor:
+        """The softmax of the scores `[n, vocab]`."""
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        shape = (len(logits), logits.shape[-1])
+        probs = scratch.take(shape, dtype=dtype, device=logits.device)
+        scores = logits
+        if self.processors or self._warps_more:
+            scores = self.scores(logits)
+        elif self.temperature != 1:
+            # On a CPU softmax may read what it writes; a GPU has memory enough.
+            scores = probs if probs.device.type == "cpu" else scratch.take(shape, dtype=dtype, device=logits.device)
+            torch.div(logits.to(dtype), self.temperature, out=scores)
+        return torch.softmax(scores.to(dtype), -1, out=probs)
+
+    @property
+    def _warps_more(self) -> bool:
+        """Whether more than the temperature changes the scores."""
+        return not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
         """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.

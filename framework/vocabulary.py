@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.errors import IncompatibleModels
 from draftwood.outcome import Outcome
 from draftwood.protocols import Drafter
-from draftwood.request import Request
+from draftwood.request import Request, Requests
 
 PADDING = 1024
 """Widths that differ by more are taken for two tokenizers; Qwen2.5 has 151,936 and 152,064."""
@@ -59,10 +59,8 @@ class FittedDrafter(Drafter):
     def distributions(
         self, requests: Sequence[Request | None]
     ) -> Float[Tensor, "rows nodes *drafters vocab"]:
-        fitted_requests = [
-            None if request is None else Request(self._in_vocabulary(request.tokens), request.parents)
-            for request in requests
-        ]
+        batch = Requests.of(requests)
+        fitted_requests = attrs.evolve(batch, tokens=self._in_vocabulary(batch.tokens))
         logits = self.drafter.distributions(fitted_requests)[..., : self.vocab_size]
         missing = self.vocab_size - logits.shape[-1]
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

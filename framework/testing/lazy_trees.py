@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood.lazy_tensor import LazyRows, LazyTensor
 from draftwood.proposals import Proposal
 from draftwood.randomness import Randomness
 from draftwood.tree import TokenTree
@@ -111,36 +112,8 @@ class LazyTree:
         return attrs.evolve(self.open.shape, tokens=tokens, proposals=laws).subtree(torch.tensor(nodes))
 
 
-class _LazyTensor:
-    """Passes whatever a tensor can do on to the tensor with all its values."""
-
-    def complete(self) -> Tensor:
-        raise NotImplementedError
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.complete(), name)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        _: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return func(*map(_completed, args), **{name: _completed(one) for name, one in (kwargs or {}).items()})
-
-
-def _completed(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_completed, value))
-    return value.complete() if isinstance(value, _LazyTensor) else value
-
-
 @attrs.frozen(eq=False)
-class LazyTokens(_LazyTensor):
+class LazyTokens(LazyTensor):
     """Stands for the tensor of a tree's tokens."""
 
     tree: LazyTree
@@ -197,29 +170,17 @@ class LazyProposals(Mapping[int, Proposal]):
 
 
 @attrs.frozen(eq=False)
-class LazyTargets(_LazyTensor):
+class LazyTargets(LazyRows):
     """Stands for the target's distributions `[nodes, vocab]`; `after(text)` gives the one of a node."""
 
     tree: LazyTree
     after: Callable[[Sequence[int]], Tensor]
 
     def complete(self) -> Tensor:
-        return torch.stack([self.after(self.tree.text(node)) for node in range(len(self.tree))])
+        return torch.stack([self.row(node) for node in range(len(self))])
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.after(self.tree.text(0)).dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((len(self.tree), *self.after(self.tree.text(0)).shape))
+    def row(self, node: int) -> Tensor:
+        return self.after(self.tree.text(node))
 
     def __len__(self) -> int:
         return len(self.tree)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        node, *rest = index if isinstance(index, tuple) else (index,)
-        if not isinstance(node, int) or not 0 <= node < len(self.tree):
-            return self.complete()[index]
-        row = self.after(self.tree.text(node))
-        return row[tuple(rest)] if rest else row

@@ -7,26 +7,16 @@ from os import PathLike
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Drafter, Outcome, Request, RequestLog, StateBackend, load
-from draftwood.loop import pad
+from draftwood import Drafter, Outcome, Request, Requests, StateBackend, load
+from draftwood.strategies.drafters.requested_nodes import RequestedNodes
 
 
 def _as_backend(model: Any) -> StateBackend:
     return load(model) if isinstance(model, (str, PathLike, torch.nn.Module)) else model
-
-
-@attrs.define(eq=False)
-class _DraftRow:
-    """A row's nodes in the current round, and the accepted tokens whose state the model lacks."""
-
-    pending: list[int]
-    lead: int = 0  # pending tokens that this round's first pass took
-    requested: RequestLog = attrs.field(factory=RequestLog)
-    fed: int = 0  # of the nodes asked for
-    exhausted: bool = False
 
 
 @attrs.define(eq=False)
@@ -39,7 +29,7 @@ class ModelDrafter(Drafter):
     """
 
     backend: StateBackend = attrs.field(converter=_as_backend)
-    _rows: list[_DraftRow] = attrs.field(factory=list, init=False)
+    _round: RequestedNodes = attrs.field(factory=RequestedNodes, init=False)
     source = "Leviathan et al. 2023"
 
     @property
@@ -63,64 +53,26 @@ class ModelDrafter(Drafter):
         # A prompt beyond the context leaves the row without proposals rather than without an answer.
         fits = [room is None or len(row) < room for row in rows]
         self.backend.prefill([row if fit else row[:0] for row, fit in zip(rows, fits, strict=True)])
-        self._rows += [_DraftRow([] if fit else row.tolist()) for row, fit in zip(rows, fits, strict=True)]
+        pending = [[] if fit else row.tolist() for row, fit in zip(rows, fits, strict=True)]
+        self._round.join(pending)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self.backend.release(rows)
-        removed = set(range(len(self._rows)) if rows is None else rows)
-        self._rows = [row for index, row in enumerate(self._rows) if index not in removed]
+        self._round.release(rows)
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
-        feeds, answered = [], []
-        for row, request, length in zip(self._rows, requests, self.backend.lengths, strict=True):
-            first = not row.fed
-            feed, count = self._feed(row, request, length)
-            feeds.append(feed)
-            answered.append((row.lead if first and count else 0, count))
-        tokens, parents, counts = pad(feeds)
-        widest = max(len(request) if request is not None else 0 for request in requests)
-        logits = self.backend.extend(tokens, parents, counts)
-        if len(answered) == 1 and answered[0][1]:
-            return logits[:, answered[0][0] :]
-        out = logits.new_full((len(answered), widest, logits.shape[-1]), -torch.inf)
-        for index, (lead, count) in enumerate(answered):
-            out[index, :count] = logits[index, lead : lead + count]
-        return out
-
-    def _feed(
-        self, row: _DraftRow, request: Request | None, length: int
-    ) -> tuple[tuple[Tensor, Tensor], int]:
-        """What this pass feeds for a row, and how many of the request's nodes it answers."""
-        nothing = torch.zeros(0, dtype=torch.int64)
-        if request is None:
-            return (nothing, nothing), 0
-        row.requested.take(request)
-        lead = row.lead if row.fed else len(row.pending)
-        room = self.backend.max_length
-        row.exhausted |= room is not None and length + lead + max(row.requested.depths) >= room
-        if row.exhausted:
-            return (nothing, nothing), 0
-        ahead = [] if row.fed else row.pending
-        row.lead, row.fed = lead, len(row.requested)
-        return (
-            torch.cat([torch.tensor(ahead, dtype=torch.int64), request.tokens]),
-            # The pending tokens are a chain from the committed state, and the root hangs below them.
-            torch.cat([torch.arange(-1, len(ahead) - 1), request.parents + lead]),
-        ), len(request)
+        requests = Requests.of(requests)
+        fed = self._round.take(requests, lengths=self.backend.lengths, room=self.backend.max_length)
+        logits = self.backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
+        leads, counts = fed.leads, fed.counts - fed.leads
+        if (counts > 0).all() and (leads == leads[0]).all():
+            return logits[:, int(leads[0]) :]
+        # Nodes that were not fed get -inf; the others stand behind the tokens that came before them.
+        columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))
+        columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
+        out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
+        missing = torch.from_numpy(np.arange(fed.width) >= counts[:, None]).to(logits.device, non_blocking=True)
+        return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
-        paths = []
-        for index, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
-            requested = zip(row.requested.parents[: row.fed], row.requested.tokens[: row.fed], strict=True)
-            numbers = {key: number for number, key in enumerate(requested)}
-            path, number = [], -1
-            for token in outcome.tokens:
-                if (number, token) not in numbers:
-                    break
-                number = numbers[number, token]
-                path.append(row.lead + number)
-            fed = [*range(row.lead), *path] if path else []
-            behind = [*row.pending, *outcome.tokens]
-            paths.append(fed)
-            self._rows[index] = _DraftRow(behind[len(fed) :])
-        self.backend.commit(paths)
+        self.backend.commit(self._round.commit([outcome.tokens for outcome in outcomes]))

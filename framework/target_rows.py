@@ -1,0 +1,44 @@
+"""The target's distributions after the nodes of a tree, worked out for those that a verifier looks at."""
+
+from __future__ import annotations
+
+import attrs
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood.errors import InvalidDistribution
+from draftwood.lazy_tensor import LazyRows
+from draftwood.sampling import SamplingParams
+
+
+@attrs.frozen(eq=False)
+class TargetRows(LazyRows):
+    """Stands for the distributions `[nodes, vocab]` of one row.
+
+    On a CPU a verifier reads a node's distribution where it comes to the node, and it comes to few.
+
+    Attributes:
+        logits: of the target, `[nodes, vocab]`.
+        sampling: the target's.
+    """
+
+    logits: Float[Tensor, "nodes vocab"]
+    sampling: SamplingParams
+    _rows: dict[int, Tensor] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def row(self, node: int) -> Tensor:
+        if node not in self._rows:
+            try:
+                (self._rows[node],) = self.sampling.distribution(self.logits[node : node + 1])
+            except InvalidDistribution:
+                self.sampling.distribution(self.logits)  # which names the node
+                raise
+        return self._rows[node]
+
+    def complete(self) -> Tensor:
+        if -1 not in self._rows:
+            self._rows[-1] = self.sampling.distribution(self.logits)
+        return self._rows[-1]

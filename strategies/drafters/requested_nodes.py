@@ -1,0 +1,147 @@
+"""What a drafting model was asked for in a round of all rows, and which of it an outcome keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood import Requests
+
+Numbers = NDArray[np.int64]
+
+
+@attrs.frozen(eq=False)
+class Fed:
+    """What one pass feeds, `[rows, nodes]`.
+
+    Attributes:
+        tokens: int64; of a row those whose state the model lacked, if any, then the nodes asked for.
+        parents: int64, region indices.
+        counts: int64 `[rows]`, how many of them are valid; 0 for a row that feeds nothing.
+        leads: int64 `[rows]`, how many stand before the nodes asked for.
+        width: nodes asked for, at most.
+    """
+
+    tokens: Int[Tensor, "rows nodes"]
+    parents: Int[Tensor, "rows nodes"]
+    counts: Numbers
+    leads: Numbers
+    width: int
+
+
+class RequestedNodes:
+    """The nodes of a round by request number, for all rows, as arrays.
+
+    A row has tokens *pending*: accepted, without state in the model. The first pass of a round feeds them
+    before the nodes; they are a chain from the committed state, and the root hangs below it.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[list[int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        rows = len(self._pending)
+        self._tokens, self._parents, self._depths = (np.zeros((rows, 0), dtype=np.int64) for _ in range(3))
+        self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
+        self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
+        self._leads = np.zeros(rows, dtype=np.int64)  # pending tokens that were fed
+        self._exhausted = np.zeros(rows, dtype=bool)
+
+    def join(self, pending: Sequence[list[int]]) -> None:
+        """Append rows with these tokens pending."""
+        self._pending += pending
+        self._begin()
+
+    def release(self, rows: Sequence[int] | None) -> None:
+        """Forget these rows, or all."""
+        removed = set(range(len(self._pending)) if rows is None else rows)
+        keep = [row for row in range(len(self._pending)) if row not in removed]
+        self._pending = [self._pending[row] for row in keep]
+        for name in ("_tokens", "_parents", "_depths", "_requested", "_fed", "_leads", "_exhausted"):
+            setattr(self, name, getattr(self, name)[keep])
+
+    def take(self, requests: Requests, *, lengths: Sequence[int], room: int | None) -> Fed:
+        """What a pass feeds for `requests`.
+
+        Args:
+            requests: the nodes.
+            lengths: committed tokens of every row.
+            room: tokens that a text may have in the model, or None; a row that would have more feeds nothing
+                from then on.
+        """
+        counts = np.array(requests.counts, dtype=np.int64)
+        self._add(requests, counts)
+        leads = np.where(self._fed > 0, self._leads, [len(pending) for pending in self._pending])
+        if room is not None:
+            deepest = self._depths.max(1, initial=0)
+            self._exhausted |= (counts > 0) & (np.array(lengths) + leads + deepest >= room)
+        counts[self._exhausted] = 0
+        feeds = counts > 0
+        ahead = np.where(feeds & (self._fed == 0), leads, 0)
+        self._leads = np.where(feeds, leads, self._leads)
+        self._fed = np.where(feeds, self._requested, self._fed)
+        parents = requests.parents + torch.from_numpy(self._leads).unsqueeze(1)
+        width = requests.tokens.shape[1]
+        if not ahead.any():
+            return Fed(requests.tokens, parents, counts, ahead, width)
+        longest = int(ahead.max())
+        columns = torch.from_numpy(ahead[:, None] + np.arange(width))
+        tokens = torch.zeros(len(counts), longest + width, dtype=torch.int64)
+        chain = torch.arange(-1, longest + width - 1).repeat(len(counts), 1)
+        for row in np.flatnonzero(ahead):
+            tokens[row, : ahead[row]] = torch.tensor(self._pending[row])
+        tokens.scatter_(1, columns, requests.tokens.cpu())
+        return Fed(tokens, chain.scatter_(1, columns, parents), counts + ahead, ahead, width)
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Region indices to keep of every row for the accepted tokens, root first; begins a new round.
+
+        Nodes that were not fed, such as leaves, are left out, and pending for the next round.
+        """
+        rows, longest = len(accepted), max(map(len, accepted), default=0)
+        tokens = np.full((rows, longest), -1, dtype=np.int64)
+        for row, of_row in enumerate(accepted):
+            tokens[row, : len(of_row)] = of_row
+        fed = np.arange(self._tokens.shape[1]) < self._fed[:, None]
+        numbers, above = [], np.full(rows, -1, dtype=np.int64)
+        alive = np.ones(rows, dtype=bool)
+        for depth in range(longest):
+            match = fed & (self._parents == above[:, None]) & (self._tokens == tokens[:, depth, None])
+            alive = alive & match.any(1)
+            if not alive.any():
+                break
+            above = match.argmax(1)
+            numbers.append(np.where(alive, above + self._leads, -1))
+        steps = np.stack(numbers, 1) if numbers else np.zeros((rows, 0), dtype=np.int64)
+        paths = []
+        for row, path in enumerate(steps.tolist()):
+            kept = [number for number in path if number >= 0]
+            paths.append([*range(self._leads[row]), *kept] if kept else [])
+            self._pending[row] = [*self._pending[row], *accepted[row]][len(paths[row]) :]
+        self._begin()
+        return paths
+
+    def _add(self, requests: Requests, counts: Numbers) -> None:
+        width = requests.tokens.shape[1]
+        more = max(int((self._requested + counts).max(initial=0)) - self._tokens.shape[1], 0)
+        self._tokens, self._parents, self._depths = (
+            np.pad(numbers, ((0, 0), (0, more))) for numbers in (self._tokens, self._parents, self._depths)
+        )
+        rows, columns = np.nonzero(np.arange(width) < counts[:, None])
+        new = (rows, self._requested[rows] + columns)
+        parents = requests.parents.numpy()[rows, columns]
+        self._tokens[new], self._parents[new] = requests.tokens.cpu().numpy()[rows, columns], parents
+        # A request may hold a node and its child.
+        for _ in range(width):
+            depths = np.where(parents >= 0, self._depths[rows, np.maximum(parents, 0)] + 1, 0)
+            if (depths == self._depths[new]).all():
+                break
+            self._depths[new] = depths
+        self._requested = self._requested + counts
