@@ -314,7 +314,5 @@ def as_batch(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor, list[int]]:
         (tree,) = trees
         return tree.tokens[: tree.size].unsqueeze(0), tree.parents[: tree.size].unsqueeze(0), counts
     tokens = pad_sequence([tree.tokens[: tree.size] for tree in trees], batch_first=True)
-    parents = pad_sequence(
-        [tree.parents[: tree.size] for tree in trees], batch_first=True, padding_value=-1
-    )
+    parents = pad_sequence([tree.parents[: tree.size] for tree in trees], batch_first=True, padding_value=-1)
     return tokens, parents, counts

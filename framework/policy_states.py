@@ -72,7 +72,10 @@ def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Generato
 def grow_rows(
     policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
 ) -> RowGrowth:
-    """`policy.grow_rows`, with what was learnt where it learns; by its `grow` where that alone is overridden."""
+    """`policy.grow_rows`, with what was learnt where it learns.
+
+    A policy that overrides `grow` below a batched form grows its rows by that alone.
+    """
     if _defined_by(policy, "grow") < _defined_by(policy, "grow_rows"):
         rows = zip(roots, rngs, states, strict=True)
         return in_lockstep([grow(policy, root, rng, state) for root, rng, state in rows])

@@ -68,7 +68,7 @@ class Requests(Sequence[Request | None]):
     def __getitem__(self, row: int) -> Request | None: ...
     @overload
     def __getitem__(self, row: slice) -> list[Request | None]: ...
-    def __getitem__(self, row: int | slice) -> Request | None | list[Request | None]:
+    def __getitem__(self, row: int | slice) -> Request | list[Request | None] | None:
         if isinstance(row, slice):
             return [self[index] for index in range(len(self))[row]]
         count = self.counts[row]

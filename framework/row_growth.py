@@ -74,7 +74,7 @@ class Level:
         return not self.nodes.size
 
     def of(self, values: NDArray[Any], *, none: float = 0) -> NDArray[Any]:
-        """`values` `[rows, nodes of the trees]` of these nodes, `[rows, width]`; `none` where there is none."""
+        """`values` `[rows, nodes]` of these nodes, `[rows, width]`; `none` where there is none."""
         return np.where(self.valid, np.take_along_axis(values, np.maximum(self.nodes, 0), 1), none)
 
 
@@ -109,7 +109,7 @@ class TreesBuilder:
         return Level(np.zeros((len(self.sizes), 1), dtype=np.int64))
 
     def ask(self, level: Level) -> Generator[Requests, Tensor, Tensor]:
-        """The draft distributions `[rows, width, vocab]` of a level: `probs = yield from trees.ask(level)`."""
+        """The draft distributions `[rows, width, vocab]` of a level, by `yield from`."""
         valid, counts = level.valid, level.counts
         columns = np.broadcast_to(np.arange(level.nodes.shape[1]), valid.shape)
         rows, nodes = np.broadcast_to(self._rows, valid.shape)[valid], level.nodes[valid]
@@ -127,7 +127,7 @@ class TreesBuilder:
         return probs
 
     def add(self, parents: Nodes, tokens: Nodes, keep: NDArray[np.bool_]) -> Nodes:
-        """Children of these parents in order, `[rows, m]` each, where to keep; their numbers, -1 elsewhere."""
+        """Children of these parents in order, `[rows, m]` each, where to keep; their numbers, or -1."""
         new = keep.sum(1)
         self._reserve(int((self.sizes + new).max()))
         numbers = np.where(keep, self.sizes[:, None] + keep.cumsum(1) - 1, -1)

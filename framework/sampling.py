@@ -163,7 +163,11 @@ class SamplingParams:
             scores = self.scores(logits)
         elif self.temperature != 1:
             # On a CPU softmax may read what it writes; a GPU has memory enough.
-            scores = probs if probs.device.type == "cpu" else scratch.take(shape, dtype=dtype, device=logits.device)
+            scores = (
+                probs
+                if probs.device.type == "cpu"
+                else scratch.take(shape, dtype=dtype, device=logits.device)
+            )
             torch.div(logits.to(dtype), self.temperature, out=scores)
         return torch.softmax(scores.to(dtype), -1, out=probs)
 

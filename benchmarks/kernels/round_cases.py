@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.kernels.cases import Case, Contender
 from draftwood import (
+    CounterRandomness,
     TapeRandomness,
     TokenTree,
-    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     draw_children,

@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.research.verifiers import BASELINE, CONTENDERS
-from draftwood import TokenTree, CounterRandomness, create
+from draftwood import CounterRandomness, TokenTree, create
 from draftwood.apps.machine import device_name
 
 

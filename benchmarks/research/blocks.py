@@ -14,7 +14,7 @@ from rich.console import Console
 from benchmarks.research.growth import Draft
 from benchmarks.research.orders import blocks_of, breadth_first, depth_first, heavy_path
 from benchmarks.research.prompts import prompts_of
-from draftwood import SamplingParams, TokenTree, CounterRandomness, create, zoo
+from draftwood import CounterRandomness, SamplingParams, TokenTree, create, zoo
 from draftwood.apps import models
 from draftwood.apps.progress import watched
 from draftwood.strategies.policies.dyspec import DySpec

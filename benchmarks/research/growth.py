@@ -18,13 +18,13 @@ from torch import Tensor
 
 from benchmarks.research.prompts import prompts_of
 from draftwood import (
+    CounterRandomness,
     Drafter,
     Randomness,
     Request,
     RequestLog,
     SamplingParams,
     TokenTree,
-    CounterRandomness,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,

@@ -26,10 +26,10 @@ from benchmarks.research import held_out
 from benchmarks.research.settings import BUDGETS, LARGE, Setting, settings
 from benchmarks.research.verifiers import interval
 from draftwood import (
+    CounterRandomness,
     Deterministic,
     Recipe,
     SamplingParams,
-    CounterRandomness,
     WithoutReplacement,
     create,
     load,

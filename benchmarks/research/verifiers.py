@@ -19,12 +19,12 @@ from torch import Tensor
 
 from benchmarks.research.prompts import prompts_of
 from draftwood import (
+    CounterRandomness,
     Outcome,
     Randomness,
     SamplingParams,
     SpeculativeDecoder,
     TokenTree,
-    CounterRandomness,
     Verifier,
     create,
     zoo,

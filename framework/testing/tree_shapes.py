@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.errors import InvalidInput
 from draftwood.proposals import PerChild, Proposal, draw_children
 from draftwood.protocols import TreePolicy
-from draftwood.randomness import Randomness, CounterRandomness
+from draftwood.randomness import CounterRandomness, Randomness
 from draftwood.request import Request
 from draftwood.sampling import SamplingParams
 from draftwood.testing.lazy_trees import TreeLaw

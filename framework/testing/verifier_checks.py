@@ -14,7 +14,7 @@ from draftwood.compatibility import laws_of
 from draftwood.errors import InvalidDistribution
 from draftwood.proposals import Proposal
 from draftwood.protocols import Verifier
-from draftwood.randomness import TapeRandomness, CounterRandomness
+from draftwood.randomness import CounterRandomness, TapeRandomness
 from draftwood.testing.check_runs import assert_declared, check_settings, for_models, served_models
 from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import BudgetExceeded, enumerate_outcomes

@@ -67,9 +67,7 @@ class BlockDraws:
         self._remember(rows, nodes, drawn)
         return drawn, chances
 
-    def _remember(
-        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], tokens: NDArray[np.int64]
-    ) -> None:
+    def _remember(self, rows: NDArray[np.intp], nodes: NDArray[np.intp], tokens: NDArray[np.int64]) -> None:
         free = (self._drawn[rows, nodes] < 0).argmax(1)
         self._drawn[rows, nodes, free] = tokens
         if (self._drawn[..., -1] >= 0).any():
@@ -90,7 +88,9 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
         (chosen,) = np.nonzero((limits > number) & (blocks.left[0] > 0))
         if number < draws and len(chosen):
             row = np.zeros_like(chosen)
-            tokens[chosen, number], chances[chosen, number] = blocks.draw(row, chosen, uniforms[chosen, number])
+            tokens[chosen, number], chances[chosen, number] = blocks.draw(
+                row, chosen, uniforms[chosen, number]
+            )
     return Draws(tokens, chances, left)
 
 

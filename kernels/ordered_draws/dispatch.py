@@ -39,9 +39,7 @@ def serves(probs: Tensor) -> bool:
     return support.use_kernel("ordered_draws", _objection(probs))
 
 
-def draw_on_device(
-    *, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]
-) -> Draws:
+def draw_on_device(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
     """What `reference.draw` gives, in one launch with one result read back.
 
     Of `left` the kernel keeps float32.

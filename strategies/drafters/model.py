@@ -71,7 +71,9 @@ class ModelDrafter(Drafter):
         columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))
         columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
         out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
-        missing = torch.from_numpy(np.arange(fed.width) >= counts[:, None]).to(logits.device, non_blocking=True)
+        missing = torch.from_numpy(np.arange(fed.width) >= counts[:, None]).to(
+            logits.device, non_blocking=True
+        )
         return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:

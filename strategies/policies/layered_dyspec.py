@@ -58,12 +58,14 @@ class LayeredDySpec(GreedyTree):
             probs = yield tree.request(level)
             started = start_children(self.law, level, probs, self.budget, rng, self.acceptance)
             drawn: dict[int, list[tuple[int, float, float]]] = {node: [] for node in level}
-            # One more child of every node whose next slot is worth it, so that no node's order decides.
+            # One more child of every node whose next slot is worth it, so that no node's order decides. A
+            # node that is left out stays so: its slots are worth ever less, and the bar rises.
+            wanted = [(node, 0.0) for node in level]
             while wanted := [
                 (node, value)
-                for node, children in started.items()
+                for node, _ in wanted
                 # Rounding must not lift a slot above its own node, which would then be dropped first.
-                if (value := min(path_probs[node] * children.next_value, values[node])) > best[0]
+                if (value := min(path_probs[node] * started[node].next_value, values[node])) > best[0]
             ]:
                 for node, value in wanted:
                     token, chance = started[node].draw()

@@ -88,7 +88,9 @@ class StaticTree(SingleLawPolicy):
                 tokens = np.where(ranks[where] >= 0, picked, -1)
             most = tokens.shape[2]
             new = trees.add(
-                np.repeat(level.nodes, most, 1), tokens.reshape(len(roots), -1), tokens.reshape(len(roots), -1) >= 0
+                np.repeat(level.nodes, most, 1),
+                tokens.reshape(len(roots), -1),
+                tokens.reshape(len(roots), -1) >= 0,
             )
             place = below[where][:, :, :most].reshape(new.shape)
             goes_on = (new >= 0) & (place >= 0)

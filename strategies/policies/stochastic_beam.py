@@ -164,9 +164,7 @@ class _BeamOrder:
         step = np.full((4, len(self._rngs)), -1.0)
         step[:, rows] = index, tokens, self._path_probs[rows, index] * chances, self._weights[rows].sum(1)
         self._below[rows] += 1
-        self._drawn.append(
-            (step[0].astype(np.int64), step[1].astype(np.int64), step[2], step[3])
-        )
+        self._drawn.append((step[0].astype(np.int64), step[1].astype(np.int64), step[2], step[3]))
 
     def drawn(self) -> tuple[Numbers, Numbers, Values, Values]:
         """What was drawn, `[rows, m]` each, left-aligned: numbers of the parents in the beam, tokens (-1: none),

@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from draftwood import (
+    CounterRandomness,
     Drafter,
     InvalidInput,
     Outcome,
@@ -126,4 +127,4 @@ def test_a_law_that_does_not_say_how_it_is_drawn() -> None:
     import torch
 
     with pytest.raises(InvalidInput, match="Drawless does not say how its children are drawn"):
-        draw_children(Drawless, torch.ones(1, 3) / 3, count=1, rng=None)  # type: ignore[arg-type]
+        draw_children(Drawless, torch.ones(1, 3) / 3, count=1, rng=CounterRandomness.seeded(0))

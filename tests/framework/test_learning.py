@@ -140,10 +140,9 @@ def test_a_row_without_a_round_keeps_the_state_it_was_given():
 
 def test_a_policy_within_learns_by_its_own_note():
     policy = DynamicDepth(CostAware("layered-dyspec", (2, 4)), 0.9)
-    out = generate(policy, PROMPTS[:1])
-    (state,) = out.policy_states
-    assert sum(state.inner.rounds) > 1
-    assert state.threshold != 0.9
+    out = generate(policy, PROMPTS)
+    assert all(sum(state.inner.rounds) > 1 for state in out.policy_states)
+    assert any(state.threshold != 0.9 for state in out.policy_states)
     policy = DynamicDepth(Grows(), 0.0)
     start = attrs.evolve(policy.first_state(), inner=3)
     stream = decoder(policy).stream(PROMPTS[:1], policy_state=start)

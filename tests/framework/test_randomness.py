@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import InvalidDistribution, InvalidInput, Streams, TapeRandomness, CounterRandomness
+from draftwood import CounterRandomness, InvalidDistribution, InvalidInput, Streams, TapeRandomness
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 

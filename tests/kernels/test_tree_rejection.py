@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood import (
+    CounterRandomness,
     Deterministic,
     InvalidDistribution,
     InvalidInput,
@@ -27,7 +28,6 @@ from draftwood import (
     TapeRandomness,
     TokenTree,
     TopThenSample,
-    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood import Randomness, SamplingParams, Streams, TokenTree, CounterRandomness, decoder, randomness
+from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, TokenTree, decoder, randomness
 from draftwood.loop import BatchRow, RoundLoop
 from draftwood.prefixes import Path, Prefixes
 from draftwood.stopping import StopConditions
@@ -48,7 +48,8 @@ def equal_verification_streams(seed: int) -> Streams:
 
 
 def one_seed_for_both(seed: int) -> Streams:
-    return Streams(CounterRandomness.seeded(seed), CounterRandomness.seeded(seed))
+    # The draft's first draw is the first number of its first node's stream.
+    return Streams(CounterRandomness.seeded(seed), CounterRandomness.seeded(seed).nodes(1)[0])
 
 
 def consecutive_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
@@ -151,7 +152,7 @@ MISTAKES = [
     _decoding(
         "filters and processors applied at the root alone",
         "a tree scored as one position",
-        (RoundLoop, "_target_scores", scores_at_the_root_alone),
+        (RoundLoop, "_scored", suite.by_scores(scores_at_the_root_alone)),
     ),
     _decoding(
         "two rows share a verification stream",
@@ -173,7 +174,7 @@ MISTAKES = [
     _decoding(
         "the draft's sampling used for the target",
         "one set of parameters too many",
-        (RoundLoop, "_target_scores", draft_sampling_for_both),
+        (RoundLoop, "_scored", suite.by_scores(draft_sampling_for_both)),
     ),
     _decoding(
         "processors see another row's text",
@@ -199,12 +200,12 @@ MISTAKES = [
     _decoding(
         "the target's temperature is not applied",
         "vllm#10198",
-        (RoundLoop, "_target_scores", suite.unscaled),
+        (RoundLoop, "_scored", suite.by_scores(suite.unscaled)),
     ),
     _decoding(
         "processors that read the prefix see the root's at every node",
         "grammars and penalties on trees",
-        (RoundLoop, "_target_scores", suite.seen_from_the_root),
+        (RoundLoop, "_scored", suite.by_scores(suite.seen_from_the_root)),
     ),
     _decoding(
         "an end-of-text inside the accepted path is ignored",

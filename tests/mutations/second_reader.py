@@ -25,7 +25,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
-from draftwood.randomness import Streams, CounterRandomness
+from draftwood.randomness import CounterRandomness, Streams
 from draftwood.sampling import SamplingParams
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection

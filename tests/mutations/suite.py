@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import torch
@@ -67,13 +69,26 @@ EXACT = attrs.evolve(
 )
 
 
+def by_scores(change: Callable[[RoundLoop, BatchRow, TokenTree, Tensor], Tensor]) -> Any:
+    """`RoundLoop._scored` with the scores that `change` makes of a row's logits."""
+
+    def scored(
+        self: RoundLoop, trees: Sequence[TokenTree], logits: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        rows = zip(self.rows, trees, logits, strict=True)
+        scores = [change(self, row, tree, of_row) for row, tree, of_row in rows]
+        return scores, [self._target_probs(row, one) for row, one in zip(self.rows, scores, strict=True)]
+
+    return scored
+
+
 def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tensor:
-    """`RoundLoop._target_scores` without the sampling parameters."""
+    """Scores without the sampling parameters."""
     return logits[: len(tree)]
 
 
 def seen_from_the_root(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
-    """`RoundLoop._target_scores` whose processors see the root's context at every node."""
+    """Scores whose processors see the root's context at every node."""
     return self.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 
 
@@ -130,13 +145,13 @@ MUTATIONS = [
         "the target's temperature is not applied",
         "vllm#10198",
         attrs.evolve(CHAIN, temperature=0.7),
-        patch=(RoundLoop, "_target_scores", unscaled),
+        patch=(RoundLoop, "_scored", by_scores(unscaled)),
     ),
     Mutation(
         "processors that read the prefix see the root's at every node",
         "grammars and penalties on trees",
         attrs.evolve(CHAIN, policy=Chain(1), carried=True, processors=(RepeatsLess(),)),
-        patch=(RoundLoop, "_target_scores", seen_from_the_root),
+        patch=(RoundLoop, "_scored", by_scores(seen_from_the_root)),
     ),
     Mutation(
         "block verification that accepts token by token",

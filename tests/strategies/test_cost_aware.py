@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import (
+    CounterRandomness,
     InvalidInput,
     Outcome,
     SamplingParams,
     SpeculativeDecoder,
-    CounterRandomness,
     create,
     load,
     zoo,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from draftwood import (
-    InvalidDistribution,
     CounterRandomness,
+    InvalidDistribution,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,

@@ -70,6 +70,9 @@ def test_dyspec_is_algorithm_1_node_for_node(policy, seed, budget, vocab):
 
         known: tuple[tuple[int, ...], ...] = ((0,),)
 
+        def nodes(self, n):
+            return [self] * n
+
         def choose(self, weights):
             # The weights identify the node: distributions differ from context to context.
             for path in self.known:

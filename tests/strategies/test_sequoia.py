@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import (
+    CounterRandomness,
     InvalidInput,
     Outcome,
     RowRecord,
-    CounterRandomness,
 )
 from draftwood.round_records import TracedTree
 from draftwood.strategies.acceptance import acceptance_of_rounds, acceptance_vector

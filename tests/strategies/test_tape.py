@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from draftwood import PerChild, TapeRandomness, CounterRandomness
+from draftwood import CounterRandomness, PerChild, TapeRandomness
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import (
+    CounterRandomness,
     Deterministic,
     IncompatibleStrategy,
     InvalidDistribution,
     PerChild,
     TopThenSample,
-    CounterRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
