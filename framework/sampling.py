@@ -129,7 +129,7 @@ class SamplingParams:
     def proposals(self, logits: Tensor, scratch: Scratch) -> Tensor:
         """`distribution` of a draft's logits `[..., vocab]`, in standing memory and without a wait.
 
-        Where it does not wait to look, NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it.
+        On a GPU NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it.
         """
         flat = logits.reshape(-1, logits.shape[-1])
         if self.temperature == 0 or self.processors:
@@ -142,7 +142,7 @@ class SamplingParams:
         return probs.view(logits.shape)
 
     def targets(self, logits: Tensor, scratch: Scratch) -> Tensor:
-        """`distribution` of the target's logits `[rows, nodes, vocab]`, in standing memory and without a wait.
+        """`distribution` of the target's logits `[..., vocab]`, in standing memory and without a wait.
 
         NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it.
         """

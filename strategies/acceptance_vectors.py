@@ -8,6 +8,12 @@ from draftwood.errors import InvalidInput
 
 CERTAINTY_POWER = 16
 """A child drawn with probability p from what its siblings left is all but certain as p to this power is."""
+_CERTAINTY_FROM = 0.4  # below, the power is under 1e-6; dropped, so that rounding orders no equal slots
+
+
+def certainty(chance: float) -> float:
+    """How certain a child drawn with this probability from what its siblings left is to be accepted."""
+    return chance**CERTAINTY_POWER if chance >= _CERTAINTY_FROM else 0.0
 
 
 def check_acceptance(acceptance: Sequence[float]) -> None:

@@ -29,7 +29,7 @@ class LikelyRows:
         continuations of every node.
 
         Returns:
-            The new nodes `[rows, m]`, the most likely path first, of equal ones the earlier node's; -1 behind.
+            The new nodes `[rows, m]`, the most likely path first, of equal ones the earlier node's.
         """
         probs = yield from self._trees.ask(self.level)
         tokens, chances = top_tokens(probs, branching)

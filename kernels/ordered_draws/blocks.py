@@ -1,4 +1,4 @@
-"""Draws without replacement on a CPU, which touch a few hundred numbers each; README.md has the derivation."""
+"""Draws without replacement on a CPU, a few hundred numbers each; README.md has the derivation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BlockDraws:
         """Sum the weights of `probs` `[rows, nodes, vocab]`, float32 or float64 on the CPU."""
         rows, nodes, vocab = probs.shape
         whole = vocab // BLOCK * BLOCK
-        # In the weights' own dtype, whose rounding they have anyway: to convert them would cost ten times that.
+        # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
         parts = [probs[..., :whole].unflatten(2, (-1, BLOCK)).sum(-1)] if whole else []
         if whole < vocab:
             parts.append(probs[..., whole:].sum(-1, keepdim=True))

@@ -29,7 +29,7 @@ CONFIGURATIONS = tuple(
 
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
-    """Draw up to `limits[i]` distinct tokens for every node i of `probs` `[nodes, vocab]`; see `reference.draw`."""
+    """Draw up to `limits[i]` distinct tokens for every node i; see `reference.draw`."""
     one = draw_on_device if serves(probs) else blocks.draw
     return one(probs=probs, limits=limits, uniforms=uniforms)
 

@@ -22,8 +22,8 @@ from draftwood import (
 )
 from draftwood.errors import InvalidInput
 from draftwood.strategies.acceptance_vectors import (
-    CERTAINTY_POWER,
     as_acceptance,
+    certainty,
     conditional_acceptance,
     validate_acceptance,
 )
@@ -177,7 +177,7 @@ class _MeasuredChildren(Children):
         rank, left = len(self.tokens), self.sampled.next_value
         token, chance = self.sampled.draw()
         measured = self.chances[min(rank, len(self.chances) - 1)]
-        accepted = measured + (1 - measured) * min(chance / left, 1.0) ** CERTAINTY_POWER
+        accepted = measured + (1 - measured) * certainty(min(chance / left, 1.0))
         value, self.slot = self.slot * accepted, self.slot * (1 - accepted)
         self.next_value = self.slot if self.sampled.next_value > 0 else 0.0
         return token, value

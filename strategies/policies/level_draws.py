@@ -15,7 +15,9 @@ from torch import Tensor
 from draftwood import Deterministic, Proposal, Randomness, WithoutReplacement
 from draftwood.ordered_draws import ChildDraws
 from draftwood.randomness import NodeNoise, UniformRandomness
-from draftwood.strategies.acceptance_vectors import CERTAINTY_POWER, conditional_acceptance
+from draftwood.strategies.acceptance_vectors import certainty, conditional_acceptance
+
+_certainties = np.vectorize(certainty, otypes=[np.float64])
 
 Numbers = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -132,7 +134,7 @@ class _MeasuredSlots(Slots):
         left, ranks = self._draws.left[wanted], self._draws.drawn[wanted]
         tokens, chances = self._draws.next(*wanted)
         measured = self._chances[np.minimum(ranks, len(self._chances) - 1)]
-        accepted = measured + (1 - measured) * np.minimum(chances / left, 1.0) ** CERTAINTY_POWER
+        accepted = measured + (1 - measured) * _certainties(np.minimum(chances / left, 1.0))
         slots = self._slots[wanted]
         self._slots[wanted] = slots * (1 - accepted)
         self.next_values[wanted] = np.where(self._draws.left[wanted] > 0, self._slots[wanted], 0.0)

@@ -13,7 +13,7 @@ from draftwood.strategies.policies.level_draws import Numbers, Slots, Values
 
 
 class SlotTrees:
-    """Trees with the draft's probability of the path to every node, and the value of the slot it was drawn in.
+    """Trees, the draft's probability of the path to every node, and the value of the slot it was drawn in.
 
     Attributes:
         trees: all nodes so far.

@@ -167,7 +167,7 @@ class _BeamOrder:
         self._drawn.append((step[0].astype(np.int64), step[1].astype(np.int64), step[2], step[3]))
 
     def drawn(self) -> tuple[Numbers, Numbers, Values, Values]:
-        """What was drawn, `[rows, m]` each, left-aligned: numbers of the parents in the beam, tokens (-1: none),
+        """What was drawn, `[rows, m]` each: numbers of the parents in the beam, tokens (-1: none), the
         probabilities of the paths, and the mass of all that appears after each."""
         nothing = np.zeros((len(self._rngs), 0))
         if not self._drawn:
