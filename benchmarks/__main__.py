@@ -7,6 +7,7 @@ import typer
 from benchmarks.kernels.command import kernels
 from benchmarks.kernels.packed import packed
 from benchmarks.kernels.prefix_cost import prefix_cost
+from benchmarks.kernels.round import round_times
 from benchmarks.kernels.speed import speed
 from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
@@ -26,6 +27,7 @@ app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True
 measurement: Any
 for measurement in (kernels, packed, prefix_cost, speed):
     app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
+app.command("round", rich_help_panel=KERNELS)(with_plain_errors(round_times))
 for measurement in (
     agreement,
     blocks,

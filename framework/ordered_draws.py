@@ -63,25 +63,43 @@ class ChildDraws:
             raise _unsound(float(self.left[~np.isfinite(self.left)][0]))
 
     def next(
-        self, rows: NDArray[np.intp], nodes: NDArray[np.intp]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """One more child of each of these nodes, none named twice: tokens and weights, `[len(rows)]` each.
+        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], count: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """`count` more children of each of these nodes, none of which is named twice.
 
-        A node without weight left gives token -1.
+        Returns:
+            Tokens (-1 where no weight is left), their weights, and the weight left before each;
+            `[len(rows), count]`.
         """
-        numbers = self.drawn[rows, nodes]
+        numbers = self.drawn[rows, nodes][:, None] + np.arange(count)
+        most = int(numbers.max(initial=0)) + 1
+        self.drawn[rows, nodes] += count
         if self._blocks is not None:
-            if int(numbers.max(initial=0)) >= self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(0, 2 * self._uniforms.shape[2])
-            tokens, chances = self._blocks.draw(rows, nodes, self._uniforms[rows, nodes, numbers])
+            if most > self._uniforms.shape[2]:
+                self._uniforms = self._noise.uniforms(0, 2 * most)
+            uniforms = self._uniforms[rows[:, None], nodes[:, None], numbers]
+            drawn = self._blocks.draw(rows, nodes, uniforms)
             self.left[rows, nodes] = self._blocks.left[rows, nodes]
-        else:
-            if int(numbers.max(initial=0)) >= self._tokens.shape[2]:
-                self._draw_on_device(2 * self._tokens.shape[2])
-            tokens = self._tokens[rows, nodes, numbers]
-            chances = self._chances[rows, nodes, numbers]
-            self.left[rows, nodes] = self._left[rows, nodes, numbers + 1]
-        self.drawn[rows, nodes] += 1
+            return drawn
+        if most > self._tokens.shape[2]:
+            self._draw_on_device(2 * most)
+        each = (rows[:, None], nodes[:, None], numbers)
+        self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
+        return self._tokens[each], self._chances[each], self._left[each]
+
+    def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
+
+        Those that there are stand first; the tokens of the others are -1.
+        """
+        number, most = 0, int(limits.max(initial=0))
+        tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
+        while len((wanted := np.nonzero((limits > number) & (self.left > 0)))[0]):
+            # As many as the node that wants fewest of them still wants.
+            stop = int(limits[wanted].min())
+            drawn = self.next(*wanted, stop - number)
+            tokens[(*wanted, slice(number, stop))], chances[(*wanted, slice(number, stop))] = drawn[:2]
+            number = stop
         return tokens, chances
 
     def _draw_on_device(self, count: int) -> None:
@@ -117,15 +135,10 @@ def drawn_together(
     """
     if not isinstance(rng, UniformRandomness):
         return None
-    nodes, most = len(counts), max(counts, default=0)
-    draws = ChildDraws(probs.unsqueeze(0), NodeNoise.of([rng], [nodes]), [nodes], at_once=max(most, 1))
-    tokens, chances = np.full((nodes, most), -1), np.zeros((nodes, most))
-    limits = np.array(counts)
-    for number in range(most):
-        (wanted,) = np.nonzero((limits > number) & (draws.left[0] > 0))
-        if not len(wanted):
-            break
-        tokens[wanted, number], chances[wanted, number] = draws.next(np.zeros_like(wanted), wanted)
+    draws = ChildDraws(
+        probs.unsqueeze(0), NodeNoise.of([rng], [len(counts)]), [len(counts)], at_once=max(counts, default=0)
+    )
+    (tokens,), (chances,) = draws.up_to(np.array([counts]))
     lengths = (tokens >= 0).sum(1).tolist()
     rows = zip(tokens.tolist(), chances.tolist(), lengths, strict=True)
     return [(of_node[:length], weights[:length]) for of_node, weights, length in rows]

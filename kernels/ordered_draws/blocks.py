@@ -10,6 +10,8 @@ from torch import Tensor
 from draftwood.kernels.ordered_draws.reference import Draws, unsound
 
 BLOCK = 256
+FEW = 6
+"""Nodes that are drawn for one after another."""
 
 
 class BlockDraws:
@@ -29,50 +31,90 @@ class BlockDraws:
             parts.append(probs[..., whole:].sum(-1, keepdim=True))
         self._sums = torch.cat(parts, -1).double().numpy()
         self._probs = probs.numpy()
-        self._drawn = np.full((rows, nodes, 1), -1)
+        self._drawn: dict[tuple[int, int], list[int]] = {}
         self.left: NDArray[np.float64] = self._sums.sum(-1)
 
     def draw(
         self, rows: NDArray[np.intp], nodes: NDArray[np.intp], uniforms: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The next child of each of these nodes, by a uniform for each; -1 where no weight is left.
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """The next children of each of these nodes, as many as there are `uniforms` `[len(rows), n]` for one.
 
         Returns:
-            Tokens and their weights, `[len(rows)]` each.
+            Tokens (-1 where no weight is left), their weights, and the weight left before each; `[len(rows), n]`.
 
         Raises:
             ValueError: a node's weights sum to NaN or infinity.
         """
+        tokens = np.full(uniforms.shape, -1)
+        chances, left = np.zeros(uniforms.shape), np.zeros(uniforms.shape)
+        # Below some nodes the calls cost more than what they compute.
+        if len(rows) <= FEW:
+            for index, (row, node) in enumerate(zip(rows.tolist(), nodes.tolist(), strict=True)):
+                for number, u in enumerate(uniforms[index].tolist()):
+                    left[index, number] = self.left[row, node]
+                    if not left[index, number] > 0:
+                        _check(left[index, number])
+                        break
+                    tokens[index, number], chances[index, number] = self._draw_one(row, node, u)
+            return tokens, chances, left
+        for number in range(uniforms.shape[1]):
+            left[:, number] = self.left[rows, nodes]
+            (live,) = np.nonzero(left[:, number] != 0)
+            if not len(live):
+                break
+            drawn = self._draw_each(rows[live], nodes[live], uniforms[live, number])
+            tokens[live, number], chances[live, number] = drawn
+        return tokens, chances, left
+
+    def _draw_one(self, row: int, node: int, u: float) -> tuple[int, float]:
+        sums = self._sums[row, node]
+        heights = sums.cumsum()
+        bound = u * heights[-1]
+        _check(heights[-1])
+        block = _first_of(sums, heights, bound)
+        start = block * BLOCK
+        weights = self._probs[row, node, start : start + BLOCK].astype(np.float64)
+        earlier = self._drawn.setdefault((row, node), [])
+        for token in earlier:
+            if start <= token < start + BLOCK:
+                weights[token - start] = 0
+        below = heights[block - 1] if block else 0.0
+        first = _first_of(weights, below + weights.cumsum(), bound)
+        chance = float(weights[first])
+        weights[first] = 0
+        sums[block] = weights.sum()
+        self.left[row, node] = sums.sum()
+        earlier.append(start + first)
+        return start + first, chance
+
+    def _draw_each(
+        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], uniforms: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """One child of each of these nodes, which all have weight left."""
         each = np.arange(len(rows))
         sums = self._sums[rows, nodes]
         heights = sums.cumsum(1)
-        totals = heights[:, -1]
-        if not np.isfinite(totals).all():
-            raise unsound(float(totals[~np.isfinite(totals)][0]))
-        bounds = (uniforms * totals)[:, None]
+        _check(heights[:, -1].sum())
+        bounds = (uniforms * heights[:, -1])[:, None]
         block = _first_above(sums, heights, bounds)
         tokens = block[:, None] * BLOCK + np.arange(BLOCK)
         within = np.minimum(tokens, self._probs.shape[2] - 1)
         weights = self._probs[rows[:, None], nodes[:, None], within].astype(np.float64)
         weights[tokens != within] = 0
-        earlier = self._drawn[rows, nodes]
-        weights[(tokens[:, :, None] == earlier[:, None, :]).any(2)] = 0
+        already = [self._drawn.setdefault(one, []) for one in zip(rows.tolist(), nodes.tolist(), strict=True)]
+        for index, (earlier, start) in enumerate(zip(already, tokens[:, 0].tolist(), strict=True)):
+            for token in earlier:
+                if start <= token < start + BLOCK:
+                    weights[index, token - start] = 0
         below = np.where(block > 0, heights[each, block - 1], 0.0)[:, None]
         first = _first_above(weights, below + weights.cumsum(1), bounds)
         drawn, chances = tokens[each, first], weights[each, first]
         weights[each, first] = 0
         self._sums[rows, nodes, block] = weights.sum(1)
         self.left[rows, nodes] = self._sums[rows, nodes].sum(1)
-        drawn = np.where(totals > 0, drawn, -1)
-        self._remember(rows, nodes, drawn)
+        for earlier, token in zip(already, drawn.tolist(), strict=True):
+            earlier.append(token)
         return drawn, chances
-
-    def _remember(self, rows: NDArray[np.intp], nodes: NDArray[np.intp], tokens: NDArray[np.int64]) -> None:
-        free = (self._drawn[rows, nodes] < 0).argmax(1)
-        self._drawn[rows, nodes, free] = tokens
-        if (self._drawn[..., -1] >= 0).any():
-            more = np.full_like(self._drawn, -1)
-            self._drawn = np.concatenate([self._drawn, more], 2)
 
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
@@ -80,26 +122,32 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
     (nodes, draws), blocks = uniforms.shape, BlockDraws(probs.unsqueeze(0).cpu())
     tokens, chances = np.full((nodes, draws), -1), np.zeros((nodes, draws))
     left = np.zeros((nodes, draws + 1))
-    seen = limits >= 0
-    if not np.isfinite(blocks.left[0, seen]).all():
-        raise unsound(float(blocks.left[0, seen][~np.isfinite(blocks.left[0, seen])][0]))
-    for number in range(draws + 1):
-        left[:, number] = np.where(seen, blocks.left[0], 0.0)
-        (chosen,) = np.nonzero((limits > number) & (blocks.left[0] > 0))
-        if number < draws and len(chosen):
-            row = np.zeros_like(chosen)
-            tokens[chosen, number], chances[chosen, number] = blocks.draw(
-                row, chosen, uniforms[chosen, number]
-            )
+    for node in np.flatnonzero(limits >= 0).tolist():
+        _check(blocks.left[0, node])
+        one, count = np.array([node]), limits[node]
+        drawn = blocks.draw(np.zeros_like(one), one, uniforms[one, :count])
+        tokens[node, :count], chances[node, :count], left[node, :count] = (of[0] for of in drawn)
+        left[node, count:] = blocks.left[0, node]
     return Draws(tokens, chances, left)
+
+
+def _check(total: float) -> None:
+    if not 0 <= total < np.inf:
+        raise unsound(float(total))
+
+
+def _first_of(weights: NDArray[np.float64], heights: NDArray[np.float64], bound: float) -> int:
+    """The first entry with weight whose height exceeds the bound; rounding may leave none, and the last
+    entry with weight is meant then."""
+    first = int(heights.searchsorted(bound, side="right"))
+    return first if first < len(weights) and weights[first] > 0 else int(np.flatnonzero(weights)[-1])
 
 
 def _first_above(
     weights: NDArray[np.float64], heights: NDArray[np.float64], bounds: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """For every row the first entry with weight whose height exceeds the bound; rounding may leave none,
-    and the last entry with weight is meant then."""
+    """`_first_of` for every row."""
     above = (heights > bounds) & (weights > 0)
     first = above.argmax(1)
     last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(1)
-    return np.where(above.any(1), first, last)
+    return np.where(above[np.arange(len(first)), first], first, last)

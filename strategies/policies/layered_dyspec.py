@@ -51,7 +51,7 @@ class LayeredDySpec(GreedyTree):
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
-        values = [float("inf")]  # of the slot that every node was drawn in
+        values, ranks = [float("inf")], [0]  # of the slot that every node was drawn in, and among siblings
         best = [self.threshold] * self.budget  # the largest values so far; best[0] is the bar for new ones
         level, depth = [0], 0
         while level and depth != self.depth:
@@ -73,9 +73,10 @@ class LayeredDySpec(GreedyTree):
                     heapq.heappushpop(best, value)
             below = []
             for node, children in drawn.items():
-                for token, value, path_prob in children:
+                for rank, (token, value, path_prob) in enumerate(children):
                     below.append(tree.add(node, token))
                     values.append(value)
+                    ranks.append(rank)
                     path_probs.append(path_prob)
                 if children:
                     tree.proposals[node] = started[node].proposal()
@@ -83,8 +84,9 @@ class LayeredDySpec(GreedyTree):
         grown = tree.finish()
         if len(grown) <= self.budget + 1:
             return grown
-        # Of equal values the earlier node stays, so that no token decides.
-        ranked = sorted(range(len(values)), key=lambda node: -values[node])
+        # Of equal values the higher node stays, then the earlier sibling, then the earlier node: no token
+        # decides, nor how many are drawn at once.
+        ranked = sorted(range(len(values)), key=lambda node: (-values[node], tree.depths[node], ranks[node]))
         return grown.subtree(torch.tensor(sorted(ranked[: self.budget + 1])))
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
@@ -100,10 +102,14 @@ class LayeredDySpec(GreedyTree):
             probs = yield from grown.trees.ask(level)
             slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance)
             drawn = grown.open(level)
-            while (wanted := (values := drawn.next_values(slots)) > best[:, :1]).any():
-                drawn.draw(slots, wanted, values)
-                best = np.sort(np.concatenate([best, np.where(wanted, values, 0.0)], 1), 1)[:, -self.budget :]
-            new, path_probs = grown.add(drawn)
+            while (wanted := drawn.next_values(slots) > best[:, :1]).any():
+                # As many children as it takes to fill the budget; what falls below the bar is dropped.
+                missing = (best == self.threshold).sum(1) / np.maximum(wanted.sum(1), 1)
+                values = drawn.draw(slots, wanted, int(max(missing.max(), 1)))
+                best = np.concatenate([best, values.reshape(len(roots), -1)], 1)
+                best = np.sort(np.maximum(best, self.threshold), 1)[:, -self.budget :]
+            values = drawn.values
+            new, path_probs = grown.add(drawn, (values >= best[:, :1]) & (values > self.threshold))
             level = Level(aligned(new, (new >= 0) & (path_probs > best[:, :1])))
             depth += 1
         return grown.finish(self.law, self.budget)

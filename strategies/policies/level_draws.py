@@ -68,13 +68,7 @@ def draw_level(
         found = (np.arange(tokens.shape[2]) < wanted[:, :, None]) & (chances > 0)
         return np.where(found, tokens, -1), np.where(found, chances, 0.0)
     draws = ChildDraws(probs, NodeNoise.of(rngs, counts.tolist()), counts, at_once=most)
-    tokens, chances = np.full((rows, nodes, most), -1), np.zeros((rows, nodes, most))
-    for number in range(most):
-        chosen = np.nonzero((wanted > number) & (draws.left > 0))
-        if not len(chosen[0]):
-            break
-        tokens[(*chosen, number)], chances[(*chosen, number)] = draws.next(*chosen)
-    return tokens, chances
+    return draws.up_to(wanted)
 
 
 class Slots(ABC):
@@ -88,9 +82,15 @@ class Slots(ABC):
     next_values: Values
 
     @abstractmethod
-    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
-        """The next children of these nodes (rows and nodes): tokens, and their values relative to the node:
-        what their own children start from."""
+    def draw(
+        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
+    ) -> tuple[Numbers, Values, Values]:
+        """The next `count` children of these nodes (rows and nodes), `[len(wanted[0]), count]`.
+
+        Returns:
+            Tokens (-1 where there is none), what their own children start from relative to the node, and
+            the values of their slots, relative too.
+        """
 
 
 def start_slots(
@@ -118,8 +118,10 @@ class _SampledSlots(Slots):
     def __init__(self, draws: ChildDraws) -> None:
         self._draws, self.next_values = draws, draws.left
 
-    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
-        return self._draws.next(*wanted)
+    def draw(
+        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
+    ) -> tuple[Numbers, Values, Values]:
+        return self._draws.next(*wanted, count)
 
 
 class _MeasuredSlots(Slots):
@@ -130,15 +132,22 @@ class _MeasuredSlots(Slots):
         self._slots = np.minimum(draws.left, 1.0)
         self.next_values = draws.left.copy()
 
-    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
-        left, ranks = self._draws.left[wanted], self._draws.drawn[wanted]
-        tokens, chances = self._draws.next(*wanted)
-        measured = self._chances[np.minimum(ranks, len(self._chances) - 1)]
-        accepted = measured + (1 - measured) * _certainties(np.minimum(chances / left, 1.0))
-        slots = self._slots[wanted]
-        self._slots[wanted] = slots * (1 - accepted)
-        self.next_values[wanted] = np.where(self._draws.left[wanted] > 0, self._slots[wanted], 0.0)
-        return tokens, slots * accepted
+    def draw(
+        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
+    ) -> tuple[Numbers, Values, Values]:
+        ranks = self._draws.drawn[wanted]
+        tokens, chances, left = self._draws.next(*wanted, count)
+        values, below = np.zeros_like(chances), np.zeros_like(chances)
+        for number in range(count):
+            measured = self._chances[np.minimum(ranks + number, len(self._chances) - 1)]
+            share = chances[:, number] / np.maximum(left[:, number], np.finfo(np.float64).tiny)
+            accepted = measured + (1 - measured) * _certainties(np.minimum(share, 1.0))
+            values[:, number], slots = self.next_values[wanted], self._slots[wanted]
+            below[:, number] = slots * accepted
+            self._slots[wanted] = slots * (1 - accepted)
+            after = left[:, number + 1] if number + 1 < count else self._draws.left[wanted]
+            self.next_values[wanted] = np.where(after > 0, self._slots[wanted], 0.0)
+        return tokens, below, values
 
 
 class _TopSlots(Slots):
@@ -147,14 +156,18 @@ class _TopSlots(Slots):
     def __init__(self, probs: Tensor, counts: Numbers, budget: int) -> None:
         tokens, values = top_tokens(probs, budget)
         valid = np.arange(tokens.shape[1]) < counts[:, None]
-        nothing = np.zeros((*valid.shape, 1))
-        self._tokens = tokens
+        nothing = np.zeros((*valid.shape, budget + 1))  # behind the last one
+        self._tokens = np.concatenate([tokens, np.full_like(nothing, -1).astype(np.int64)], 2)
         self._values = np.concatenate([np.where(valid[:, :, None], values, 0.0), nothing], 2)
         self._ranks = np.zeros(valid.shape, dtype=np.int64)
         self.next_values = self._values[:, :, 0].copy()
 
-    def draw(self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Numbers, Values]:
-        ranks = self._ranks[wanted]
-        self._ranks[wanted] = ranks + 1
-        self.next_values[wanted] = self._values[(*wanted, ranks + 1)]
-        return self._tokens[(*wanted, ranks)], self._values[(*wanted, ranks)]
+    def draw(
+        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
+    ) -> tuple[Numbers, Values, Values]:
+        ranks = self._ranks[wanted][:, None] + np.arange(count)
+        self._ranks[wanted] += count
+        each = (wanted[0][:, None], wanted[1][:, None], ranks)
+        self.next_values[wanted] = self._values[(*wanted, ranks[:, -1] + 1)]
+        values = self._values[each]
+        return np.where(values > 0, self._tokens[each], -1), values, values

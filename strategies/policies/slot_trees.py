@@ -22,25 +22,30 @@ class SlotTrees:
     def __init__(self, roots: Sequence[int]) -> None:
         self.trees = TreesBuilder(roots)
         self._path_probs, self._values = np.ones((len(roots), 1)), np.full((len(roots), 1), np.inf)
+        self._ranks = np.zeros((len(roots), 1))  # among the siblings
 
     def open(self, level: Level) -> OpenLevel:
         """The level's nodes, to draw their children."""
         return OpenLevel(level, level.of(self._path_probs), level.of(self._values))
 
-    def add(self, drawn: OpenLevel, room: Numbers | None = None) -> tuple[Numbers, Values]:
-        """Add what was drawn, of each row the first `room` `[rows]`.
+    def add(
+        self, drawn: OpenLevel, keep: NDArray[np.bool_], room: Numbers | None = None
+    ) -> tuple[Numbers, Values]:
+        """Add what was drawn and is to be kept, `[rows, m]`, of each row the first `room` `[rows]`.
 
         Returns:
             Node numbers `[rows, m]`, -1 where none, and the probabilities of their paths.
         """
         parents, tokens, values, path_probs = drawn.children()
-        keep = tokens >= 0
+        keep = (tokens >= 0) & keep
         if room is not None:
-            keep &= keep.cumsum(1) <= room[:, None]
+            keep = keep & (keep.cumsum(1) <= room[:, None])
         new = self.trees.add(parents, tokens, keep)
         most = int(self.trees.sizes.max())
         self._path_probs = _with(self._path_probs, most, new, path_probs)
         self._values = _with(self._values, most, new, values)
+        ranks = np.arange(new.shape[1]) % max(drawn.most, 1)
+        self._ranks = _with(self._ranks, most, new, np.broadcast_to(ranks, new.shape))
         return new, path_probs
 
     def finish(self, law: type[Proposal], budget: int) -> TreeBatch:
@@ -49,8 +54,10 @@ class SlotTrees:
         if grown.tokens.shape[1] <= budget + 1:
             return grown
         valid = np.arange(grown.tokens.shape[1]) < grown.counts[:, None]
-        # Of equal values the earlier node stays, so that no token decides.
-        order = np.argsort(np.where(valid, -self._values, np.inf), axis=1, kind="stable")
+        # Of equal values the higher node stays, then the earlier sibling, then the earlier node: no token
+        # decides, nor how many are drawn at once.
+        keys = (self._ranks, grown.depths, np.where(valid, -self._values, np.inf))
+        order = np.lexsort(keys, axis=1)
         keep = np.zeros_like(valid)
         np.put_along_axis(keep, order[:, : budget + 1], True, 1)
         return grown.kept(keep & valid)
@@ -65,10 +72,11 @@ def _with(values: Values, most: int, nodes: Numbers, new: Values) -> Values:
 
 
 class OpenLevel:
-    """The nodes of a level while their children are drawn, at most one more of each at a time."""
+    """The nodes of a level while their children are drawn."""
 
     def __init__(self, level: Level, path_probs: Values, limits: Values) -> None:
         self._level, self._path_probs, self._limits = level, path_probs, limits
+        self.most = 0  # children of a node
         self._tokens: list[Numbers] = []
         self._values: list[Values] = []
         self._below: list[Values] = []
@@ -79,23 +87,38 @@ class OpenLevel:
         values = np.minimum(self._path_probs * slots.next_values, self._limits)
         return np.where(self._level.valid, values, 0.0)
 
-    def draw(self, slots: Slots, wanted: NDArray[np.bool_], values: Values) -> None:
-        """Draw the next child of the nodes `wanted` `[rows, nodes]`, whose slots are worth `values`."""
+    def draw(self, slots: Slots, wanted: NDArray[np.bool_], count: int = 1) -> Values:
+        """Draw the next `count` children of the nodes `wanted` `[rows, nodes]`.
+
+        Returns:
+            The values of their slots `[rows, nodes, count]`; 0 elsewhere.
+        """
         chosen = np.nonzero(wanted)
-        tokens, below = np.full(wanted.shape, -1), np.zeros(wanted.shape)
-        tokens[chosen], chances = slots.draw(chosen)
-        below[chosen] = self._path_probs[chosen] * chances
+        drawn = slots.draw(chosen, count)
+        path_probs, limits = self._path_probs[chosen][:, None], self._limits[chosen][:, None]
+        shape = (*wanted.shape, count)
+        tokens, values, below = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+        tokens[chosen] = drawn[0]
+        below[chosen] = path_probs * drawn[1]
+        values[chosen] = np.minimum(path_probs * drawn[2], limits)
+        self.most += count
         self._tokens.append(tokens)
         self._values.append(values)
         self._below.append(below)
+        return values
+
+    @property
+    def values(self) -> Values:
+        """Of the slots of all children, `[rows, m]`, node after node."""
+        return self.children()[2]
 
     def children(self) -> tuple[Numbers, Numbers, Values, Values]:
         """Of all children, node after node: parents, tokens (-1: none), values and path probabilities."""
         rows, width = self._level.nodes.shape
-        most = len(self._tokens)
-        parents = np.repeat(self._level.nodes, most, 1)
-        if not most:
+        if not self._tokens:
             nothing = np.zeros((rows, 0))
-            return parents, nothing.astype(np.int64), nothing, nothing
-        flat = (np.stack(one, 2).reshape(rows, width * most) for one in (self._values, self._below))
-        return parents, np.stack(self._tokens, 2).reshape(rows, width * most), *flat
+            return nothing.astype(np.int64), nothing.astype(np.int64), nothing, nothing
+        tokens, values, below = (
+            np.concatenate(of, 2).reshape(rows, -1) for of in (self._tokens, self._values, self._below)
+        )
+        return np.repeat(self._level.nodes, tokens.shape[1] // width, 1), tokens, values, below

@@ -159,7 +159,7 @@ class _BeamOrder:
         live = slots.next_values[rows, index] > 0
         self._weights[rows[~live], index[~live]] = 0.0
         rows, index = rows[live], index[live]
-        tokens, chances = slots.draw((rows, index))
+        tokens, chances = (of[:, 0] for of in slots.draw((rows, index), 1)[:2])
         self._weights[rows, index] = self._path_probs[rows, index] * slots.next_values[rows, index]
         step = np.full((4, len(self._rngs)), -1.0)
         step[:, rows] = index, tokens, self._path_probs[rows, index] * chances, self._weights[rows].sum(1)

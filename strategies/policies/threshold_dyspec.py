@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 import attrs
+import numpy as np
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, TreeBuilder, WithoutReplacement
@@ -17,6 +18,7 @@ from draftwood.strategies.policies.level_draws import drawn_at_once, start_slots
 from draftwood.strategies.policies.slot_trees import SlotTrees
 from draftwood.validators import at_least, probability
 
+_ANY = np.finfo(np.float64).tiny
 _ROUNDING = 1e-4  # the probabilities of a draft may add up to a little less than 1
 
 
@@ -92,12 +94,11 @@ class ThresholdDySpec(GreedyTree):
             drawn = grown.open(level)
             room = self.budget + 1 - grown.trees.sizes
             for _ in range(room.max()):
-                values = drawn.next_values(slots)
-                wanted = (values >= self._least) & (values > 0)
+                wanted = drawn.next_values(slots) >= max(self._least, _ANY)
                 if not wanted.any():
                     break
-                drawn.draw(slots, wanted, values)
-            new, path_probs = grown.add(drawn, room=room)
+                drawn.draw(slots, wanted)
+            new, path_probs = grown.add(drawn, drawn.values >= self._least, room)
             goes_on = (path_probs >= self._least) & (grown.trees.sizes <= self.budget)[:, None]
             level, depth = Level(aligned(new, (new >= 0) & goes_on)), depth + 1
         return grown.trees.finish(self.law)
