@@ -23,7 +23,7 @@ class BlockDraws:
 
     def __init__(self, probs: Tensor) -> None:
         """Sum the weights of `probs` `[rows, nodes, vocab]`, float32 or float64 on the CPU."""
-        rows, nodes, vocab = probs.shape
+        vocab = probs.shape[2]
         whole = vocab // BLOCK * BLOCK
         # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
         parts = [probs[..., :whole].unflatten(2, (-1, BLOCK)).sum(-1)] if whole else []
@@ -40,7 +40,8 @@ class BlockDraws:
         """The next children of each of these nodes, as many as there are `uniforms` `[len(rows), n]` for one.
 
         Returns:
-            Tokens (-1 where no weight is left), their weights, and the weight left before each; `[len(rows), n]`.
+            Tokens (-1 where no weight is left), their weights, and the weight left before each, in the
+            shape of `uniforms`.
 
         Raises:
             ValueError: a node's weights sum to NaN or infinity.

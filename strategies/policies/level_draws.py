@@ -58,9 +58,8 @@ def draw_level(
         counts: nodes of every row; the others are padding.
         wanted: int64 `[rows, nodes]`.
     """
-    rows, nodes = wanted.shape
     most = int(wanted.max(initial=0))
-    wanted = np.where(np.arange(nodes) < counts[:, None], wanted, 0)
+    wanted = np.where(np.arange(wanted.shape[1]) < counts[:, None], wanted, 0)
     if law is Deterministic:
         tokens, chances = top_tokens(probs, most)
         missing = ((0, 0), (0, 0), (0, most - tokens.shape[2]))  # of a vocabulary smaller than that
