@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from draftwood.backends.forward import word_embedding
+
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 RECOMPUTE_NAMES = {ORIGINAL_LENGTH, "next_sequence_length"}
@@ -120,7 +122,7 @@ def _has_dynamic_rope(config: Any) -> bool:
 
 def _has_position_table(model: Any, length: int) -> bool:
     """Whether a module holds an embedding, a buffer or another tensor beside its weights of this length."""
-    words = model.get_input_embeddings()
+    words = word_embedding(model)
     sizes: list[int] = []
     for module in _text_modules(model, model.config):
         if hasattr(module, "make_weights"):  # it makes a longer table when one is needed

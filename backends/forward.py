@@ -14,7 +14,9 @@ from draftwood.errors import OutOfMemory
 
 def input_device(model: Any) -> torch.device:
     """Where token ids go: the embedding's device, also where its weights are offloaded."""
-    embedding = model.get_input_embeddings()
+    embedding = word_embedding(model)
+    if embedding is None:
+        return torch.device(model.device)
     device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     if device is not None:
         return torch.device(device)
@@ -22,6 +24,14 @@ def input_device(model: Any) -> torch.device:
     if weight is None or weight.device.type == "meta":
         return torch.device(model.device)
     return weight.device
+
+
+def word_embedding(model: Any) -> Any:
+    """The model's table of words, or None where transformers does not find it."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
 
 
 def plain_logits(model: Any, tokens: list[int]) -> Tensor:
