@@ -63,14 +63,15 @@ class ChildDraws:
             raise _unsound(float(self.left[~np.isfinite(self.left)][0]))
 
     def next(
-        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], count: int = 1
+        self, wanted: tuple[NDArray[np.intp], ...], count: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """`count` more children of each of these nodes, none of which is named twice.
+        """`count` more children of each of these nodes, named by rows and nodes, none of them twice.
 
         Returns:
             Tokens (-1 where no weight is left), their weights, and the weight left before each;
-            `[len(rows), count]`.
+            `[nodes, count]`.
         """
+        rows, nodes = wanted
         numbers = self.drawn[rows, nodes][:, None] + np.arange(count)
         most = int(numbers.max(initial=0)) + 1
         self.drawn[rows, nodes] += count
@@ -94,11 +95,11 @@ class ChildDraws:
         """
         number, most = 0, int(limits.max(initial=0))
         tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
-        while len((wanted := np.nonzero((limits > number) & (self.left > 0)))[0]):
+        while (open_ := (limits > number) & (self.left > 0)).any():
             # As many as the node that wants fewest of them still wants.
-            stop = int(limits[wanted].min())
-            drawn = self.next(*wanted, stop - number)
-            tokens[(*wanted, slice(number, stop))], chances[(*wanted, slice(number, stop))] = drawn[:2]
+            stop = int(limits[open_].min())
+            drawn = self.next(np.nonzero(open_), stop - number)
+            tokens[open_, number:stop], chances[open_, number:stop] = drawn[:2]
             number = stop
         return tokens, chances
 

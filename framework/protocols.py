@@ -107,7 +107,8 @@ class LearningPolicy(TreePolicy, Protocol[State]):
         self, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[State] | None = None
     ) -> RowGrowth:
         """Grow the trees of all rows as `TreePolicy.grow_rows` does, each by its state."""
-        rows = zip(roots, rngs, states or [None] * len(roots), strict=True)
+        started: Sequence[State | None] = states or [None] * len(roots)
+        rows = zip(roots, rngs, started, strict=True)
         return in_lockstep([self.grow(root, rng, state) for root, rng, state in rows])
 
     def observe(self, state: State, outcome: Outcome, tree: TokenTree) -> State:

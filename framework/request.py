@@ -58,7 +58,7 @@ class Requests(Sequence[Request | None]):
         return cls(
             pad_sequence([request.tokens for request in asked], batch_first=True),
             pad_sequence([request.parents for request in asked], batch_first=True, padding_value=-1),
-            map(len, asked),
+            [len(request) for request in asked],
         )
 
     def __len__(self) -> int:

@@ -67,7 +67,8 @@ class Level:
 
     @property
     def counts(self) -> Nodes:
-        return self.valid.sum(1)
+        counts: Nodes = self.valid.sum(1)
+        return counts
 
     @property
     def empty(self) -> bool:

@@ -134,4 +134,5 @@ class _RowProposals(Mapping[int, Proposal]):
     @property
     def _inner(self) -> list[int]:
         n = int(self.batch.counts[self.row])
-        return np.unique(self.batch.parents[self.row, 1:n]).tolist()
+        inner: list[int] = np.unique(self.batch.parents[self.row, 1:n]).tolist()
+        return inner

@@ -151,4 +151,5 @@ def _first_above(
     above = (heights > bounds) & (weights > 0)
     first = above.argmax(1)
     last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(1)
-    return np.where(above[np.arange(len(first)), first], first, last)
+    chosen: NDArray[np.intp] = np.where(above[np.arange(len(first)), first], first, last)
+    return chosen

@@ -98,7 +98,7 @@ class FixedTree(SingleLawPolicy):
         return tree.finish()
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(self.law, rngs):
+        if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
         return self._grow_levels(roots, rngs)
 
@@ -109,7 +109,8 @@ class FixedTree(SingleLawPolicy):
             probs = yield from trees.ask(level)
             wanted = np.full_like(level.nodes, branching)
             tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
-            tokens, below = (of.reshape(len(roots), -1) for of in (tokens, path_probs[:, :, None] * chances))
+            tokens = tokens.reshape(len(roots), -1)
+            below = (path_probs[:, :, None] * chances).reshape(len(roots), -1)
             keep = tokens >= 0
             if self.law is Deterministic:
                 keep &= below >= self.threshold

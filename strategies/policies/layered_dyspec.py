@@ -90,7 +90,7 @@ class LayeredDySpec(GreedyTree):
         return grown.subtree(torch.tensor(sorted(ranked[: self.budget + 1])))
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(self.law, rngs):
+        if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
         return self._grow_levels(roots, rngs)
 

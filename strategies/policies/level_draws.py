@@ -23,7 +23,7 @@ Numbers = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 
-def drawn_at_once(law: type[Proposal], rngs: Sequence[Randomness]) -> TypeGuard[Sequence[UniformRandomness]]:
+def drawn_at_once(rngs: Sequence[Randomness], law: type[Proposal]) -> TypeGuard[Sequence[UniformRandomness]]:
     """Whether children of many nodes can be drawn by `law` at once from these streams."""
     known = law in (WithoutReplacement, Deterministic)
     return known and all(isinstance(rng, UniformRandomness) for rng in rngs)
@@ -81,9 +81,7 @@ class Slots(ABC):
     next_values: Values
 
     @abstractmethod
-    def draw(
-        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
-    ) -> tuple[Numbers, Values, Values]:
+    def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
         """The next `count` children of these nodes (rows and nodes), `[len(wanted[0]), count]`.
 
         Returns:
@@ -117,10 +115,8 @@ class _SampledSlots(Slots):
     def __init__(self, draws: ChildDraws) -> None:
         self._draws, self.next_values = draws, draws.left
 
-    def draw(
-        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
-    ) -> tuple[Numbers, Values, Values]:
-        return self._draws.next(*wanted, count)
+    def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
+        return self._draws.next(wanted, count)
 
 
 class _MeasuredSlots(Slots):
@@ -131,11 +127,9 @@ class _MeasuredSlots(Slots):
         self._slots = np.minimum(draws.left, 1.0)
         self.next_values = draws.left.copy()
 
-    def draw(
-        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
-    ) -> tuple[Numbers, Values, Values]:
+    def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
         ranks = self._draws.drawn[wanted]
-        tokens, chances, left = self._draws.next(*wanted, count)
+        tokens, chances, left = self._draws.next(wanted, count)
         values, below = np.zeros_like(chances), np.zeros_like(chances)
         for number in range(count):
             measured = self._chances[np.minimum(ranks + number, len(self._chances) - 1)]
@@ -161,9 +155,7 @@ class _TopSlots(Slots):
         self._ranks = np.zeros(valid.shape, dtype=np.int64)
         self.next_values = self._values[:, :, 0].copy()
 
-    def draw(
-        self, wanted: tuple[NDArray[np.intp], NDArray[np.intp]], count: int
-    ) -> tuple[Numbers, Values, Values]:
+    def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
         ranks = self._ranks[wanted][:, None] + np.arange(count)
         self._ranks[wanted] += count
         each = (wanted[0][:, None], wanted[1][:, None], ranks)

@@ -118,7 +118,6 @@ class OpenLevel:
         if not self._tokens:
             nothing = np.zeros((rows, 0))
             return nothing.astype(np.int64), nothing.astype(np.int64), nothing, nothing
-        tokens, values, below = (
-            np.concatenate(of, 2).reshape(rows, -1) for of in (self._tokens, self._values, self._below)
-        )
+        tokens = np.concatenate(self._tokens, 2).reshape(rows, -1)
+        values, below = (np.concatenate(of, 2).reshape(rows, -1) for of in (self._values, self._below))
         return np.repeat(self._level.nodes, tokens.shape[1] // width, 1), tokens, values, below

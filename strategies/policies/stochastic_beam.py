@@ -101,7 +101,7 @@ class StochasticBeam(TreePolicy):
         return tree.finish()
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(WithoutReplacement, rngs):
+        if not drawn_at_once(rngs, WithoutReplacement):
             return super().grow_rows(roots, rngs)
         return self._grow_levels(roots, rngs)
 

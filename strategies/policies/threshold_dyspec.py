@@ -81,7 +81,7 @@ class ThresholdDySpec(GreedyTree):
         return tree.finish()
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(self.law, rngs):
+        if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
         return self._grow_levels(roots, rngs)
 
