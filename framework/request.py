@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.prefixes import Path
+from draftwood.validators import as_ints
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +47,7 @@ class Requests(Sequence[Request | None]):
 
     tokens: Int[Tensor, "rows nodes"]
     parents: Int[Tensor, "rows nodes"]
-    counts: tuple[int, ...] = attrs.field(converter=tuple)
+    counts: tuple[int, ...] = attrs.field(converter=as_ints)
 
     @classmethod
     def of(cls, requests: Sequence[Request | None]) -> Requests:
