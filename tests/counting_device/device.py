@@ -16,10 +16,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import draftwood
-from tests.counting_device import operations
-from tests.counting_device.attention import in_one_kernel
+from tests.counting_device import attention
 from tests.counting_device.counts import Counts, Event, Kind
 from tests.counting_device.guard import cuda_guard
+from tests.counting_device.operations import operation_of
 from tests.counting_device.tensor import DeviceTensor, held
 from tests.counting_device.triton_kernels import launched_on
 
@@ -50,7 +50,7 @@ class CountingDevice(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Inside it, events are of the phase `name`, besides those around it; inside itself it is one phase."""
+        """Inside it, events are of the phase `name` too; inside itself a phase is still one."""
         before = self._phase
         self._phase = before if before[-1:] == (name,) else (*before, name)
         try:
@@ -79,6 +79,10 @@ class CountingDevice(TorchDispatchMode):
         """It has ended."""
         self._modules -= 1
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what skips it costs more than the counting
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -90,52 +94,45 @@ class CountingDevice(TorchDispatchMode):
         asked = kwargs.get("device")
         to_device = asked is not None and torch.device(asked).type == "cuda"
         if not to_device and not any(isinstance(one, DeviceTensor) for one in tensors):
-            return func(*args, **{**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs)
+            return func(*args, **_for_the_cpu(kwargs))
+        if to_device and (torch.device(asked).index or 0) > 0:
+            raise RuntimeError(f"CUDA error: invalid device ordinal ({asked}; the counting device is cuda:0)")
+        operation = operation_of(func)
+        if operation.name == "_to_copy":
+            return self._to_copy(func, args[0], kwargs, leaves=asked is not None and not to_device)
+        if operation.name == "copy_":
+            return self._copy_into(func, *args, **kwargs)
         if torch.is_inference_mode_enabled() and func._can_decompose():
             with self:
+                if operation.name == attention.OPERATION:
+                    return attention.attend(self.launches, *args, **kwargs)
                 return func.decompose(*args, **kwargs)
-        name = operations.name_of(func)
-        if name == "_to_copy":
-            return self._to_copy(func, args[0], kwargs, to_device=to_device)
-        if name == "copy_":
-            return self._copy_into(func, *args, **kwargs)
-        if (misfit := operations.misfit(func, args, kwargs, tensors)) is not None:
+        if (misfit := operation.misfit(args, kwargs, tensors)) is not None:
             raise RuntimeError(misfit)
-        if torch.Tag.inplace_view in func.tags:
-            raise NotImplementedError(f"{name} changes the shape of a tensor, which the counting device cannot.")
-        if (waited := operations.waits(func, args, kwargs)) is not None:
+        if operation.reshapes:
+            raise NotImplementedError(
+                f"{operation.name} changes the shape of a tensor in place, which the counting device cannot."
+            )
+        if (waited := operation.waits(args, kwargs)) is not None:
             self.waits(waited)
-        if name in operations.INDEXING and (copies := operations.copies_of_indices(func, args, kwargs)):
-            self.count(Kind.BLOCKING_COPY, name, copies)
-        if asked is not None:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        if "generator" in kwargs:
-            kwargs = {**kwargs, "generator": None}
-        result = func(*held(args), **{key: held(value) for key, value in kwargs.items()})
-        if times := operations.launches(func, args, kwargs, result):
-            self.count(Kind.LAUNCH, name, times)
+        if copies := operation.copies(args, kwargs):
+            self.count(Kind.BLOCKING_COPY, operation.name, copies)
+        result = func(*held(args), **_for_the_cpu({key: held(value) for key, value in kwargs.items()}))
+        if times := operation.launches(args, kwargs, result):
+            self.count(Kind.LAUNCH, operation.name, times)
         return _on_device(result, tensors)
 
-    def _to_copy(self, func: Any, source: Tensor, options: dict[str, Any], *, to_device: bool) -> Tensor:
-        """A copy in another place or dtype."""
-        later = options.pop("non_blocking", False)
-        leaves = options.get("device") is not None and not to_device
-        if options.get("device") is not None:
-            options["device"] = torch.device("cpu")
-        if options.get("pin_memory"):
-            options["pin_memory"] = False
-        copy: Tensor = func(held(source), **options)
-        on_device, cast = isinstance(source, DeviceTensor), copy.dtype != source.dtype
-        if not copy.numel():
-            pass  # nothing is moved
-        elif on_device and not leaves:
-            self.count(Kind.LAUNCH, "_to_copy")
-        elif on_device:
-            self.count(Kind.COPY_BACK if later else Kind.WAIT, "to the CPU")
-        else:
-            self.count(Kind.COPY if later else Kind.BLOCKING_COPY, "to the device")
-        if cast and copy.numel() and on_device and leaves:
-            self.count(Kind.LAUNCH, "_to_copy")
+    def _to_copy(self, func: Any, source: Tensor, options: dict[str, Any], *, leaves: bool) -> Tensor:
+        """A copy in another dtype or place; `leaves` the device, or stays on it, or goes to it."""
+        later = options.get("non_blocking", False)
+        copy: Tensor = func(held(source), **_for_the_cpu(options))
+        if copy.numel():  # else nothing is moved
+            if not isinstance(source, DeviceTensor):
+                self.count(Kind.COPY if later else Kind.BLOCKING_COPY, "to the device")
+            elif not leaves or copy.dtype != source.dtype:
+                self.launches("_to_copy")
+            if leaves:
+                self.count(Kind.COPY_BACK if later else Kind.WAIT, "to the CPU")
         return copy if leaves else DeviceTensor(copy)
 
     def _copy_into(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -156,12 +153,14 @@ class CountingDevice(TorchDispatchMode):
 def counting_device(*, interpret: bool = False) -> Iterator[CountingDevice]:
     """Inside it `"cuda"` works, and what comes of it counts what it is asked to do.
 
-    A tensor there is a `DeviceTensor`. It raises where CUDA raises: tensors of the CPU beside those of the device,
-    other than numbers and indices; products of several dtypes or of integers; `numpy()`. Triton kernels, where they
-    are switched on, are launched through `Configuration.launch`; with `interpret` the interpreter runs them, else
-    the references of their operations give the numbers.
+    A tensor there is a `DeviceTensor`. It raises where CUDA raises: tensors of the CPU beside those of the
+    device, other than numbers and indices; products of several dtypes or of integers; `numpy()`. Triton
+    kernels, where they are switched on, are launched through `Configuration.launch`. Not for several threads,
+    and one at a time.
 
-    Not for several threads, and one at a time.
+    Args:
+        interpret: let Triton's interpreter run kernels, else the references of their operations give the
+            numbers.
     """
     if DeviceTensor.device_of_block is not None:
         raise RuntimeError("A counting device is running already; leave its `with` block first.")
@@ -172,7 +171,7 @@ def counting_device(*, interpret: bool = False) -> Iterator[CountingDevice]:
         # Tensors made from numbers go to the device by a copy, as they do on CUDA.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
-        stack.enter_context(in_one_kernel(device.launches))
+        stack.enter_context(attention.in_one_kernel(device.launches))
         stack.enter_context(launched_on(device, interpret=interpret))
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda *_: PROPERTIES))
         stack.enter_context(patch("torch.cuda.synchronize", lambda *_: device.waits("synchronize")))
@@ -202,6 +201,13 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+def _for_the_cpu(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments without what the CPU does not have."""
+    elsewhere = {"device": torch.device("cpu"), "pin_memory": False}
+    changed = {key: value for key, value in elsewhere.items() if options.get(key) is not None}
+    return {**options, **changed} if changed else options
 
 
 def _on_device(result: Any, given: list[Tensor]) -> Any:

@@ -1,9 +1,9 @@
 """A device guard for CUDA, which does nothing, in builds of torch without CUDA.
 
-Whatever names a CUDA device asks c10's table for the guard of CUDA. Builds with CUDA have one there, which
-`torch._C._ensureCUDADeviceGuardSet` exchanges for one that does nothing where there is no GPU: it asks the guard
-how many devices there are. Builds without CUDA have none, and so it leaves the place empty. A guard that stands
-there for that question, and says that there are none, gets it to put its own there.
+Whatever names a CUDA device asks c10's table for the guard of CUDA. Builds with CUDA have one there. Where it
+says that there are no devices, `torch._C._ensureCUDADeviceGuardSet` exchanges it for one that does nothing.
+Builds without CUDA have none, and so that function leaves the place empty. An object that stands there for the
+question, and says 0, gets it to put its own guard there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ def _registry() -> ctypes.Array[ctypes.c_void_p]:
         registry = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(found[0])), REGISTRY)
     except (IndexError, OSError, ValueError) as error:
         raise RuntimeError(
-            f"The table of device guards was not found in torch {torch.__version__}; the counting device needs "
-            "a build of torch for Linux or macOS."
+            f"The table of device guards was not found in torch {torch.__version__}; the counting device "
+            "needs a build for Linux or macOS."
         ) from error
     if registry[CPU] is None:
-        raise RuntimeError(f"The table of device guards of torch {torch.__version__} is another than expected.")
+        raise RuntimeError(
+            f"The table of device guards of torch {torch.__version__} is not as expected; see guard.py."
+        )
     return registry
 
 

@@ -54,7 +54,7 @@ def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[N
 def _in_phase(
     method: Callable[..., Any], device: CountingDevice, phase: str, only: object
 ) -> Callable[..., Any]:
-    """`method` in `phase`; where `only` is given, of that object alone, for a draft may be of the same class."""
+    """`method` in `phase`; where `only` is given, of that object alone: a draft may be of the same class."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

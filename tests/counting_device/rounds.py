@@ -109,20 +109,23 @@ class CountedRounds:
 
     def table(self, lines: int = 10) -> str:
         """The counts of a round by phase, and the lines that wait or copy most often."""
-        header = ("a round", "launches", "outside passes", "waits", "blocking copies", "copies")
-        rows = [header]
-        whole = ("all", self.total)
-        phases = sorted(self.total.by_phase().items())
-        for name, counts in (*((" / ".join(phase) or "the loop itself", one) for phase, one in phases), whole):
-            figures = (
-                counts.of(Kind.LAUNCH),
-                counts.of(Kind.LAUNCH, in_pass=False),
-                counts.of(Kind.WAIT),
-                counts.of(Kind.BLOCKING_COPY),
-                counts.of(Kind.COPY),
+        phases = {" / ".join(phase): counts for phase, counts in sorted(self.total.by_phase().items())}
+        text = ["a round                     launches  outside passes   waits  blocking copies  copies"]
+        for name, counts in {**phases, "all": self.total}.items():
+            launches, outside, waits, blocking, copies = (
+                count / len(self.rounds)
+                for count in (
+                    counts.of(Kind.LAUNCH),
+                    counts.of(Kind.LAUNCH, in_pass=False),
+                    counts.of(Kind.WAIT),
+                    counts.of(Kind.BLOCKING_COPY),
+                    counts.of(Kind.COPY),
+                )
             )
-            rows.append((name, *(f"{figure / len(self.rounds):.1f}" for figure in figures)))
-        text = [f"{name:32}" + "".join(f"{figure:>17}" for figure in figures) for name, *figures in rows]
+            text.append(
+                f"{name or 'the loop itself':26}{launches:10.1f}{outside:16.1f}{waits:8.1f}{blocking:17.1f}"
+                f"{copies:8.1f}"
+            )
         for what, times in self.total.lines(Kind.WAIT, Kind.BLOCKING_COPY)[:lines]:
             text.append(f"{times / len(self.rounds):8.1f}  {what}")
         return "\n".join(text)
