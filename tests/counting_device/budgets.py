@@ -1,6 +1,6 @@
 """What a round may ask of the device, by strategy and rows: as much as it did when it was measured.
 
-`python -m tests.counting_device` prints what it asks now. Where that is less, the smaller number belongs here.
+`python -m tests.counting_device` prints what it asks now; a smaller number belongs here.
 """
 
 from __future__ import annotations

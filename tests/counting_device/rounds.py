@@ -137,10 +137,10 @@ def count_rounds(call: Call, *, rounds: int = 3, before: int = 1, interpret: boo
     With `interpret` Triton's interpreter runs the kernels, as `counting_device` has it.
     """
     with counting_device(interpret=interpret) as device, kernels_enabled(call.kernels):
-        return counted(call.decoder(on_device=True), device, call, rounds=rounds, before=before)
+        return counted_rounds(call.decoder(on_device=True), device, call, rounds=rounds, before=before)
 
 
-def counted(
+def counted_rounds(
     decoder: SpeculativeDecoder, device: CountingDevice, call: Call, *, rounds: int, before: int
 ) -> CountedRounds:
     """Count rounds of a `decoder` that is on `device`; what else it needs is in `call`."""

@@ -1,4 +1,4 @@
-"""Triton kernels on the stand-in: counted, given no tensors of the CPU, by reference the same as interpreted."""
+"""Triton kernels on the stand-in: counted, given none of the CPU's tensors, and the same by reference."""
 
 from __future__ import annotations
 

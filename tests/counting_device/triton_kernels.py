@@ -1,7 +1,8 @@
 """Triton kernels on the counting device: every launch is counted, and takes no tensors of the CPU.
 
-In the interpreter a round of the zoo's state-space pair takes ten seconds of a CPU, by references a tenth of one.
-So kernels are launched for their count alone, unless asked for, and the operation's reference gives the numbers.
+In the interpreter a round of the zoo's state-space pair takes ten seconds of a CPU, by references a tenth of
+one. So kernels are launched for their count alone, unless asked for otherwise, and the operation's reference
+gives the numbers.
 """
 
 from __future__ import annotations
