@@ -45,7 +45,9 @@ def attend(
         raise RuntimeError("Expected query, key, value and mask to be on the same device, cuda:0")
     launched(OPERATION)
     out = scaled_dot_product_attention(
-        *held((query, key, value)),
+        held(query),
+        held(key),
+        held(value),
         attn_mask=held(attn_mask),
         is_causal=is_causal,
         scale=scale,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -23,9 +24,10 @@ ROUNDS = 2
 
 ROWS = (1, 8)
 
-SAMPLED, LIKELIEST = {"verifier": RecursiveRejection()}, {"verifier": Greedy(), "temperature": 0.0}
-MAMBA = {"target": "mamba2-5m", "draft": "mamba2-draft"}
-BAMBA = {"target": "bamba-6m", "draft": "mamba2-draft"}
+SAMPLED: dict[str, Any] = {"verifier": RecursiveRejection()}
+LIKELIEST: dict[str, Any] = {"verifier": Greedy(), "temperature": 0.0}
+RECURRENT: dict[str, Any] = {"target": "mamba2-5m", "draft": "mamba2-draft"}
+HYBRID: dict[str, Any] = {"target": "bamba-6m", "draft": "mamba2-draft"}
 
 CALLS: Mapping[str, Call] = {
     "chain 5": Call(policy=Chain(5), **SAMPLED),
@@ -35,8 +37,8 @@ CALLS: Mapping[str, Call] = {
     "layered DySpec 64": Call(policy=LayeredDySpec(64), **SAMPLED),
     "layered DySpec 64, greedy": Call(policy=LayeredDySpec(64, law="top-k"), **LIKELIEST),
     "Sequoia 16, class order": Call(policy=Sequoia(16), verifier=ClassOrderedTraversal()),
-    "layered DySpec 16, recurrent": Call(policy=LayeredDySpec(16), **SAMPLED, **MAMBA),
-    "layered DySpec 16, hybrid": Call(policy=LayeredDySpec(16), **SAMPLED, **BAMBA),
+    "layered DySpec 16, recurrent": Call(policy=LayeredDySpec(16), **SAMPLED, **RECURRENT),
+    "layered DySpec 16, hybrid": Call(policy=LayeredDySpec(16), **SAMPLED, **HYBRID),
 }
 
 

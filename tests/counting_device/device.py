@@ -91,11 +91,11 @@ class CountingDevice(TorchDispatchMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What torch's operation `func` gives, counted where tensors of the device take part."""
         tensors = list(_tensors((*args, *kwargs.values())))
-        asked = kwargs.get("device")
-        to_device = asked is not None and torch.device(asked).type == "cuda"
+        asked = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        to_device = asked is not None and asked.type == "cuda"
         if not to_device and not any(isinstance(one, DeviceTensor) for one in tensors):
             return func(*args, **_for_the_cpu(kwargs))
-        if to_device and (torch.device(asked).index or 0) > 0:
+        if asked is not None and (asked.index or 0) > 0:
             raise RuntimeError(f"CUDA error: invalid device ordinal ({asked}; the counting device is cuda:0)")
         operation = operation_of(func)
         if operation.name == "_to_copy":

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,6 +46,12 @@ def cuda_guard() -> Iterator[None]:
         yield
     finally:
         registry[CUDA] = before
+
+
+def guard_address() -> int | None:
+    """Where the guard for CUDA is; None where there is none."""
+    address: Any = _registry()[CUDA]
+    return None if address is None else int(address)
 
 
 def _registry() -> ctypes.Array[ctypes.c_void_p]:

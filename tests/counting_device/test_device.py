@@ -15,6 +15,7 @@ from draftwood import SamplingParams
 from draftwood.kernels.tree_attention.dispatch import _processors
 from tests.counting_device.counts import Kind
 from tests.counting_device.device import CountingDevice, counting_device
+from tests.counting_device.guard import guard_address
 from tests.counting_device.models import to_device
 from tests.counting_device.tensor import CUDA, DeviceTensor
 
@@ -342,11 +343,13 @@ def test_a_model_moves_with_its_tied_weights(device: CountingDevice) -> None:
 
 
 def test_one_device_at_a_time_and_none_outside() -> None:
+    before = guard_address(), torch._C._only_lift_cpu_tensors(), torch.cuda.synchronize
     with counting_device() as device:
         tensor = six()
         with pytest.raises(RuntimeError, match="running already"), counting_device():
             pass
         assert counted(device, lambda: tensor + 1) == {Kind.LAUNCH: 1}
+    assert (guard_address(), torch._C._only_lift_cpu_tensors(), torch.cuda.synchronize) == before
     with pytest.raises(RuntimeError, match="outside of"):
         tensor + 1
     with pytest.raises((AssertionError, RuntimeError), match="CUDA"):
