@@ -120,7 +120,7 @@ class CountingDevice(TorchDispatchMode):
         result = func(*held(args), **_for_the_cpu({key: held(value) for key, value in kwargs.items()}))
         if times := operation.launches(args, kwargs, result):
             self.count(Kind.LAUNCH, operation.name, times)
-        return _on_device(result, tensors)
+        return _on_device(result)
 
     def _to_copy(self, func: Any, source: Tensor, options: dict[str, Any], *, leaves: bool) -> Tensor:
         """A copy in another dtype or place; `leaves` the device, or stays on it, or goes to it."""
@@ -210,13 +210,7 @@ def _for_the_cpu(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **changed} if changed else options
 
 
-def _on_device(result: Any, given: list[Tensor]) -> Any:
-    """`result` on the device; what an operation wrote into is the tensor that it was given."""
+def _on_device(result: Any) -> Any:
     if isinstance(result, Tensor):
-        for one in given:
-            if isinstance(one, DeviceTensor) and one.held is result:
-                return one
         return DeviceTensor(result)
-    if isinstance(result, (list, tuple)):
-        return type(result)(_on_device(one, given) for one in result)
-    return result
+    return type(result)(map(_on_device, result)) if isinstance(result, (list, tuple)) else result

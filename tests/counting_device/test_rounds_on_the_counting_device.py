@@ -101,6 +101,15 @@ def test_a_round_has_all_phases_and_passes_of_models() -> None:
     assert all(f"\n{name}" in shown or f"/ {name}" in shown for name in phases.PHASES)
 
 
+def test_a_round_is_counted_by_itself_and_without_prefill() -> None:
+    later, first = count_rounds(CHAIN, rounds=2), count_rounds(CHAIN, rounds=1, before=0)
+    assert first.tokens[0] == later.tokens[0][: len(first.tokens[0])]
+    # Rounds of a chain differ in what they accept alone.
+    for counts in later.rounds:
+        assert counts.of(Kind.LAUNCH) == pytest.approx(first.total.of(Kind.LAUNCH), rel=0.05)
+    assert first.total.by_phase().keys() == later.total.by_phase().keys()
+
+
 def test_references_are_counted_where_kernels_are_off() -> None:
     on, off = (count_rounds(Call(policy=Chain(3), verifier=RecursiveRejection(), kernels=kernels), rounds=1)
                for kernels in (True, False))  # fmt: skip
