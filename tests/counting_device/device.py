@@ -47,6 +47,7 @@ class CountingDevice(TorchDispatchMode):
         self.counts = Counts()
         self._phase: tuple[str, ...] = ()
         self._modules = 0  # how many of them are running, one inside the other
+        self._blank = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -57,6 +58,15 @@ class CountingDevice(TorchDispatchMode):
             yield
         finally:
             self._phase = before
+
+    @contextmanager
+    def blank_memory(self) -> Iterator[None]:
+        """Inside it, what is allocated holds zeros."""
+        before, self._blank = self._blank, True
+        try:
+            yield
+        finally:
+            self._blank = before
 
     def waits(self, operation: str) -> None:
         """Count a wait."""
@@ -118,6 +128,8 @@ class CountingDevice(TorchDispatchMode):
         if copies := operation.copies(args, kwargs):
             self.count(Kind.BLOCKING_COPY, operation.name, copies)
         result = func(*held(args), **_for_the_cpu({key: held(value) for key, value in kwargs.items()}))
+        if self._blank and operation.allocates:
+            result.zero_()
         if times := operation.launches(args, kwargs, result):
             self.count(Kind.LAUNCH, operation.name, times)
         return _on_device(result)

@@ -14,8 +14,10 @@ from tests.counting_device.tensor import DeviceTensor
 INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
 """Advanced indexing, the one kind of operation that takes indices on the CPU."""
 
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
 NO_KERNEL = (
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+    *ALLOCATIONS,
     *("_unsafe_view", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "lift"),
     "_local_scalar_dense",
 )
@@ -58,6 +60,11 @@ class Operation:
     def indexes(self) -> bool:
         """Whether it is advanced indexing."""
         return self.name in INDEXING
+
+    @property
+    def allocates(self) -> bool:
+        """Whether it gives memory that nobody has written."""
+        return self.name in ALLOCATIONS
 
     def launches(self, args: Args, kwargs: Kwargs, result: Any) -> int:
         """Kernels that it runs. Of an operation that runs several at times, one is counted."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,9 +36,7 @@ def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[N
         (RoundLoop, "_draft", POLICY, None),
         (drafter, "distributions", DRAFT_PASS, None),
         (type(target), "extend", TARGET_PASS, target),
-        (SamplingParams, "distribution", PROBABILITIES, None),
-        (SamplingParams, "scores", PROBABILITIES, None),
-        (SamplingParams, "probabilities", PROBABILITIES, None),
+        *((SamplingParams, name, PROBABILITIES, None) for name in _methods(SamplingParams)),
         (verifier, "verify_rows", VERIFICATION, None),
         (type(target), "commit", COMMIT, target),
         (drafter, "commit", COMMIT, None),
@@ -49,6 +48,11 @@ def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[N
             wrapped = _in_phase(getattr(owner, name), device, phase, only)
             stack.enter_context(patch.object(owner, name, wrapped))
         yield
+
+
+def _methods(owner: type) -> list[str]:
+    """Names of the public methods that a class defines."""
+    return [name for name, one in vars(owner).items() if inspect.isfunction(one) and name[0] != "_"]
 
 
 def _in_phase(

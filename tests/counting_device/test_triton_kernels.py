@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwood import TorchRandomness, WithoutReplacement, draw_children
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
@@ -111,6 +112,12 @@ def moved() -> Any:
     return arena
 
 
+def drawn() -> Any:
+    rng = TorchRandomness.seeded(1)
+    draws = draw_children(WithoutReplacement, probabilities(3), count=[2, 0, 4], rng=rng)
+    return [(one.tokens, one.chances) for one in draws]
+
+
 def judged() -> Any:
     law = probabilities(1)[0]
     case = tree_rejection.RejectionCase(
@@ -153,10 +160,7 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "lru_tree": (lru, ["lru_tree:attend"]),
     "kv_commit": (moved, ["kv_commit:move"]),
-    "ordered_draws": (
-        lambda: ordered_draws.draw(probs=probabilities(3), count=[2, 0, 4], uniforms=uniforms()),
-        ["ordered_draws:draw"],
-    ),
+    "ordered_draws": (drawn, ["ordered_draws:draw"]),
     "tree_rejection": (judged, ["tree_rejection:walk"]),
 }
 
