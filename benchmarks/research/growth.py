@@ -166,7 +166,7 @@ def growth(
         for seed, prompt in steps:
             shared = Draft(drafter, prompt, sampling, {})
             heap, exact = (
-                shared.grow(rivals[name], Tied(seed)).tree
+                shared.grow(rivals[name], Tied(seed)).tree  # type: ignore[abstract]
                 for name in ("heap, a call a node", "exact, by layers")
             )
             equal += shape(heap) == shape(exact)

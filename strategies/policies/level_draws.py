@@ -102,7 +102,7 @@ def start_slots(
     if law is Deterministic:
         return _TopSlots(probs, counts, budget)
     # A node may take all of the budget; the usual ones take few, and the root more.
-    at_once = min(budget, max(8, 2 * budget // max(probs.shape[1], 1)))
+    at_once = min(budget, max(16, 2 * budget // max(probs.shape[1], 1)))
     draws = ChildDraws(probs, NodeNoise.of(rngs, counts.tolist()), counts, at_once=at_once)
     if acceptance:
         return _MeasuredSlots(draws, np.array(list(conditional_acceptance(acceptance))))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood import TorchRandomness, WithoutReplacement, draw_children
+from draftwood import CounterRandomness, WithoutReplacement, draw_children
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
@@ -113,7 +113,7 @@ def moved() -> Any:
 
 
 def drawn() -> Any:
-    rng = TorchRandomness.seeded(1)
+    rng = CounterRandomness.seeded(1)
     draws = draw_children(WithoutReplacement, probabilities(3), count=[2, 0, 4], rng=rng)
     return [(one.tokens, one.chances) for one in draws]
 

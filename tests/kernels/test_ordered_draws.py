@@ -20,7 +20,7 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.kernels.ordered_draws import dispatch, reference
+from draftwood.kernels.ordered_draws import blocks, dispatch, reference
 from draftwood.kernels.support import kernels_enabled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
@@ -52,7 +52,7 @@ def agree(p: Tensor, limits: list[int], uniforms: Tensor, device: torch.device) 
     """The kernel's draws and those by blocks are the reference's; returns them."""
     wanted = reference.draw(probs=p, limits=np.array(limits), uniforms=uniforms.numpy())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.blocks, "draw", None)
+        patch.setattr(blocks, "draw", None)
         launched = dispatch.draw(probs=p.to(device), limits=np.array(limits), uniforms=uniforms.numpy())
     with kernels_enabled(False):
         by_blocks = dispatch.draw(probs=p.to(device), limits=np.array(limits), uniforms=uniforms.numpy())

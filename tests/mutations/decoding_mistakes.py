@@ -137,7 +137,7 @@ def _stream() -> CounterRandomness:
 
 
 def _wrong(kind: type[CounterRandomness]) -> Any:
-    return lambda: kind(torch.Generator().manual_seed(3))
+    return lambda: kind.seeded(3)
 
 
 def _decoding(name: str, story: str, *patches: Any) -> Mistake:

@@ -207,8 +207,7 @@ class UnaskedLeafLost(ModelDrafter):
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         super().commit(outcomes)
-        for row in self._rows:
-            row.pending = []
+        self._round._pending = [[] for _ in outcomes]
 
 
 class OneTable(PromptLookup):

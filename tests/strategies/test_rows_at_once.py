@@ -20,6 +20,7 @@ from draftwood import (
     TokenTree,
     TreeBatch,
     TreePolicy,
+    WithoutReplacement,
     policy_states,
 )
 from draftwood.strategies.policies.beam import Beam
@@ -114,13 +115,15 @@ def compare(one: TokenTree, other: TokenTree) -> None:
     assert one.depths.tolist() == other.depths.tolist()
     assert set(one.proposals) == set(other.proposals)
     for node, law in one.proposals.items():
-        assert type(law) is type(other.proposals[node])
+        same: Any = other.proposals[node]
+        assert type(law) is type(same)
         if isinstance(law, Deterministic):
             # One that names pruned siblings too says the same of those that stay.
             count = len(one.children(node))
-            assert law.tokens[:count] == other.proposals[node].tokens[:count]
+            assert law.tokens[:count] == same.tokens[:count]
         else:
-            assert torch.equal(law.p, other.proposals[node].p)
+            assert isinstance(law, WithoutReplacement)
+            assert torch.equal(law.p, same.p)
 
 
 @pytest.mark.parametrize("policy", SAMPLED + FIXED, ids=str)
