@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from draftwood import (
 )
 from draftwood.kernels.kv_commit import dispatch as commits
 from draftwood.kernels.kv_commit import reference as plain_commits
+from draftwood.kernels.ordered_draws import blocks
 from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.support import kernels_enabled
@@ -170,16 +172,21 @@ def drawn(
     """Several distinct tokens for every node of a level."""
     generator = torch.Generator().manual_seed(0)
     probs = (torch.randn(nodes, vocab, generator=generator) * sharpness).softmax(-1)
-    tape, there = _tape(nodes * count, 1), probs.to(device)
-    arguments: dict[str, Any] = {"probs": there, "count": count, "uniforms": tape}
+    tape, there = _tape(nodes * count, 1).view(nodes, count).numpy(), probs.to(device)
+    arguments: dict[str, Any] = {"limits": np.full(nodes, count), "uniforms": tape}
+
+    def tokens(draw: Any, weights: Tensor) -> list[list[int]]:
+        listed: list[list[int]] = draw(probs=weights, **arguments).tokens.tolist()
+        return listed
+
     kept = min(count, vocab)
     return Case(
         operation="ordered_draws",
         size=f"{count} draws of {nodes} nodes, {vocab} tokens",
-        expected=partial(plain_draws.draw, probs=probs, count=count, uniforms=tape),
+        expected=partial(tokens, plain_draws.draw, probs),
         contenders=[
-            Contender("kernel", partial(draws.draw, **arguments), kernel=True),
-            Contender("reference", partial(plain_draws.draw, **arguments)),
+            Contender("kernel", partial(tokens, draws.draw, there), kernel=True),
+            Contender("blocks", partial(tokens, blocks.draw, there)),
             Contender("torch.multinomial", lambda: there.multinomial(kept).cpu(), judged=False),
         ],
         bytes=4 * probs.numel(),

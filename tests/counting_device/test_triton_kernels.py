@@ -173,7 +173,8 @@ def test_every_operation_is_tried() -> None:
 @pytest.mark.parametrize("operation", CALLS)
 def test_references_and_interpreter_agree(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, kernels = CALLS[operation]
-    function, run = Configuration.function, []
+    function, run = Configuration.function, list[bool]()
+    interpret: bool
     monkeypatch.setattr(Configuration, "function", lambda self: run.append(interpret) or function(self))
     found, events = [], []
     for interpret in (False, True):

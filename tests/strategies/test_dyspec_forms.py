@@ -100,9 +100,9 @@ CHANCES = st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3).map(tuple)
 
 @given(SEEDS, st.integers(1, 40), CHANCES)
 def test_with_a_measured_acceptance_the_layered_tree_is_the_heaps(seed, budget, acceptance):
-    probs = table(6, seed)
+    probs, by_weights = table(6, seed), ByWeights()  # type: ignore[abstract]
     heap, exact = (
-        grow(policy(budget, acceptance=acceptance), probs, rng=ByWeights())  # type: ignore[abstract][0]
+        grow(policy(budget, acceptance=acceptance), probs, rng=by_weights)[0]
         for policy in (DySpec, LayeredDySpec)
     )
     assert set(paths(heap)) == set(paths(exact))
