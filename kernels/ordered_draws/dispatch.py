@@ -57,7 +57,7 @@ def draw_on_device(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArra
     # One copy: the limits travel as the bits of further uniforms.
     staged = np.concatenate([uniforms.reshape(-1).view(np.int64), limits.astype(np.int64)])
     numbers = support.staged(torch.from_numpy(staged), probs.device)
-    out = torch.empty(nodes, 3, count + 1, dtype=torch.int32, device=probs.device)
+    out = torch.empty(nodes, count + 1, 3, dtype=torch.int32, device=probs.device)
     configuration.launch(
         (nodes,),
         probs=probs,
@@ -68,7 +68,7 @@ def draw_on_device(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArra
         vocab=vocab,
         count=count,
     )
-    tokens, chances, left = out.cpu().numpy().transpose(1, 0, 2)
+    tokens, chances, left = out.cpu().numpy().transpose(2, 0, 1)
     # What was not drawn was not written either.
     drawn = np.arange(count) < limits[:, None]
     tokens = np.where(drawn, tokens[:, :count], -1).astype(np.int64)

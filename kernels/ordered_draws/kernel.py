@@ -23,7 +23,7 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
     node = tl.program_id(0).to(tl.int64)
     probs += node * stride
     tokens = out + node * 3 * (count + 1)
-    chances, left = tokens + count + 1, tokens + 2 * (count + 1)
+    chances, left = tokens + 1, tokens + 2
     uniforms += node * count
     draws = tl.load(limits + node).to(tl.int32)
     blocks = tl.arange(0, BLOCKS)
@@ -41,7 +41,7 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
         token = block * BLOCK + tl.arange(0, BLOCK)
         weights = tl.load(probs + token, mask=(token < vocab) & (token >= 0), other=0.0).to(tl.float64)
         for earlier in range(0, number):
-            weights = tl.where(token == tl.load(tokens + earlier), 0.0, weights)
+            weights = tl.where(token == tl.load(tokens + 3 * earlier), 0.0, weights)
         below = tl.sum(tl.where(blocks < block, sums, 0.0), 0)
         drawn = first_above(weights, token, below, bound, BLOCK * BLOCKS)
         sums = tl.where(blocks == block, tl.sum(tl.where(token == drawn, 0.0, weights), 0), sums)
@@ -49,8 +49,8 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
         # NaN compares as false.
         sound = (total >= 0.0) & (total < float("inf"))
         drawn = tl.where(total > 0.0, drawn, -1)
-        tl.store(tokens + number, tl.where(sound, drawn, -2))
-        tl.store(chances + number, chance.to(tl.int32, bitcast=True))
-        tl.store(left + number + 1, tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(tokens + 3 * number, tl.where(sound, drawn, -2))
+        tl.store(chances + 3 * number, chance.to(tl.int32, bitcast=True))
+        tl.store(left + 3 * (number + 1), tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
         # The next draw reads what one thread has written.
         tl.debug_barrier()

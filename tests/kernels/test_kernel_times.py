@@ -254,8 +254,8 @@ def test_a_wrong_kernel_turns_the_gate_red_and_no_time_is_printed(
             arguments["out"][..., -1] += 1
             arguments["out"][..., 3 % arguments["out"].shape[-1]] += 1
 
-    monkeypatch.setattr(Configuration, "launch", wrong)
     cases = [case for case in small(bench, device) if case.operation == operation]
+    monkeypatch.setattr(Configuration, "launch", wrong)
     with pytest.raises(DraftwoodError, match=rf"^No times, because the gate is red: {operation}, .*kernel"):
         bench.compared(cases, judged=[], timer=timing(), limits=bench.Card(2000), about={"gpu": "none"})
     assert capsys.readouterr().out == ""
