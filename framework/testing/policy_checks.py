@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import attrs
 import torch
+from torch import Tensor
 
 from draftwood import registry
+from draftwood.compatibility import needs_several_drafters
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import CounterRandomness
 from draftwood.testing.block_efficiency import drawn_trees
@@ -29,6 +31,7 @@ from draftwood.testing.proof_models import (
     narrow_models,
 )
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
+from draftwood.testing.row_forms import assert_rows_alike
 from draftwood.testing.row_isolation import assert_rows_isolated
 from draftwood.testing.small_strategies import fits, toy_drafter
 from draftwood.testing.toy import ConstantModel, NextTokenModel
@@ -46,6 +49,7 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, policy)
     yield "interleaved", partial(check_interleaved, policy)
+    yield "rows-at-once", partial(check_rows_at_once, policy)
     yield "proposal-law", partial(check_proposal_law, policy)
     if policy.learns:
         yield "learnt", partial(check_learnt, policy)
@@ -65,6 +69,18 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
     assert_declared(policy, "adaptive", "branches", "learns")
+
+
+def check_rows_at_once(policy: TreePolicy, models: int) -> None:
+    """`grow_rows`, which decoding uses, gives the trees of `grow`, which the laws are proved of."""
+    for toys in PROOF_MODELS[:2]:
+
+        def draft(path: Sequence[int], toys: ProofModels = toys) -> Tensor:
+            if needs_several_drafters(policy):
+                return torch.stack([model.probs(path) for model in toys.drafts])
+            return toys.drafts[0].probs(path)
+
+        assert_rows_alike(policy, [draft] * 3, vocab_size=VOCAB, seeds=8)
 
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,9 @@ from draftwood import (
     Proposal,
     Randomness,
     Request,
+    RowGrowth,
     TokenTree,
+    TreeBatch,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
@@ -376,7 +379,25 @@ def _chance(tree: TokenTree, node: int) -> float:
     return float(tree.proposals[0].marginal(0)[int(tree.tokens[node])])
 
 
+class AnotherTreeForRows(FixedTree):
+    """Where rows grow together, a second child that holds an odd token is dropped."""
+
+    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
+        trees = yield from super().grow_rows(roots, rngs)
+        assert isinstance(trees, TreeBatch)
+        second = (trees.parents == 0) & (np.arange(trees.parents.shape[1]) == 2)
+        valid = np.arange(trees.parents.shape[1]) < trees.counts[:, None]
+        return trees.kept(valid & ~(second & (trees.tokens % 2 == 1)))
+
+
 MISTAKES = [
+    Mistake(
+        "the trees of all rows are others than a row's own",
+        "a faster form that nobody proves",
+        "policy",
+        _pair,
+        lambda: AnotherTreeForRows(1, 2),
+    ),
     Mistake(
         "a learning policy prunes drawn children after a bad round",
         "a threshold that is raised when little is accepted",

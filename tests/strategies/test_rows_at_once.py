@@ -13,15 +13,8 @@ from torch import Tensor
 
 from draftwood import (
     CounterRandomness,
-    Deterministic,
-    Randomness,
-    RequestLog,
-    Requests,
-    TokenTree,
     TreeBatch,
     TreePolicy,
-    WithoutReplacement,
-    policy_states,
 )
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
@@ -32,6 +25,7 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.testing.row_forms import difference, grown_alone, grown_together
 from draftwood.testing.toy import ToyModel
 
 SAMPLED: list[TreePolicy] = [
@@ -78,54 +72,6 @@ def draft(vocab: int, seed: int, *, dead: bool, flat: bool, dtype: torch.dtype) 
     return after
 
 
-def alone(policy: TreePolicy, root: int, rng: Randomness, after: Any) -> TokenTree:
-    growing, asked = policy_states.grow(policy, root, rng, policy_states.first_state(policy)), RequestLog()
-    request = next(growing)
-    try:
-        while True:
-            paths = [asked.path(number) for number in asked.take(request)]
-            request = growing.send(torch.stack([after((root, *path)) for path in paths]))
-    except StopIteration as finished:
-        tree: TokenTree = finished.value
-        return tree
-
-
-def together(policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], drafts: Any) -> Any:
-    logs = [RequestLog() for _ in roots]
-    growing = policy.grow_rows(roots, rngs)
-    requests = next(growing)
-    calls = 0
-    try:
-        while True:
-            calls += 1
-            assert isinstance(requests, Requests)
-            vocab = len(drafts[0]((0,)))
-            probs = torch.full((*requests.tokens.shape, vocab), torch.nan, dtype=drafts[0]((0,)).dtype)
-            for row, request in enumerate(requests):
-                for column, number in enumerate(logs[row].take(request) if request else ()):
-                    probs[row, column] = drafts[row]((roots[row], *logs[row].path(number)))
-            requests = growing.send(probs.nan_to_num(0.25))
-    except StopIteration as finished:
-        return finished.value, calls
-
-
-def compare(one: TokenTree, other: TokenTree) -> None:
-    assert one.tokens.tolist() == other.tokens.tolist()
-    assert one.parents.tolist() == other.parents.tolist()
-    assert one.depths.tolist() == other.depths.tolist()
-    assert set(one.proposals) == set(other.proposals)
-    for node, law in one.proposals.items():
-        same: Any = other.proposals[node]
-        assert type(law).__name__ == type(same).__name__
-        if isinstance(law, Deterministic):
-            # One that names pruned siblings too says the same of those that stay.
-            count = len(one.children(node))
-            assert law.tokens[:count] == same.tokens[:count]
-        else:
-            assert isinstance(law, WithoutReplacement)
-            assert torch.equal(law.p, same.p)
-
-
 @pytest.mark.parametrize("policy", SAMPLED + FIXED, ids=str)
 @settings(max_examples=15)
 @given(
@@ -140,7 +86,10 @@ def test_the_trees_are_those_that_rows_grow_alone(
 ) -> None:
     drafts = [draft(vocab, seed + row, dead=dead, flat=flat, dtype=torch.float64) for row in range(rows)]
     roots = [row % vocab for row in range(rows)]
-    trees, _ = together(policy, roots, [CounterRandomness.seeded(seed + row) for row in range(rows)], drafts)
+    trees = grown_together(
+        policy, roots, [CounterRandomness.seeded(seed + row) for row in range(rows)], drafts
+    )
     assert isinstance(trees, TreeBatch)
     for row, root in enumerate(roots):
-        compare(alone(policy, root, CounterRandomness.seeded(seed + row), drafts[row]), trees[row])
+        alone = grown_alone(policy, root, CounterRandomness.seeded(seed + row), drafts[row])
+        assert difference(alone, trees[row]) is None

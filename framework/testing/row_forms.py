@@ -1,0 +1,114 @@
+"""Whether the trees that a policy grows for all rows at once are those that it grows row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood import policy_states
+from draftwood.proposals import Proposal
+from draftwood.protocols import TreePolicy
+from draftwood.randomness import CounterRandomness, Randomness
+from draftwood.request import RequestLog, Requests
+from draftwood.testing.law_broken import LawBroken
+from draftwood.tree import TokenTree
+
+Draft = Callable[[Sequence[int]], Tensor]
+"""The draft distribution, or those of several drafters, after a path that begins with the root's token."""
+
+
+def grown_alone(policy: TreePolicy, root: int, rng: Randomness, draft: Draft, state: Any = None) -> TokenTree:
+    """The tree of `grow` under `root`."""
+    growing, asked = policy_states.grow(policy, root, rng, state), RequestLog()
+    try:
+        request = next(growing)
+        while True:
+            paths = [asked.path(number) for number in asked.take(request)]
+            request = growing.send(torch.stack([draft((root, *path)) for path in paths]))
+    except StopIteration as finished:
+        tree: TokenTree = finished.value
+        return tree
+
+
+def grown_together(
+    policy: TreePolicy,
+    roots: Sequence[int],
+    rngs: Sequence[Randomness],
+    drafts: Sequence[Draft],
+    states: Sequence[Any] = (),
+) -> Sequence[TokenTree]:
+    """The trees of `grow_rows`, each row by its draft. What stands in padding is no distribution."""
+    growing = policy_states.grow_rows(policy, roots, rngs, states or [None] * len(roots))
+    logs = [RequestLog() for _ in roots]
+    try:
+        requests = next(growing)
+        while True:
+            requests = growing.send(_answered(Requests.of(requests), logs, roots, drafts))
+    except StopIteration as finished:
+        trees: Sequence[TokenTree] = finished.value
+        return trees
+
+
+def _answered(
+    requests: Requests, logs: Sequence[RequestLog], roots: Sequence[int], drafts: Sequence[Draft]
+) -> Tensor:
+    like = drafts[0]((roots[0],))
+    probs = torch.full((*requests.tokens.shape, *like.shape), 0.25, dtype=like.dtype)
+    for row, request in enumerate(requests):
+        for column, number in enumerate(logs[row].take(request) if request is not None else ()):
+            probs[row, column] = drafts[row]((roots[row], *logs[row].path(number)))
+    return probs
+
+
+def difference(alone: TokenTree, together: TokenTree) -> str | None:
+    """What differs between two trees, as the end of a sentence; None where nothing does."""
+    for name in ("tokens", "parents", "depths"):
+        one, other = (getattr(tree, name)[: len(tree)].tolist() for tree in (alone, together))
+        if one != other:
+            return f"{name} {one} alone and {other} together"
+    if set(alone.proposals) != set(together.proposals):
+        return f"laws of the nodes {sorted(alone.proposals)} alone and {sorted(together.proposals)} together"
+    for node, law in alone.proposals.items():
+        tokens = [int(alone.tokens[child]) for child in alone.children(node)]
+        if not _alike(law, together.proposals[node], tokens):
+            return f"another law at node {node}: {law} alone and {together.proposals[node]} together"
+    return None
+
+
+def _alike(one: Proposal, other: Proposal, tokens: Sequence[int]) -> bool:
+    """Whether two laws say the same of siblings that hold these tokens."""
+    return type(one) is type(other) and all(
+        torch.equal(one.conditional(k, tokens[:k]), other.conditional(k, tokens[:k]))
+        for k in range(len(tokens))
+    )
+
+
+def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size: int, seeds: int) -> None:
+    """Raise `LawBroken` unless both forms of `policy` give the same trees by the same noise.
+
+    Args:
+        policy: in its first state, if it learns.
+        drafts: of each row.
+        vocab_size: of the drafts.
+        seeds: how often it is tried.
+    """
+    state = policy_states.first_state(policy)
+    roots = [row % vocab_size for row in range(len(drafts))]
+    for seed in range(seeds):
+        streams = [
+            [CounterRandomness.seeded(97 * seed + row) for row in range(len(drafts))] for _ in range(2)
+        ]
+        trees = grown_together(policy, roots, streams[0], drafts, [state] * len(drafts))
+        if len(trees) != len(drafts):
+            raise LawBroken(f"grow_rows of {len(drafts)} rows gives {len(trees)} trees.")
+        for row, (root, rng, draft) in enumerate(zip(roots, again, drafts, strict=True)):
+            found = difference(grown_alone(policy, root, rng, draft, state), trees[row])
+            if found is not None:
+                raise LawBroken(
+                    f"Row {row} of {len(drafts)} has {found}.",
+                    likely="grow_rows does not do what grow does, which is what is proved: it takes other "
+                    "numbers of the row's stream, or looks at padding.",
+                )
