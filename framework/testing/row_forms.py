@@ -98,10 +98,10 @@ def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size
     state = policy_states.first_state(policy)
     roots = [row % vocab_size for row in range(len(drafts))]
     for seed in range(seeds):
-        streams = [
+        rngs, again = (
             [CounterRandomness.seeded(97 * seed + row) for row in range(len(drafts))] for _ in range(2)
-        ]
-        trees = grown_together(policy, roots, streams[0], drafts, [state] * len(drafts))
+        )
+        trees = grown_together(policy, roots, rngs, drafts, [state] * len(drafts))
         if len(trees) != len(drafts):
             raise LawBroken(f"grow_rows of {len(drafts)} rows gives {len(trees)} trees.")
         for row, (root, rng, draft) in enumerate(zip(roots, again, drafts, strict=True)):
