@@ -90,12 +90,12 @@ def test_a_round_has_all_phases_and_passes_of_models() -> None:
     assert counted.begun[phases.DRAFT_PASS] == 3 * counted.draft_calls == 9
     names = {name for phase in counted.total.by_phase() for name in phase}
     assert names <= set(phases.PHASES)
-    # A pass has kernels outside the model too, and nothing else has some inside.
-    for name in (phases.DRAFT_PASS, phases.TARGET_PASS):
-        assert counted.a_round(Kind.LAUNCH, phase=name, in_pass=False) > 0
-    inside = counted.a_round(Kind.LAUNCH, in_pass=True)
-    passes = (phases.DRAFT_PASS, phases.TARGET_PASS)
-    assert inside == sum(counted.a_round(Kind.LAUNCH, phase=name, in_pass=True) for name in passes) > 0
+    inside = [
+        counted.a_round(Kind.LAUNCH, phase=name, in_pass=True)
+        for name in (phases.DRAFT_PASS, phases.TARGET_PASS)
+    ]
+    assert counted.a_round(Kind.LAUNCH, in_pass=True) == sum(inside) > min(inside) > 0
+    assert counted.a_round(Kind.LAUNCH, in_pass=False) > 0
     assert counted.a_round(Kind.WAIT, in_pass=True) == counted.a_round(Kind.BLOCKING_COPY, in_pass=True) == 0
     shown = counted.table()
     assert all(f"\n{name}" in shown or f"/ {name}" in shown for name in names)

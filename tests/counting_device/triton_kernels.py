@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -85,7 +86,9 @@ def launched_on(device: Launches, *, interpret: bool) -> Iterator[None]:
 
 
 def without_device(value: Any) -> Any:
-    """As `held`, and so are the tensors in what kernels take besides tensors."""
+    """As `held`, and so are the tensors in what kernels take besides tensors; the device is the CPU."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     if isinstance(value, (Tensor, list, tuple)):
         return held(value) if isinstance(value, Tensor) else type(value)(map(without_device, value))
     if isinstance(value, dict):
