@@ -72,6 +72,7 @@ def test_half_precision(options: dict[str, Any], device: CountingDevice) -> None
     assert counted.a_round(Kind.LAUNCH, in_pass=True) > 100
 
 
+@pytest.mark.thorough
 def test_the_interpreter_writes_the_same_with_the_same_counts() -> None:
     call = Call(policy=FixedTree(1, 2), verifier=RecursiveRejection())
     by_reference, interpreted = (

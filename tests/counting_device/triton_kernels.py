@@ -127,12 +127,8 @@ def _walk(cases: Any) -> Any:
     return walks
 
 
-def _draw(**given: Any) -> Any:
-    return ordered_draws.draw(**given)
-
-
 REFERENCES: dict[str, Callable[..., Any]] = {
-    "ordered_draws:draw_on_device": _draw,
+    "ordered_draws:draw_on_device": ordered_draws.draw,
     "tree_rejection:walk": _walk,
 }
 """By operation and function: what gives the results of one that launches without asking."""
