@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,8 +30,12 @@ PHASES = (POLICY, DRAFT_PASS, TARGET_PASS, PROBABILITIES, VERIFICATION, COMMIT)
 
 
 @contextmanager
-def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[None]:
-    """Inside it, what `decoder` does on `device` is counted by phase; what is left of a round has none."""
+def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[Counter[str]]:
+    """Inside it, what `decoder` does on `device` is counted by phase; what is left of a round has none.
+
+    Gives how often every phase began.
+    """
+    begun: Counter[str] = Counter()
     target, drafter, verifier = decoder.target, type(decoder.drafter), type(decoder.verifier)
     calls: list[tuple[type, str, str, Any]] = [
         (RoundLoop, "_draft", POLICY, None),
@@ -45,9 +50,9 @@ def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[N
     ]
     with ExitStack() as stack:
         for owner, name, phase, only in calls:
-            wrapped = _in_phase(getattr(owner, name), device, phase, only)
+            wrapped = _in_phase(getattr(owner, name), device, begun, phase, only)
             stack.enter_context(patch.object(owner, name, wrapped))
-        yield
+        yield begun
 
 
 def _methods(owner: type) -> list[str]:
@@ -56,7 +61,7 @@ def _methods(owner: type) -> list[str]:
 
 
 def _in_phase(
-    method: Callable[..., Any], device: CountingDevice, phase: str, only: object
+    method: Callable[..., Any], device: CountingDevice, begun: Counter[str], phase: str, only: object
 ) -> Callable[..., Any]:
     """`method` in `phase`; where `only` is given, of that object alone: a draft may be of the same class."""
 
@@ -64,6 +69,7 @@ def _in_phase(
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if only is not None and self is not only:
             return method(self, *args, **kwargs)
+        begun[phase] += 1
         with device.phase(phase):
             return method(self, *args, **kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
@@ -92,11 +93,13 @@ class CountedRounds:
         rounds: of every round, without prefill and the rounds before the first that was counted.
         tokens: that every row wrote in all rounds, those before included.
         draft_calls: of the counted rounds, on average.
+        begun: how often every phase began, in all rounds.
     """
 
     rounds: tuple[Counts, ...]
     tokens: list[list[int]]
     draft_calls: float
+    begun: Counter[str]
 
     @property
     def total(self) -> Counts:
@@ -146,7 +149,7 @@ def counted_rounds(
     """Count rounds of a `decoder` that is on `device`; what else it needs is in `call`."""
     counts, tokens, draft_calls = [], [list[int]() for _ in range(call.rows)], 0
     stream = decoder.stream(prompts(call.rows), **call.options)
-    with phases_of(decoder, device), closing(stream):
+    with phases_of(decoder, device) as begun, closing(stream):
         for _ in range(before + rounds):
             device.counts = Counts()
             done = next(stream)
@@ -155,7 +158,7 @@ def counted_rounds(
             draft_calls += done.draft_calls if len(counts) > before else 0
             for record in done.rows:
                 tokens[record.row] += record.tokens
-    return CountedRounds(tuple(counts[before:]), tokens, draft_calls / rounds)
+    return CountedRounds(tuple(counts[before:]), tokens, draft_calls / rounds, begun)
 
 
 def tokens_on_the_cpu(call: Call, *, rounds: int) -> list[list[int]]:

@@ -72,6 +72,7 @@ def test_half_precision(options: dict[str, Any], device: CountingDevice) -> None
     assert counted.a_round(Kind.LAUNCH, in_pass=True) > 100
 
 
+@pytest.mark.thorough
 def test_the_interpreter_writes_the_same_with_the_same_counts() -> None:
     call = Call(policy=FixedTree(1, 2), verifier=RecursiveRejection())
     by_reference, interpreted = (
@@ -85,19 +86,20 @@ def test_the_interpreter_writes_the_same_with_the_same_counts() -> None:
 
 def test_a_round_has_all_phases_and_passes_of_models() -> None:
     counted = count_rounds(CHAIN, rounds=2)
+    assert counted.begun.keys() == {*phases.PHASES, phases.PREFILL}
+    assert counted.begun[phases.TARGET_PASS] == counted.begun[phases.VERIFICATION] == 3
+    assert counted.begun[phases.DRAFT_PASS] == 3 * counted.draft_calls == 9
     names = {name for phase in counted.total.by_phase() for name in phase}
-    assert names == set(phases.PHASES)
-    assert counted.draft_calls == 3
-    assert counted.total.by_phase().keys() == counted.rounds[0].by_phase().keys()
-    # A pass has kernels outside the model too, and nothing else has some inside.
-    for name in (phases.DRAFT_PASS, phases.TARGET_PASS):
-        assert counted.a_round(Kind.LAUNCH, phase=name, in_pass=False) > 0
-    inside = counted.a_round(Kind.LAUNCH, in_pass=True)
-    passes = (phases.DRAFT_PASS, phases.TARGET_PASS)
-    assert inside == sum(counted.a_round(Kind.LAUNCH, phase=name, in_pass=True) for name in passes) > 0
+    assert names <= set(phases.PHASES)
+    inside = [
+        counted.a_round(Kind.LAUNCH, phase=name, in_pass=True)
+        for name in (phases.DRAFT_PASS, phases.TARGET_PASS)
+    ]
+    assert counted.a_round(Kind.LAUNCH, in_pass=True) == sum(inside) > min(inside) > 0
+    assert counted.a_round(Kind.LAUNCH, in_pass=False) > 0
     assert counted.a_round(Kind.WAIT, in_pass=True) == counted.a_round(Kind.BLOCKING_COPY, in_pass=True) == 0
     shown = counted.table()
-    assert all(f"\n{name}" in shown or f"/ {name}" in shown for name in phases.PHASES)
+    assert all(f"\n{name}" in shown or f"/ {name}" in shown for name in names)
 
 
 def test_a_round_is_counted_by_itself_and_without_prefill() -> None:

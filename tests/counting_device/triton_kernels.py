@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_rejection import reference as tree_rejection
 from tests.counting_device.tensor import DeviceTensor, held
@@ -84,7 +86,9 @@ def launched_on(device: Launches, *, interpret: bool) -> Iterator[None]:
 
 
 def without_device(value: Any) -> Any:
-    """As `held`, and so are the tensors in what kernels take besides tensors."""
+    """As `held`, and so are the tensors in what kernels take besides tensors; the device is the CPU."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     if isinstance(value, (Tensor, list, tuple)):
         return held(value) if isinstance(value, Tensor) else type(value)(map(without_device, value))
     if isinstance(value, dict):
@@ -98,31 +102,22 @@ def without_device(value: Any) -> Any:
 
 
 def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Callable[..., None]) -> Any:
-    """What `entry` gives for tensors of the CPU, by the operation's reference where there is one for it."""
-    reference = _reference(entry)
-    if reference is not None:
-        return reference(*args, **kwargs)
+    """What `entry` gives for tensors of the CPU: by the reference that it chooses itself, with kernels off.
+
+    One that launches without asking is interpreted, where no function of `REFERENCES` stands for it.
+    """
+    operation = entry.__module__.split(".")[-2]
+    if (reference := REFERENCES.get(f"{operation}:{entry.__name__}")) is not None:
+        right = reference(*args, **kwargs)
+        if right is not NotImplemented:
+            return right
     with patch.object(Configuration, "launch", run):
         return entry(*args, **kwargs)
 
 
-def _reference(entry: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What to call in the place of a dispatcher that launches without asking; None: it asks.
-
-    By convention that is named after the reference, with `_on_device`.
-    """
-    module, name = entry.__module__, entry.__name__
-    if module == f"{support.__package__}.tree_rejection.dispatch" and name == "walk":
-        return _walk
-    if not name.endswith("_on_device"):
-        return None
-    found: Callable[..., Any] = getattr(
-        import_module(module.removesuffix("dispatch") + "reference"), name.removesuffix("_on_device")
-    )
-    return found
-
-
-def _walk(cases: Sequence[tree_rejection.RejectionCase]) -> list[tree_rejection.Walk | None]:
+def _walk(cases: Any) -> Any:
+    if not isinstance(cases, Sequence):
+        return NotImplemented
     walks: list[tree_rejection.Walk | None] = []
     for case in cases:
         try:
@@ -130,6 +125,13 @@ def _walk(cases: Sequence[tree_rejection.RejectionCase]) -> list[tree_rejection.
         except tree_rejection.Undecidable:
             walks.append(None)
     return walks
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "ordered_draws:draw_on_device": ordered_draws.draw,
+    "tree_rejection:walk": _walk,
+}
+"""By operation and function: what gives the results of one that launches without asking."""
 
 
 def _filled(result: Any, right: Any) -> Any:
