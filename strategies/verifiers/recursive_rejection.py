@@ -8,6 +8,7 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
+from draftwood.kernels.tree_rejection import dispatch
 from draftwood.proposals import Proposal
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.on_device import verify_on_device
@@ -46,7 +47,14 @@ class RecursiveRejection(RejectionVerifier):
         # Somebody's variant of this class may change any step, and the kernel does not know of it.
         if type(self) is not RecursiveRejection:
             return super().verify_rows(trees, target_probs, rngs)
-        outcomes = verify_on_device(trees, target_probs, rngs)
+        outcomes = verify_on_device(
+            trees,
+            target_probs,
+            rngs,
+            serves=dispatch.serves,
+            walk=dispatch.walk,
+            uniforms=lambda nodes: nodes,
+        )
         return [
             NodeWise.verify(self, tree, targets, rng) if outcome is None else outcome
             for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
