@@ -132,4 +132,5 @@ def _at(heights: Tensor, u: Tensor) -> Tensor:
     total = heights[..., -1:].contiguous()
     above = torch.searchsorted(heights, (u * total).contiguous(), right=True)
     # The product may have been rounded up to the total: the last index with any weight is meant.
-    return torch.minimum(above, torch.searchsorted(heights, total))
+    above = torch.minimum(above, torch.searchsorted(heights, total))
+    return above.clamp(max=heights.shape[-1] - 1)  # beyond the end where the heights are NaN

@@ -58,9 +58,10 @@ class TreeRows:
         """
         rows = np.arange(len(self.tokens))
         row, node = np.nonzero(accepted & (self.parents >= 0))
+        above = row * self.parents.shape[1] + self.parents[row, node]
+        parent, first = np.unique(above, return_index=True)
         step = np.zeros_like(self.parents)
-        # Backwards, since of several values for one index the last one stays.
-        step[row[::-1], self.parents[row, node][::-1]] = node[::-1]
+        step.flat[parent] = node[first]
         here, steps = np.zeros_like(self.counts), [np.zeros_like(self.counts)]
         while True:
             # A row that has come to its end has no further node, and the root is nobody's child.
