@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import (
@@ -52,6 +52,7 @@ def line_by_line(case: TreeCase, lines: int) -> list[list[int]]:
     return plan
 
 
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     tapes=st.lists(st.integers(0, 50), min_size=5, max_size=5),
