@@ -29,8 +29,7 @@ class TriedLaw(Protocol):
 class Law(TriedLaw):
     """The distribution `weights / total` `[vocab]` with the tokens `removed` left out of it.
 
-    Keeping the pieces apart lets siblings without replacement share one tensor. A `total` of 0 is the law of
-    nothing: no token is left.
+    Keeping the pieces apart lets siblings without replacement share one tensor.
     """
 
     weights: Float[Tensor, " vocab"]
@@ -40,18 +39,18 @@ class Law(TriedLaw):
     @classmethod
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
         """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
-        rest = whole - float(weights[list(removed)].sum(dtype=float64)) if removed else whole
-        if rest < 1e-6 * whole:
-            # Summing the survivors keeps the precision that the difference loses when it is nearly 0.
-            rest = total(weights.index_fill(0, tensor(list(removed), device=weights.device), 0))
-        return cls(weights, rest, tuple(removed))
+        rest = whole - float(weights[list(removed)].sum(dtype=float64))
+        if rest > 1e-6 * whole:
+            return cls(weights, rest, tuple(removed))
+        # Summing the survivors keeps the precision that the difference has lost.
+        left = weights.index_fill(0, tensor(list(removed), device=weights.device), 0)
+        rest = total(left)
+        return cls((left.double() / rest).to(left) if rest > 0 else left)
 
     def __getitem__(self, token: int) -> float:
-        return 0.0 if token in self.removed or not self.total else float(self.weights[token]) / self.total
+        return 0.0 if token in self.removed else float(self.weights[token]) / self.total
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
-        if not self.total > 0:
-            return left
         after = left.sub(self.weights, alpha=scale / self.total)
         if self.removed:
             after[list(self.removed)] = left[list(self.removed)]
