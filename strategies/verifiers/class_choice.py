@@ -46,7 +46,7 @@ class Columns:
 def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
     """The chance `[n]` with which each of `tokens` is of the class.
 
-    Tokens are ranked by T / (h + n), n being the law of the next sibling. All that share a bucket have one
+    Tokens are ranked by T / (h + D), with D normalised. All that share a bucket have one
     chance. The class holds the first of that order; the last bucket may belong in part. Several sizes are
     scored by the mass that the two siblings together let through, the second one's law averaged over the
     first.
@@ -56,7 +56,7 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
         total: sums over the whole vocabulary, `[1]` each.
         further: siblings after the two; their number must not depend on these two.
     """
-    proposed = tokens.h + tokens.draft * (total.odds - tokens.odds)
+    proposed = tokens.h + tokens.draft / total.draft
     bucket = bucket_of(tokens.target, proposed)
     sums = np.stack([np.bincount(bucket, weights, BUCKETS) for weights in (*tokens.rows(), proposed)])
     # What the others have, whose bucket is the last of the order.

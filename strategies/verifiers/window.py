@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -120,7 +121,7 @@ class Window:
         # A token that is all that is left has nobody beside it, and is nobody's rival.
         if not draft.total > 0:
             odds.zero_()
-        elif draft.top is not None and not draft.rest > 0:
+        elif draft.top is not None and not float(odds[draft.top]) < math.inf:
             odds[draft.top] = 0
         none = draft.stakes[:0]
         window = cls(h, draft, odds, _total_beside(odds, draft.top) / h.total, none, np.zeros(0))
