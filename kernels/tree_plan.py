@@ -126,25 +126,25 @@ class TreeArrays:
 
     @property
     def lines(self) -> int:
-        """Of a row in the plan: a uniform more may be needed than there are nodes."""
-        return self.tokens.shape[1] + 1
+        """Of a row in the plan: as many as nodes, and as uniforms."""
+        return max(self.tokens.shape[1], self.uniforms.shape[1])
 
-    def plan(self) -> Tensor:
-        """int64 `[rows, lines, LINE]` on the host, a line for every node.
+    def plan(self, spare: int = 0) -> Tensor:
+        """int64 `[rows, lines + spare, LINE]` on the host, a line for every node and `spare` lines of zeros.
 
         Its token, first child and next sibling (0 for none), how it was drawn, the addresses of its law and
         of the target after it, the bits of the uniform that is used after as many others, and its parent.
+        Behind the nodes there are uniforms alone.
         """
         rows, nodes = self.tokens.shape
-        plan = np.zeros((rows, nodes + 1, LINE), dtype=np.int64)
+        plan = np.zeros((rows, self.lines + spare, LINE), dtype=np.int64)
         first, further = links(self.parents)
         columns = (self.tokens, first, further, self.draw_kinds, self.laws, self.targets)
         for column, values in enumerate(columns):
             plan[:, :nodes, column] = values
-        uniforms = np.full((rows, nodes + 1), np.nan)
-        count = min(nodes + 1, self.uniforms.shape[1])
-        uniforms[:, :count] = self.uniforms[:, :count]
-        plan[:, :, 6] = uniforms.view(np.int64)
+        uniforms = np.full((rows, self.lines), np.nan)
+        uniforms[:, : self.uniforms.shape[1]] = self.uniforms
+        plan[:, : self.lines, 6] = uniforms.view(np.int64)
         plan[:, :nodes, 7] = self.parents
         return torch.from_numpy(plan)
 
