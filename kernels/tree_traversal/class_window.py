@@ -7,6 +7,7 @@ from draftwood.kernels.tree_traversal import records as r
 
 BUCKETS = tl.constexpr(64)
 SIZES = tl.constexpr(32)
+TILE = tl.constexpr(8)
 STAKE = tl.constexpr(9.999999747378752e-06)  # 1e-5 as float32
 TIE = tl.constexpr(1e-6)
 UNIT = tl.constexpr(
@@ -111,17 +112,32 @@ def passed(f, target, h, draft, odds, further):
 
 
 @triton.jit
-def best_shares(target, h, draft, odds, mass, further):
-    """The chance of every bucket `[buckets]` in the class that lets most through.
+def prefix_shares(bound, above, mass):
+    """The chances of buckets of so much `mass`, with so much `above` them, in classes that hold `bound` of it."""
+    f = (bound - above) / tl.where(mass > 0.0, mass, 1.0)
+    f = tl.where(mass > 0.0, tl.minimum(tl.maximum(f, 0.0), 1.0), 0.0)
+    return tl.where(f < 1e-6, 0.0, f)  # what rounding left is not worth a coin
 
-    Arguments are sums over buckets `[buckets]`; the first has what is never of the class, and no `mass`.
+
+@triton.jit
+def best_shares(table, target, h, draft, odds, mass, further):
+    """The chance of every bucket `[buckets]` in the class that lets most through, also written to `table`.
+
+    Other arguments are sums over buckets `[buckets]`; the first has what is never of the class, and no `mass`.
     """
-    size = tl.arange(0, SIZES)
     above = tl.cumsum(mass, 0, reverse=True) - mass
-    bound = size.to(tl.float64) * (tl.sum(mass, 0) / (SIZES - 1))
-    f = (bound[:, None] - above[None, :]) / tl.where(mass > 0.0, mass, 1.0)[None, :]
-    f = tl.where(mass[None, :] > 0.0, tl.minimum(tl.maximum(f, 0.0), 1.0), 0.0)
-    f = tl.where(f < 1e-6, 0.0, f)  # what rounding left is not worth a coin
-    scores = passed(f, target[None, :], h[None, :], draft[None, :], odds[None, :], further)
+    growth = tl.sum(mass, 0) / (SIZES - 1)
+    # A few sizes at a time, for want of registers.
+    for tile in range(0, SIZES // TILE):
+        size = tile * TILE + tl.arange(0, TILE)
+        f = prefix_shares((size.to(tl.float64) * growth)[:, None], above[None, :], mass[None, :])
+        scores = passed(f, target[None, :], h[None, :], draft[None, :], odds[None, :], further)
+        tl.store(table + size, scores)
+    tl.debug_barrier()
+    size = tl.arange(0, SIZES)
+    scores = tl.load(table + size)
     best = tl.min(tl.where(scores >= tl.max(scores, 0) - TIE, size, SIZES - 1), 0)
-    return tl.sum(tl.where(size[:, None] == best, f, 0.0), 0)
+    shares = prefix_shares(best.to(tl.float64) * growth, above, mass)
+    tl.debug_barrier()
+    tl.store(table + tl.arange(0, BUCKETS), shares)
+    return shares

@@ -85,7 +85,7 @@ def walk(trees: TreeArrays, *, leaf_first: bool, classes: bool) -> list[Walk | N
         "vocab": trees.vocab,
         "leaf_first": int(leaf_first),
     }
-    begin.launch((rows, lines), **common)
+    begin.launch((rows, trees.tokens.shape[1]), **common)
     partials = empty(rows, PROGRAMS, PARTS)
     for _ in range(1 if programs == 1 else passes(trees, classes=classes)):
         step.launch((rows, programs), **common, partials=partials, span=span)

@@ -197,7 +197,7 @@ def failed(plan, numbers, partials, node, child, programs, CLASSES: tl.constexpr
 def classed(plan, numbers, shares, tally, partials, node, used, programs, PROGRAMS: tl.constexpr):
     """Choose the class of a window at `node`, toss its coins, and settle which sibling goes first.
 
-    Returns that sibling, its token's probability by the target and by its law, and whether the uniforms sufficed.
+    Returns that sibling, its token's probability by target and law, and whether the uniforms sufficed.
     """
     waiting = r.child_number(numbers, node, r.WAITING)
     following = r.entry(plan, r.child_number(numbers, node, r.LAST), r.NEXT_SIBLING)
@@ -240,6 +240,7 @@ def classed(plan, numbers, shares, tally, partials, node, used, programs, PROGRA
     allowance = 1.0 - (1.0 - r.number(numbers, node, r.ALLOWANCE)) / scale
     target_sums = with_others(target_sums, allowance)
     f = best_shares(
+        shares + following * BUCKETS,
         target_sums,
         with_others(h_sums, 1.0),
         with_others(draft_sums, total),
@@ -247,7 +248,6 @@ def classed(plan, numbers, shares, tally, partials, node, used, programs, PROGRA
         mass,
         further,
     )
-    tl.store(shares + following * BUCKETS + bucket, f)
     for column in range(0, 4):
         tl.store(tally + column * BUCKETS + bucket, tl.full([BUCKETS], 0, tl.int64))
 
@@ -518,7 +518,7 @@ def start(
                 place = row * 4 * BUCKETS + column * BUCKETS + tl.arange(0, BUCKETS)
                 tl.store(tally + place, tl.full([BUCKETS], 0, tl.int64))
     tl.debug_barrier()
-    if tl.atomic_add(state + r.ARRIVED, 1) == lines - 1:
+    if tl.atomic_add(state + r.ARRIVED, 1) == tl.num_programs(1) - 1:
         tl.store(state + r.ARRIVED, 0)
         root = tl.full((), 0, tl.int64)
         child, whole = visit(plan, numbers, root, 1.0)
