@@ -113,7 +113,7 @@ def passed(f, target, h, draft, odds, further):
 
 @triton.jit
 def prefix_shares(bound, above, mass):
-    """The chances of buckets of so much `mass`, with so much `above` them, in classes that hold `bound` of it."""
+    """The chances of buckets of this `mass`, with so much `above` them, in classes that hold `bound` of it."""
     f = (bound - above) / tl.where(mass > 0.0, mass, 1.0)
     f = tl.where(mass > 0.0, tl.minimum(tl.maximum(f, 0.0), 1.0), 0.0)
     return tl.where(f < 1e-6, 0.0, f)  # what rounding left is not worth a coin
@@ -123,7 +123,7 @@ def prefix_shares(bound, above, mass):
 def best_shares(table, target, h, draft, odds, mass, further):
     """The chance of every bucket `[buckets]` in the class that lets most through, also written to `table`.
 
-    Other arguments are sums over buckets `[buckets]`; the first has what is never of the class, and no `mass`.
+    Other arguments are sums over buckets; the first has what is never of the class, and no `mass`.
     """
     above = tl.cumsum(mass, 0, reverse=True) - mass
     growth = tl.sum(mass, 0) / (SIZES - 1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree
+from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.kernels.tree_plan import (
     FIXED,
     FULL,
@@ -37,24 +38,45 @@ DRAWN_ALIKE: dict[type[Proposal], int] = {
 """How children are drawn, by the laws that draw all children of a node alike, from one distribution."""
 
 
-def verify_on_device(
+@attrs.frozen
+class DeviceForm:
+    """A kernel that judges the trees of all rows.
+
+    Attributes:
+        serves: whether it takes targets like these.
+        walk: it.
+        uniforms: how many numbers of a row's stream it may use for a tree of so many nodes.
+    """
+
+    serves: Callable[[Tensor], bool]
+    walk: Callable[[TreeArrays], list[Walk | None]]
+    uniforms: Callable[[int], int]
+
+
+def rows_on_device(
+    verifier: Verifier,
     trees: Sequence[TokenTree],
     target_probs: Sequence[Tensor],
     rngs: Sequence[Randomness],
     *,
-    serves: Callable[[Tensor], bool],
-    walk: Callable[[TreeArrays], list[Walk | None]],
-    uniforms: Callable[[int], int],
+    form: DeviceForm,
+) -> list[Outcome]:
+    """What `verifier.verify` gives for every row: by a kernel where one serves, else row by row."""
+    outcomes = judged_on_device(trees, target_probs, rngs, form=form)
+    return [
+        verifier.verify(tree, targets, rng) if outcome is None else outcome
+        for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
+    ]
+
+
+def judged_on_device(
+    trees: Sequence[TokenTree],
+    target_probs: Sequence[Tensor],
+    rngs: Sequence[Randomness],
+    *,
+    form: DeviceForm,
 ) -> list[Outcome | None]:
     """What a kernel makes of every row's tree, decided by the same numbers of its stream.
-
-    Args:
-        trees: of the round, one a row.
-        target_probs: the target's distributions `[nodes, vocab]` of every row.
-        rngs: of every row.
-        serves: whether the kernel takes targets like these.
-        walk: the kernel.
-        uniforms: how many it may use for a tree of so many nodes.
 
     Returns:
         For every row its outcome; or None, with its stream as it was, where no kernel judges the tree, or
@@ -65,11 +87,11 @@ def verify_on_device(
         return outcomes  # rows with one stream between them would be judged by the same numbers
     served: list[tuple[int, UniformRandomness, TreeCase]] = []
     for row, (tree, targets, rng) in enumerate(zip(trees, target_probs, rngs, strict=True)):
-        if isinstance(rng, UniformRandomness) and serves(targets) and _alike(targets, target_probs[0]):
-            case = tree_case(tree, targets, rng.ahead(uniforms(len(tree))))
+        if isinstance(rng, UniformRandomness) and form.serves(targets) and _alike(targets, target_probs[0]):
+            case = tree_case(tree, targets, rng.ahead(form.uniforms(len(tree))))
             if case is not None:
                 served.append((row, rng, case))
-    walks = walk(TreeArrays.of([case for *_, case in served])) if served else []
+    walks = form.walk(TreeArrays.of([case for *_, case in served])) if served else []
     for (row, rng, case), result in zip(served, walks, strict=True):
         if result is not None:
             rng.uniforms(result.used)

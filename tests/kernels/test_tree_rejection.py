@@ -36,7 +36,6 @@ from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
@@ -58,7 +57,7 @@ def judged(
         if kernel:  # from here on the plain verifier is a mistake
             patch.setattr(RecursiveRejection, "judge", None)
             tree, targets = placed(tree, device), targets.to(device)
-        return RecursiveRejection().verify(tree, targets, rng), rng.used
+        return RecursiveRejection().verify_rows([tree], [targets], [rng])[0], rng.used
 
 
 def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> Walk:
@@ -220,7 +219,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
         wanted = verifier.verify_rows(trees, targets, wanted_streams)
     found = verifier.verify_rows(trees, targets, streams_after)
     assert found == wanted == [verifier.verify(*row) for row in zip(trees, targets, streams(), strict=True)]
-    assert launches == [4, *[1] * 5]
+    assert launches == [4]
     assert [s.uniforms(3).tolist() for s in streams_after] == [s.uniforms(3).tolist() for s in wanted_streams]
 
 
@@ -280,7 +279,7 @@ def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device)
     for kernel in (True, False):
         rng = TorchRandomness.seeded(5)
         with kernels_enabled(kernel):
-            outcome = RecursiveRejection().verify(tree, targets, rng)
+            outcome = RecursiveRejection().verify_rows([tree], [targets], [rng])
         after.append((outcome, rng.uniforms(3).tolist()))
     assert after[0] == after[1]
 
@@ -302,7 +301,7 @@ def test_errors_are_those_of_the_plain_verifier(
     tree = one_node([0], WithoutReplacement(torch.tensor(draft)))
     rng = TapeRandomness(torch.full((uniforms,), 0.9, dtype=torch.float64))
     with pytest.raises((InvalidDistribution, InvalidInput), match=error):
-        RecursiveRejection().verify(tree, torch.tensor([target, target]), rng)
+        RecursiveRejection().verify_rows([tree], [torch.tensor([target, target])], [rng])
 
 
 def test_the_plain_verifier_takes_the_rest(
@@ -317,12 +316,15 @@ def test_the_plain_verifier_takes_the_rest(
         tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
     reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+
+    def judge(tree: TokenTree, targets: Tensor, rng: Randomness) -> Outcome:
+        return RecursiveRejection().verify_rows([tree], [targets], [rng])[0]
+
     with frames.reference_serves(reason, caplog):
-        assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
-    assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
+        assert judge(double, targets.double(), TapeRandomness(uniforms)) == wanted
+    assert judge(double, targets, TapeRandomness(uniforms)) == wanted
     coin = Coin(TapeRandomness(uniforms))  # type: ignore[abstract]
-    assert RecursiveRejection().verify(tree, targets, coin) == wanted
-    ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
+    assert judge(tree, targets, coin) == wanted
 
 
 @attrs.frozen
