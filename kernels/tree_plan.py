@@ -126,8 +126,8 @@ class TreeArrays:
 
     @property
     def lines(self) -> int:
-        """Of a row in the plan: as many as nodes, and as uniforms."""
-        return max(self.tokens.shape[1], self.uniforms.shape[1])
+        """Of a row in the plan: as many as nodes, and as uniforms with NaN behind the last."""
+        return max(self.tokens.shape[1], self.uniforms.shape[1]) + 1
 
     def plan(self, spare: int = 0) -> Tensor:
         """int64 `[rows, lines + spare, LINE]` on the host, a line for every node and `spare` lines of zeros.

@@ -113,7 +113,7 @@ def passed(f, target, h, draft, odds, further):
 
 @triton.jit
 def prefix_shares(bound, above, mass):
-    """The chances of buckets of this `mass`, with so much `above` them, in classes that hold `bound` of it."""
+    """The chances of buckets of this `mass`, with so much `above` them, in classes that hold `bound`."""
     f = (bound - above) / tl.where(mass > 0.0, mass, 1.0)
     f = tl.where(mass > 0.0, tl.minimum(tl.maximum(f, 0.0), 1.0), 0.0)
     return tl.where(f < 1e-6, 0.0, f)  # what rounding left is not worth a coin
