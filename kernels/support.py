@@ -63,6 +63,14 @@ def objection_on(device: torch.device) -> str | None:
     return None
 
 
+def to_device(plan: Tensor, device: torch.device) -> Tensor:
+    """`plan`, a tensor on the host, copied to `device` without a wait for what runs there."""
+    if device.type == "cuda":
+        # From memory that may be swapped out, the driver may wait before it copies.
+        plan = plan.pin_memory()
+    return plan.to(device, non_blocking=True)
+
+
 def use_kernel(operation: str, reason: str | None) -> bool:
     """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
     if (operation, reason or "") not in _logged:

@@ -26,9 +26,10 @@ from draftwood.kernels.ordered_draws import blocks
 from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.tree_plan import TreeArrays, TreeCase, Walk
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
-from draftwood.strategies.verifiers.on_device import rejection_case
+from draftwood.strategies.verifiers.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 Answer = tuple[tuple[int, ...], int]
@@ -123,10 +124,8 @@ def judged(
     tapes = [_tape(nodes, seed) for seed in range(rows)]
     there = [(_moved(tree, device), targets.to(device)) for tree, targets in grown]
 
-    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[plain_rejection.RejectionCase]:
-        made = [
-            rejection_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)
-        ]
+    def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[TreeCase]:
+        made = [tree_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)]
         assert all(row is not None for row in made)
         return [row for row in made if row is not None]
 
@@ -141,7 +140,7 @@ def judged(
                 outcomes.append((outcome.path, outcome.extra))
         return outcomes
 
-    def answers(outcomes: Sequence[plain_rejection.Walk | None]) -> list[Answer | None]:
+    def answers(outcomes: Sequence[Walk | None]) -> list[Answer | None]:
         return [None if walk is None else (walk.path, walk.extra) for walk in outcomes]
 
     return Case(
@@ -149,14 +148,14 @@ def judged(
         size=f"{nodes} nodes, {vocab} tokens, rows: {rows}",
         expected=partial(answers, walks),
         contenders=[
-            Contender("kernel", partial(rejection.walk, on_device), read=answers, kernel=True),
+            Contender("kernel", lambda: rejection.walk(TreeArrays.of(on_device)), read=answers, kernel=True),
             Contender("plain verifier", plainly),
         ],
         bytes=sum(4 * vocab * _passes(tree, walk) for (tree, _), walk in zip(grown, walks, strict=True)),
     )
 
 
-def _passes(tree: TokenTree, walk: plain_rejection.Walk) -> int:
+def _passes(tree: TokenTree, walk: Walk) -> int:
     """How often the kernel goes over the vocabulary (kernels/tree_rejection/README.md, cost)."""
     passes = 2
     for node, after in zip(walk.path, [*walk.path[1:], None], strict=True):

@@ -5,7 +5,7 @@ import triton.language as tl
 
 FIXED = tl.constexpr(0)
 FULL = tl.constexpr(1)
-LINE = tl.constexpr(7)
+LINE = tl.constexpr(8)
 
 
 @triton.jit

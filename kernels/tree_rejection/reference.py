@@ -2,69 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-FIXED, FULL, REMAINING = range(3)
-"""How a node was drawn: not at all, as a fixed token; from its full law; from what earlier siblings left."""
+from draftwood.kernels.tree_plan import FIXED, REMAINING, TreeCase, Undecidable, Walk
 
 
-@dataclass(frozen=True, eq=False)
-class RejectionCase:
-    """A tree with its target's rows and the uniforms that judge it.
-
-    Attributes:
-        tokens: of every node, the root first.
-        parents: -1 for the root, each before its children; siblings stand in drawn order.
-        draw_kinds: `FIXED`, `FULL` or `REMAINING` for every node; any for the root.
-        laws: the draft probabilities `[vocab]` that every node was drawn from, fp32; siblings of which one
-            is `REMAINING` have one law, fixed ones among them too. Else None for a fixed node.
-        targets: the target's distribution after every node, fp32 `[nodes, vocab]`.
-        uniforms: float64 in [0, 1), on the CPU; as many as nodes are enough.
-    """
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    draw_kinds: Sequence[int]
-    laws: Sequence[Tensor | None]
-    targets: Tensor
-    uniforms: Tensor
-
-    @property
-    def children(self) -> list[list[int]]:
-        """The children of every node, in drawn order."""
-        children: list[list[int]] = [[] for _ in self.parents]
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                children[parent].append(node)
-        return children
-
-
-@dataclass(frozen=True)
-class Walk:
-    """What rejection makes of a case.
-
-    Attributes:
-        path: accepted nodes, the root first.
-        extra: the token after them.
-        bonus: whether it was drawn from the target at a leaf.
-        used: how many uniforms decided it.
-    """
-
-    path: tuple[int, ...]
-    extra: int
-    bonus: bool
-    used: int
-
-
-class Undecidable(Exception):
-    """A distribution is none, or the uniforms are used up."""
-
-
-def walk(case: RejectionCase) -> Walk:
+def walk(case: TreeCase) -> Walk:
     """Judge the children of the root, of the one that is accepted, and so on.
 
     Raises:
@@ -96,7 +42,7 @@ def walk(case: RejectionCase) -> Walk:
     return Walk(tuple(path), _choose(case.targets[path[-1]], toss()), True, used)
 
 
-def _laws(case: RejectionCase, siblings: list[int]) -> Iterator[tuple[int, Tensor]]:
+def _laws(case: TreeCase, siblings: list[int]) -> Iterator[tuple[int, Tensor]]:
     """Siblings, each with the law by which it is tried after those before it, float64 `[vocab]`."""
     for index, child in enumerate(siblings):
         full = case.laws[child]

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness
-from draftwood.proposals import Proposal, WithoutReplacement, check_distribution
+from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Law, Residual, SiblingOrder
-from draftwood.strategies.verifiers.window import Window
+from draftwood.strategies.verifiers.window import RemainingDraft, Window
 
 
 @attrs.define(eq=False)
@@ -48,48 +48,54 @@ class ClassOrder(SiblingOrder):
     tokens: Sequence[int]
     p: Float[Tensor, " vocab"]
     rng: Randomness
-    _tried: list[int] = attrs.field(factory=list, init=False)
     _next: int = attrs.field(default=0, init=False)  # number of the next sibling that was not looked at
     _waiting: _Waiting | None = attrs.field(default=None, init=False)
+    _draft: RemainingDraft | None = attrs.field(default=None, init=False)
+    _judged: tuple[Window, int] | None = attrs.field(default=None, init=False)  # and what went first
 
     def next(self, residual: Residual) -> Candidate | None:
         if self._next == 0:
-            check_distribution(self.p, "The draft distribution of WithoutReplacement")
-            self._waiting, self._next = _Waiting(0, self.tokens[0], self.p), 1
+            self._draft = RemainingDraft.of(self.p)
+            self._waiting, self._next = _Waiting(0, self.tokens[0], Law(self._draft.weights)), 1
         if self._waiting is None:
             return None
+        waiting = self._settled(self._waiting)
         if self._next < len(self.tokens):
-            return self._window(residual, self._waiting)
-        waiting, self._waiting = self._waiting, None
-        return Candidate(waiting.index, waiting.token, Law(waiting.h))
+            return self._window(residual, waiting)
+        self._waiting = None
+        return Candidate(waiting.index, waiting.token, waiting.law)
+
+    def _settled(self, waiting: _Waiting) -> _Waiting:
+        """The waiting sibling with its law, now that the one before it has failed."""
+        if self._judged is None:
+            return waiting
+        (window, first), self._judged = self._judged, None
+        if self._next < len(self.tokens):
+            self._draft = window.draft.without(first)
+        return attrs.evolve(waiting, law=window.second(first))
 
     def _window(self, residual: Residual, waiting: _Waiting) -> Candidate:
         """The better one of the waiting and the next sibling; the other one waits for the next window."""
-        following = _Waiting(self._next, self.tokens[self._next], waiting.h)
+        assert self._draft is not None
+        following = _Waiting(self._next, self.tokens[self._next], waiting.law)
         self._next += 1
-        window = Window.open(
-            waiting.h,
-            self.p,
-            tried=self._tried,
-            further=len(self.tokens) - self._next,
-            residual=residual,
-        )
+        further = len(self.tokens) - self._next
+        window = Window.open(waiting.law, self._draft, further=further, residual=residual)
         stays, comes = (
             self.rng.accept(window.chance_of_class(sibling.token)) for sibling in (waiting, following)
         )
         first, second = (following, waiting) if comes and not stays else (waiting, following)
-        self._tried.append(first.token)
-        self._waiting = attrs.evolve(second, h=window.second(first.token))
+        self._waiting, self._judged = second, (window, first.token)
         return Candidate(first.index, first.token, window.first())
 
 
 @attrs.frozen(eq=False)
 class _Waiting:
-    """A sibling that waits, and its law `[vocab]` given what was tried."""
+    """A sibling that waits, and its law given what was tried."""
 
     index: int
     token: int
-    h: Float[Tensor, " vocab"]
+    law: Law
 
 
 def class_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+import numpy as np
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
+from draftwood.strategies.verifiers.target_rows import most_likely, on_the_host
+from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
 @attrs.frozen
 class Greedy(Verifier):
     """Accepts the path that the target's most likely tokens follow; serves temperature 0 alone.
 
-    Cost: one argmax over `[nodes, vocab]` and one transfer to the host.
+    Cost: on a CPU one argmax over the vocabulary a node of the accepted path; elsewhere one over the nodes
+    of all rows, and one transfer to the host.
     Source: DynaTree, section 3.5; Stern et al. 2018.
     """
 
@@ -22,13 +28,27 @@ class Greedy(Verifier):
     source = "DynaTree, section 3.5"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        best = target_probs.argmax(-1).tolist()
         tokens = tree.tokens.tolist()
         path = [0]
         while True:
-            likeliest = best[path[-1]]
+            likeliest = int(target_probs[path[-1]].argmax())
             children = tree.children(path[-1])
             match = next((child for child in children if tokens[child] == likeliest), None)
             if match is None:
                 return Outcome.of(tree, path, extra=likeliest, bonus=not children)
             path.append(match)
+
+    def verify_rows(
+        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+    ) -> list[Outcome]:
+        # Somebody's variant of this class may change the rule.
+        if type(self) is not Greedy or on_the_host(target_probs):
+            return super().verify_rows(trees, target_probs, rngs)
+        return greedy_rows(TreeRows.of(trees), target_probs)
+
+
+def greedy_rows(trees: TreeRows, target_probs: Sequence[Tensor]) -> list[Outcome]:
+    """The longest greedy match of every row, with one wait for all."""
+    best = most_likely(target_probs, trees.tokens.shape[1])
+    paths = trees.follow(trees.tokens == np.take_along_axis(best, trees.parents.clip(min=0), axis=1))
+    return trees.outcomes(paths, [int(best[row, path[-1]]) for row, path in enumerate(paths)])

@@ -1,19 +1,24 @@
-"""Recursive rejection where the distributions lie, with one small result read back for all rows."""
+"""Trees of all rows judged where their distributions lie, with one small result read back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import attrs
+import numpy as np
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree
-from draftwood.kernels.tree_rejection.dispatch import (
+from draftwood import Outcome, Randomness, TokenTree, Verifier
+from draftwood.kernels.tree_plan import (
     FIXED,
     FULL,
     REMAINING,
-    RejectionCase,
-    serves,
-    walk,
+    Floats,
+    Ints,
+    TreeArrays,
+    TreeCase,
+    Walk,
+    row_addresses,
 )
 from draftwood.proposals import (
     Deterministic,
@@ -25,11 +30,53 @@ from draftwood.proposals import (
 )
 from draftwood.randomness import UniformRandomness
 
+DRAWN_ALIKE: dict[type[Proposal], int] = {
+    Deterministic: FIXED,
+    WithReplacement: FULL,
+    WithoutReplacement: REMAINING,
+}
+"""How children are drawn, by the laws that draw all children of a node alike, from one distribution."""
 
-def verify_on_device(
-    trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+
+@attrs.frozen
+class DeviceForm:
+    """A kernel that judges the trees of all rows.
+
+    Attributes:
+        serves: whether it takes targets like these.
+        walk: it.
+        uniforms: how many numbers of a row's stream it may use for a tree of so many nodes.
+    """
+
+    serves: Callable[[Tensor], bool]
+    walk: Callable[[TreeArrays], list[Walk | None]]
+    uniforms: Callable[[int], int]
+
+
+def rows_on_device(
+    verifier: Verifier,
+    trees: Sequence[TokenTree],
+    target_probs: Sequence[Tensor],
+    rngs: Sequence[Randomness],
+    *,
+    form: DeviceForm,
+) -> list[Outcome]:
+    """What `verifier.verify` gives for every row: by a kernel where one serves, else row by row."""
+    outcomes = judged_on_device(trees, target_probs, rngs, form=form)
+    return [
+        verifier.verify(tree, targets, rng) if outcome is None else outcome
+        for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
+    ]
+
+
+def judged_on_device(
+    trees: Sequence[TokenTree],
+    target_probs: Sequence[Tensor],
+    rngs: Sequence[Randomness],
+    *,
+    form: DeviceForm,
 ) -> list[Outcome | None]:
-    """What recursive rejection makes of every row's tree, decided by the same numbers of its stream.
+    """What a kernel makes of every row's tree, decided by the same numbers of its stream.
 
     Returns:
         For every row its outcome; or None, with its stream as it was, where no kernel judges the tree, or
@@ -38,22 +85,28 @@ def verify_on_device(
     outcomes: list[Outcome | None] = [None] * len(trees)
     if len({id(rng) for rng in rngs}) < len(rngs):
         return outcomes  # rows with one stream between them would be judged by the same numbers
-    served: list[tuple[int, UniformRandomness, RejectionCase]] = []
+    served: list[tuple[int, UniformRandomness, TreeCase]] = []
     for row, (tree, targets, rng) in enumerate(zip(trees, target_probs, rngs, strict=True)):
-        if isinstance(rng, UniformRandomness) and serves(targets) and _alike(targets, target_probs[0]):
-            case = rejection_case(tree, targets, rng.ahead(len(tree)))
+        if isinstance(rng, UniformRandomness) and form.serves(targets) and _alike(targets, target_probs[0]):
+            case = tree_case(tree, targets, rng.ahead(form.uniforms(len(tree))))
             if case is not None:
                 served.append((row, rng, case))
-    walks = walk([case for *_, case in served]) if served else []
-    for (row, rng, _), result in zip(served, walks, strict=True):
+    walks = form.walk(TreeArrays.of([case for *_, case in served])) if served else []
+    for (row, rng, case), result in zip(served, walks, strict=True):
         if result is not None:
             rng.uniforms(result.used)
-            outcomes[row] = Outcome.of(trees[row], result.path, extra=result.extra, bonus=result.bonus)
+            outcomes[row] = Outcome(
+                path=result.path,
+                tokens=[case.tokens[node] for node in result.path],
+                extra=result.extra,
+                bonus=result.bonus,
+                drafted=len(case.tokens) - 1,
+            )
     return outcomes
 
 
-def rejection_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> RejectionCase | None:
-    """`tree` as the kernel takes it; None for laws that it does not know or cannot read."""
+def tree_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> TreeCase | None:
+    """`tree` as kernels take it; None for laws that they do not know or cannot read."""
     draw_kinds = [FULL] * len(tree)
     laws: list[Tensor | None] = [None] * len(tree)
     for node in range(len(tree)):
@@ -62,13 +115,59 @@ def rejection_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> R
             if drawn is None or not _readable(drawn[1], target_probs):
                 return None
             draw_kinds[child], laws[child] = drawn
-    return RejectionCase(
+    return TreeCase(
         tokens=tree.tokens[: tree.size].tolist(),
         parents=tree.parents[: tree.size].tolist(),
         draw_kinds=draw_kinds,
         laws=laws,
         targets=target_probs,
         uniforms=uniforms,
+    )
+
+
+def batch_arrays(
+    *,
+    tokens: Ints,
+    parents: Ints,
+    counts: Ints,
+    law: type[Proposal],
+    drafts: Tensor,
+    asked: Ints,
+    targets: Tensor,
+    uniforms: Floats,
+) -> TreeArrays | None:
+    """What kernels read of trees that were grown side by side, without a look at any single node.
+
+    Args:
+        tokens: `[rows, nodes]`.
+        parents: `[rows, nodes]`, -1 for roots and padding.
+        counts: nodes of every row, `[rows]`.
+        law: by which all children were drawn.
+        drafts: the distributions that they were drawn from, `[rows, requests, vocab]`.
+        asked: every node's request number, by which its children's distribution is found, `[rows, nodes]`.
+        targets: the target's distributions `[rows, nodes, vocab]`.
+        uniforms: of every row's stream, `[rows, numbers]`, NaN behind its end.
+
+    Returns:
+        None for laws that need a look at the nodes, and for distributions that no kernel can read.
+    """
+    readable = _alike(drafts, targets) and drafts.stride(-1) == targets.stride(-1) == 1
+    if law not in DRAWN_ALIKE or not readable:
+        return None
+    size, above = drafts.element_size(), parents.clip(min=0)
+    by_row, by_request = (size * stride for stride in drafts.stride()[:2])
+    rows = np.arange(len(tokens))[:, None]
+    laws = drafts.data_ptr() + by_row * rows + by_request * np.take_along_axis(asked, above, 1)
+    return TreeArrays(
+        tokens=tokens,
+        parents=parents,
+        counts=counts,
+        draw_kinds=np.full_like(tokens, DRAWN_ALIKE[law]),
+        laws=np.where((parents >= 0) & (law is not Deterministic), laws, 0),
+        targets=row_addresses(targets, tokens.shape[1]),
+        uniforms=uniforms,
+        vocab=targets.shape[-1],
+        device=targets.device,
     )
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
 from draftwood.proposals import Proposal
-from draftwood.strategies.verifiers.node_wise import NodeWise
-from draftwood.strategies.verifiers.on_device import verify_on_device
+from draftwood.strategies.verifiers.device_forms import REJECTION
+from draftwood.strategies.verifiers.on_device import rows_on_device
 from draftwood.strategies.verifiers.rejection import RejectionVerifier
 from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
 
@@ -35,19 +35,10 @@ class RecursiveRejection(RejectionVerifier):
     def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         return DrawnOrder(tokens, proposal)
 
-    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        if type(self) is not RecursiveRejection:
-            return super().verify(tree, target_probs, rng)
-        return self.verify_rows([tree], [target_probs], [rng])[0]
-
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
         # Somebody's variant of this class may change any step, and the kernel does not know of it.
         if type(self) is not RecursiveRejection:
             return super().verify_rows(trees, target_probs, rngs)
-        outcomes = verify_on_device(trees, target_probs, rngs)
-        return [
-            NodeWise.verify(self, tree, targets, rng) if outcome is None else outcome
-            for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
-        ]
+        return rows_on_device(self, trees, target_probs, rngs, form=REJECTION)

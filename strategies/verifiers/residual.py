@@ -6,15 +6,27 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
-import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, float64, tensor
 
-from draftwood.proposals import Proposal, check_distribution
+from draftwood.proposals import Proposal, WithoutReplacement
+from draftwood.strategies.verifiers.vocabulary import checked_total, total
+
+
+class TriedLaw(Protocol):
+    """The law by which a sibling is tried."""
+
+    def __getitem__(self, token: int) -> float:
+        """The probability of `token`."""
+        ...
+
+    def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
+        """What rejection leaves of the weights `left`, which are not written to: max(left - scale p, 0)."""
+        ...
 
 
 @attrs.frozen(eq=False)
-class Law:
+class Law(TriedLaw):
     """The distribution `weights / total` `[vocab]` with the tokens `removed` left out of it.
 
     Keeping the pieces apart lets siblings without replacement share one tensor.
@@ -25,17 +37,24 @@ class Law:
     removed: tuple[int, ...] = ()
 
     @classmethod
-    def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int]) -> Law:
-        """`weights` with the tokens `removed` removed and the rest renormalised."""
-        if not removed:
-            return cls(weights)
-        # Summing the survivors keeps the precision that 1 - weights(removed) loses when it is nearly 0.
-        rest = weights.clone()
-        rest[list(removed)] = 0
-        return cls(weights, float(rest.sum(dtype=torch.float64)), tuple(removed))
+    def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
+        """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
+        rest = whole - float(weights[list(removed)].sum(dtype=float64))
+        if rest > 1e-6 * whole:
+            return cls(weights, rest, tuple(removed))
+        # Summing the survivors keeps the precision that the difference has lost.
+        left = weights.index_fill(0, tensor(list(removed), device=weights.device), 0)
+        rest = total(left)
+        return cls((left.double() / rest).to(left) if rest > 0 else left)
 
     def __getitem__(self, token: int) -> float:
-        return 0.0 if token in self.removed or not self.total else float(self.weights[token]) / self.total
+        return 0.0 if token in self.removed else float(self.weights[token]) / self.total
+
+    def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
+        after = left.sub(self.weights, alpha=scale / self.total)
+        if self.removed:
+            after[list(self.removed)] = left[list(self.removed)]
+        return after.clamp_(min=0)
 
 
 @attrs.define(eq=False)
@@ -49,7 +68,7 @@ class Residual:
     recursive rejection.
 
     Attributes:
-        weights: `scale` times a T, `[vocab]`.
+        weights: `scale` times a T, `[vocab]`; not to be written to.
         deficit: `scale` times 1 - a, which no rejection changes.
         scale: the sum of both.
     """
@@ -60,7 +79,9 @@ class Residual:
 
     @classmethod
     def of(cls, target: Float[Tensor, " vocab"], allowance: float = 1.0) -> Residual:
-        return cls(target * allowance, 1.0 - allowance)
+        if allowance < 1e-3:  # its reciprocal may leave the range of the target's numbers
+            return cls(target * allowance, 1.0 - allowance)
+        return cls(target, (1.0 - allowance) / allowance, 1.0 / allowance)
 
     @property
     def allowance(self) -> float:
@@ -69,18 +90,14 @@ class Residual:
     def chance(self, candidate: Candidate) -> float:
         """The allowance of the child that is tried."""
         target_mass = float(self.weights[candidate.token]) / self.scale
-        draft_mass = candidate.law[candidate.token]
         if target_mass <= 0:
             return 0.0
+        draft_mass = candidate.law[candidate.token]
         return min(1.0, target_mass / draft_mass) if draft_mass > 0 else 1.0
 
     def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""
-        law, left = candidate.law, self.weights
-        if law.total > 0:
-            left = left.sub(law.weights, alpha=self.scale / law.total).clamp_(min=0)
-        if law.removed:
-            left[list(law.removed)] = self.weights[list(law.removed)]
+        left = candidate.law.rejected(self.weights, self.scale)
         scale = float(left.sum()) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
         if scale > 0:
@@ -93,7 +110,7 @@ class Candidate:
 
     index: int
     token: int
-    law: Law
+    law: TriedLaw
 
 
 class SiblingOrder(Protocol):
@@ -115,13 +132,20 @@ class DrawnOrder(SiblingOrder):
     tokens: Sequence[int]
     proposal: Proposal
     tried: int = 0
+    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the first one's law
 
     def next(self, residual: Residual) -> Candidate | None:
         if self.tried == len(self.tokens):
             return None
         index = self.tried
         self.tried += 1
-        draft = self.proposal.conditional(index, self.tokens[:index])
+        return Candidate(index, self.tokens[index], self._law(index))
+
+    def _law(self, index: int) -> Law:
+        earlier = self.tokens[:index]
+        if index and isinstance(self.proposal, WithoutReplacement):
+            return Law.without(self.proposal.p, earlier, whole=self._whole)
+        draft = self.proposal.conditional(index, earlier)
         if index == 0:
-            check_distribution(draft, f"The draft distribution of {type(self.proposal).__name__}")
-        return Candidate(index, self.tokens[index], Law(draft))
+            self._whole = checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
+        return Law(draft)

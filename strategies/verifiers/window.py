@@ -2,14 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from functools import cached_property
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.strategies.verifiers.residual import Law, Residual
+from draftwood.strategies.verifiers.class_choice import STAKE, Columns, choose_class
+from draftwood.strategies.verifiers.residual import Law, Residual, TriedLaw
+from draftwood.strategies.verifiers.vocabulary import above, checked_total, gathered, largest, put, total
+
+Floats = NDArray[np.float64]
+
+
+@attrs.frozen(eq=False)
+class RemainingDraft:
+    """The draft's distribution D with the tried tokens at 0.
+
+    Attributes:
+        weights: `[vocab]`; not to be written to.
+        total: their sum.
+        top: the token that holds more than half of that, or None.
+        rest: the sum of all others, where there is such a token: their sum is not lost in the total.
+        stakes: tokens that may be of the class, `[n]`.
+    """
+
+    weights: Float[Tensor, " vocab"]
+    total: float
+    top: int | None
+    rest: float
+    stakes: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, p: Float[Tensor, " vocab"]) -> RemainingDraft:
+        """Of D itself.
+
+        Raises:
+            InvalidDistribution: `p` is none.
+        """
+        whole = checked_total(p, "The draft distribution of WithoutReplacement")
+        if p.dtype not in (torch.float32, torch.float64):
+            p = p.float()
+        return cls._of(p, whole, above(p, STAKE))
+
+    @classmethod
+    def _of(cls, weights: Float[Tensor, " vocab"], whole: float, stakes: Int[Tensor, " n"]) -> RemainingDraft:
+        top, most = largest(weights)
+        if most <= whole / 2:
+            return cls(weights, whole, None, whole, stakes)
+        rest = total(weights[:top]) + total(weights[top + 1 :])
+        return cls(weights, rest + most, top, rest, stakes)
+
+    def without(self, token: int) -> RemainingDraft:
+        """What remains when `token` has been tried too."""
+        weights = self.weights.clone()
+        weights[token] = 0
+        return self._of(weights, total(weights), self.stakes[self.stakes != token])
+
+    @property
+    def least_beside(self) -> float:
+        """About the least that it holds beside any one token."""
+        return self.total / 2 if self.top is None else self.rest
+
+    def double(self) -> RemainingDraft:
+        return attrs.evolve(self, weights=self.weights.double())
+
+    def beside(self) -> Float[Tensor, " vocab"]:
+        """What it holds beside each token, `[vocab]`."""
+        beside = self.total - self.weights
+        if self.top is not None:
+            beside[self.top] = self.rest
+        return beside
 
 
 @attrs.frozen(eq=False)
@@ -20,185 +88,164 @@ class Window:
     belongs to the class and the waiting one does not.
 
     Attributes:
-        h: the waiting one's law `[vocab]`, summing to 1.
-        draft: D with the tried tokens at 0, `[vocab]`.
-        odds: h / q, with q(z) what D holds beside the tried tokens and z, `[vocab]`.
-        members: tokens that may be of the class, `[members]`.
-        f: the chances with which they are, `[members]`.
+        h: the waiting one's law.
+        draft: D without the tried tokens.
+        odds: h over q, times the total of h, with q(z) what D holds beside the tried tokens and z, `[vocab]`.
+        odds_total: the sum of the odds beside the draft's `top`, over the total of h.
+        members: tokens that may be of the class, in order, `[members]`.
+        f: the chances with which they are, float64 on the host, `[members]`.
     """
 
-    h: Float[Tensor, " vocab"]
-    draft: Float[Tensor, " vocab"]
+    h: Law
+    draft: RemainingDraft
     odds: Float[Tensor, " vocab"]
+    odds_total: float
     members: Int[Tensor, " members"]
-    f: Float[Tensor, " members"]
+    f: Floats
 
     @classmethod
-    def open(
-        cls,
-        h: Float[Tensor, " vocab"],
-        p: Float[Tensor, " vocab"],
-        *,
-        tried: Sequence[int],
-        further: int,
-        residual: Residual,
-    ) -> Window:
+    def open(cls, h: Law, draft: RemainingDraft, *, further: int, residual: Residual) -> Window:
         """The window with the class that lets most of `residual` through.
 
         Args:
             h: the waiting one's law.
-            p: the draft's distribution D.
-            tried: the tried tokens.
+            draft: D without the tried tokens.
             further: siblings after the two; their number must not depend on these two.
             residual: what is left of the target.
         """
-        draft = p.to(h.dtype)
-        if tried:
-            draft = draft.clone() if draft is p else draft
-            draft[list(tried)] = 0
-        beside = others(draft)
-        if h.dtype != torch.float64 and float(beside.min()) < 1e-30:
+        if draft.weights.dtype != torch.float64 and draft.least_beside < 1e-30:
             # The odds of a token that is nearly certain leave the range of float32.
-            h, draft = h.double(), draft.double()
-            beside = others(draft)
+            h, draft = attrs.evolve(h, weights=h.weights.double()), draft.double()
+        beside = draft.beside()
+        odds = torch.div(h.weights, beside, out=beside)
         # A token that is all that is left has nobody beside it, and is nobody's rival.
-        odds = (h / beside).nan_to_num_(nan=0, posinf=0)
-        members, f = choose_class(h, draft, odds, residual, further)
-        return cls(h, draft, odds, members, f)
+        if not draft.total > 0:
+            odds.zero_()
+        elif draft.top is not None and not float(odds[draft.top]) < math.inf:
+            odds[draft.top] = 0
+        none = draft.stakes[:0]
+        window = cls(h, draft, odds, _total_beside(odds, draft.top) / h.total, none, np.zeros(0))
+        f = window._choice(residual, further)
+        live = np.flatnonzero(f)
+        return attrs.evolve(window, members=draft.stakes[torch.from_numpy(live)], f=f[live])
+
+    def _choice(self, residual: Residual, further: int) -> Floats:
+        """The chances of the tokens that may be of the class."""
+        stakes, draft = self.draft.stakes, self.draft
+        if not len(stakes):
+            return np.zeros(0)
+        _, h, weights, odds = self._columns(stakes).rows()
+        target = gathered(residual.weights, stakes) / residual.scale
+        top_odds = 0.0 if draft.top is None else float(self.odds[draft.top]) / self.h.total
+        sums = (residual.allowance, 1.0, draft.total, self.odds_total + top_odds)
+        whole = Columns(*(np.array([number]) for number in sums))
+        return choose_class(Columns(target, h, weights, odds), whole, further=further)
+
+    def _columns(self, tokens: Int[Tensor, " n"]) -> Columns:
+        """h, the draft and the odds of `tokens`; no target."""
+        h, odds = (gathered(weights, tokens) / self.h.total for weights in (self.h.weights, self.odds))
+        return Columns(h[:0], h, gathered(self.draft.weights, tokens), odds)
+
+    @cached_property
+    def _member_columns(self) -> Columns:
+        return self._columns(self.members)
 
     def chance_of_class(self, token: int) -> float:
         """f(token)."""
-        return float(self.f[self.members == token].sum())
+        return float(self.f[self.members.numpy(force=True) == token].sum())
 
-    def first(self) -> Law:
-        """The law of the one that is tried first.
+    @cached_property
+    def better(self) -> float:
+        """What beats a waiting one outside the class: the sum of f D."""
+        return float(self.f @ self._member_columns.draft)
 
-        No bit of it depends on the tokens that are judged: a rounding that did would tell of them
-        wherever two classes are equally good.
-        """
-        members, f = self.members, self.f
-        better, worse = self._rivals(members, f)
-        p1 = self.h - better * self.odds
-        of_class, outside = f * self.draft[members], (1 - f) * self.odds[members]
-        # What a token takes from itself is no rival's.
-        p1[members] = self._of(members, f, better - of_class, worse - outside)
-        # What a nearly certain token takes from itself cancels too badly, so it is left out of its sums.
-        top = self.draft.argmax().reshape(1)
-        rivals = members != top
-        better, worse = self._rivals(members[rivals], f[rivals], beside=top)
-        p1[top] = self._of(top, f.new_tensor([self.chance_of_class(int(top))]), better, worse)
-        return Law(p1.clamp_(min=0))
+    @cached_property
+    def worse(self) -> float:
+        """Over q, the waiting ones that one of the class beats: the sum of (1 - f) h / q."""
+        return self._rivals_of_top[1] + self._top_odds * (1 - self._top_chance)
 
-    def second(self, token: int) -> Float[Tensor, " vocab"]:
+    @cached_property
+    def _top_chance(self) -> float:
+        return 0.0 if self.draft.top is None else self.chance_of_class(self.draft.top)
+
+    @cached_property
+    def _top_odds(self) -> float:
+        return 0.0 if self.draft.top is None else float(self.odds[self.draft.top]) / self.h.total
+
+    @cached_property
+    def _rivals_of_top(self) -> tuple[float, float]:
+        """`better` and `worse` without the draft's top: what it takes from itself would cancel too badly."""
+        others = self.members.numpy(force=True) != (-1 if self.draft.top is None else self.draft.top)
+        f, columns = self.f[others], self._member_columns
+        return float(f @ columns.draft[others]), max(self.odds_total - float(f @ columns.odds[others]), 0.0)
+
+    def first(self) -> TriedLaw:
+        """The law of the one that is tried first."""
+        return FirstLaw(self)
+
+    def second(self, token: int) -> Law:
         """The law of the other one, given the `token` that went first."""
         belongs = self.chance_of_class(token)
-        stayed, came = float(self.odds[token]), float(self.draft[token]) * belongs
-        p2 = self.draft * stayed
-        p2 = p2.add_(self.odds, alpha=came) if came > 0 else p2
-        draft, odds = self.draft[self.members], self.odds[self.members]
-        p2[self.members] = stayed * (1 - (1 - belongs) * self.f) * draft + came * (1 - self.f) * odds
-        p2[token] = 0
-        return p2.div_(p2.sum(dtype=torch.float64).clamp(min=torch.finfo(p2.dtype).tiny))
-
-    def _rivals(
-        self,
-        members: Int[Tensor, " some"],
-        f: Float[Tensor, " some"],
-        *,
-        beside: Int[Tensor, " one"] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """What beats a waiting one outside the class, and, over q, the waiting ones that one inside beats.
-
-        Only `members` may be of the class, with the chances `f`; the token `beside` is left out.
-        """
-        excluded = members if beside is None else torch.cat([members, beside])
-        better = (f * self.draft[members]).sum()
-        worse = ((1 - f) * self.odds[members]).sum() + self.odds.index_fill(0, excluded, 0).sum()
-        return better, worse
-
-    def _of(self, tokens: Int[Tensor, " some"], f: Tensor, better: Tensor, worse: Tensor) -> Tensor:
-        """p1 of `tokens`, `[some]`, with the chances `f` of the class and their rivals."""
-        lost = (self.h[tokens] - self.odds[tokens] * better).clamp_(min=0)
-        return f * self.h[tokens] + (1 - f) * lost + (f * self.draft[tokens] * worse).clamp_(min=0)
+        stayed, came = float(self.odds[token]) / self.h.total, float(self.draft.weights[token]) * belongs
+        # Of any size at all; these are near 1 in sum.
+        size = stayed * self.draft.total + came * (self.odds_total + self._top_odds)
+        if not size > 0:
+            return Law(torch.zeros_like(self.draft.weights))
+        stayed, came = stayed / size, came / size
+        weights = self.draft.weights * stayed
+        if came > 0:
+            weights.add_(self.odds, alpha=came / self.h.total)
+        f, columns = self.f, self._member_columns
+        if len(f):
+            fixed = stayed * (1 - (1 - belongs) * f) * columns.draft + came * (1 - f) * columns.odds
+            put(weights, self.members, fixed)
+        weights[token] = 0
+        return Law(weights, total(weights) or 1.0)
 
 
-def others(draft: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-    """What `draft` holds beside each token, `[vocab]`."""
-    beside = float(draft.sum(dtype=torch.float64)) - draft
-    # The difference cancels where one token holds nearly all; there alone the rest is summed.
-    top = int(draft.argmax())
-    beside[top] = draft[:top].sum() + draft[top + 1 :].sum()
-    return beside.clamp_(min=0)
+def _total_beside(weights: Float[Tensor, " vocab"], token: int | None) -> float:
+    """The sum of `weights` without that of `token`, which may be too large to be taken off again."""
+    if token is None:
+        return total(weights)
+    return total(weights[:token]) + total(weights[token + 1 :])
 
 
-def heavy(stake: Float[Tensor, " vocab"]) -> Int[Tensor, " some"]:
-    """The tokens worth a look of their own: those above 1e-4, or above 1e-3 if these are many."""
-    some = (stake > 1e-4).nonzero().flatten()
-    return some if len(some) <= 512 else some[stake[some] > 1e-3]
+@attrs.frozen(eq=False)
+class FirstLaw(TriedLaw):
+    """The law of a window's sibling that is tried first.
 
-
-def choose_class(
-    h: Float[Tensor, " vocab"],
-    draft: Float[Tensor, " vocab"],
-    odds: Float[Tensor, " vocab"],
-    residual: Residual,
-    further: int = 0,
-) -> tuple[Int[Tensor, " members"], Float[Tensor, " members"]]:
-    """Tokens that are tried first, and the chance with which each belongs to them.
-
-    They are the first of the order of T / (h + n), n being the law of the next sibling; the last one may
-    belong in part. Prefixes of several sizes are scored by the mass that the two siblings together let
-    through, the second one's law averaged over the first. Tokens of little stake count as one.
+    No bit of it depends on the tokens that are judged: a rounding that did would tell of them wherever two
+    classes are equally good.
     """
-    target = residual.weights / residual.scale
-    some = heavy(target + draft)
-    proposed = h[some] + draft[some] * (odds.sum() - odds[some])
-    order = torch.where(proposed > 0, target[some] / proposed, -1).argsort(descending=True)
-    some, proposed = some[order], proposed[order]
-    live = int((proposed > 0).sum())
-    if live == 0:
-        return some[:0], proposed[:0]
-    some, proposed = some[:live], proposed[:live]
-    # The last column stands for all other tokens, none of which belongs to the class.
-    columns = []
-    for weights in (target, h, draft, odds):
-        chosen = weights[some]
-        columns.append(torch.cat([chosen, (weights.sum() - chosen.sum()).clamp(min=0).reshape(1)]))
-    ends = proposed.cumsum(0)
-    sizes = torch.cat([ends[:16], ends[-1] * torch.linspace(0, 1, 25, dtype=ends.dtype, device=ends.device)])
-    f = ((sizes.unsqueeze(1) - (ends - proposed)) / proposed).clamp(0, 1)
-    f = torch.where(f < 1e-6, 0, f)  # what rounding left is not worth a coin
-    best = int(passed(torch.nn.functional.pad(f, (0, 1)), *columns, further=further).argmax())
-    count = int((f[best] > 0).sum())
-    return some[:count], f[best, :count]
 
+    window: Window
 
-def passed(
-    f: Float[Tensor, "sizes n"],
-    target: Float[Tensor, " n"],
-    h: Float[Tensor, " n"],
-    draft: Float[Tensor, " n"],
-    odds: Float[Tensor, " n"],
-    *,
-    further: int,
-) -> Float[Tensor, " sizes"]:
-    """The mass `[sizes]` of `target` that the siblings let through, for every class `f`.
+    def __getitem__(self, token: int) -> float:
+        window = self.window
+        f, h = window.chance_of_class(token), window.h[token]
+        odds, draft = float(window.odds[token]) / window.h.total, float(window.draft.weights[token])
+        return float(self._of(token == window.draft.top, f, h, odds, draft))
 
-    Those after the first two are taken for draws from D.
-    """
-    inside = (f * draft).sum(-1, keepdim=True)
-    out = (1 - f) * odds
-    p1 = (h - out * (inside - f * draft) + f * draft * (out.sum(-1, keepdim=True) - out)).clamp(min=0)
-    passes = torch.minimum(target, p1)
-    failed = torch.where(p1 > 0, (p1 - passes) / p1, 0)
-    stayed = failed * odds
-    low = stayed * (1 - f)
-    came = failed * draft * f
-    p2 = draft * (stayed.sum(-1, keepdim=True) - stayed - f * (low.sum(-1, keepdim=True) - low))
-    p2 = p2 + out * (came.sum(-1, keepdim=True) - came)
-    more = torch.minimum(target - passes, p2.clamp(min=0))
-    total, left = (passes + more).sum(-1), target - passes - more
-    for _ in range(further):
-        again = torch.minimum(left, (h.sum() - total).unsqueeze(-1) * (draft / draft.sum()))
-        total, left = total + again.sum(-1), left - again
-    return total
+    def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
+        window = self.window
+        h, top = window.h, window.draft.top
+        after = left.sub(h.weights, alpha=scale / h.total)
+        if len(window.f):
+            after.add_(window.odds, alpha=scale * window.better / h.total)
+            columns, tokens = window._member_columns, window.members
+            is_top = tokens.numpy(force=True) == (-1 if top is None else top)
+            p1 = self._of(is_top, window.f, columns.h, columns.odds, columns.draft)
+            put(after, tokens, gathered(left, tokens) - scale * p1)
+            if top is not None:
+                after[top] = float(left[top]) - scale * self[top]
+        return after.clamp_(min=0)
+
+    def _of(self, top: NDArray[np.bool_] | bool, f: Any, h: Any, odds: Any, draft: Any) -> Any:
+        """p1 of tokens with these numbers; `top` says which one is the draft's top."""
+        window = self.window
+        rivals = window._rivals_of_top
+        # What a token takes from itself is no rival's.
+        better = np.where(top, rivals[0], window.better - f * draft)
+        worse = np.where(top, rivals[1], window.worse - (1 - f) * odds)
+        lost = np.maximum(h - odds * np.maximum(better, 0), 0)
+        return f * h + (1 - f) * lost + f * draft * np.maximum(worse, 0)

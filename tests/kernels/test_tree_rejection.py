@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from draftwood import (
     CounterRandomness,
-    Deterministic,
     InvalidDistribution,
     InvalidInput,
     Outcome,
@@ -27,68 +25,27 @@ from draftwood import (
     SamplingParams,
     TapeRandomness,
     TokenTree,
-    TopThenSample,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
     draw_children,
 )
 from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.tree_plan import TreeArrays, Undecidable, Walk
 from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers import on_device
-from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
-from draftwood.strategies.verifiers.on_device import rejection_case
+from draftwood.strategies.verifiers.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
+from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, distributions, grown, placed, tape_of
 from tests.strategies import plain
 
 pytestmark = pytest.mark.triton
-
-LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
-DRAFTS = ["smooth", "sharp", "sparse", "one-hot"]
-TARGETS = ["the draft", "near", "far", "one-hot"]
-
-
-def distributions(kind: str, count: int, vocab: int, chance: torch.Generator) -> Tensor:
-    p = (
-        torch.randn(count, vocab, generator=chance)
-        .mul({"smooth": 1.0, "far": 2.0}.get(kind, 5.0))
-        .softmax(-1)
-    )
-    if kind == "sparse":
-        p = p.masked_fill(torch.rand(count, vocab, generator=chance) < 0.6, 0)
-        p[:, int(torch.randint(vocab, (), generator=chance))] += 0.1
-    if kind == "one-hot":
-        p = torch.zeros(count, vocab).scatter_(1, p.argmax(-1, keepdim=True), 1)
-    return p / p.sum(-1, keepdim=True)
-
-
-def grown(
-    nodes: int, vocab: int, *, laws: list[type[Proposal]], draft: str, target: str, seed: int
-) -> tuple[TokenTree, Tensor]:
-    """A ragged tree of about `nodes` nodes drawn from `draft`, and the target's rows."""
-    shape, chance = random.Random(seed), torch.Generator().manual_seed(seed)
-    rng, tree, targets, node = CounterRandomness.seeded(seed), TreeBuilder(0), [], 0
-    while node < len(tree):
-        law, count = (
-            shape.choice(laws),
-            min(shape.choice([0, 1, 2, 3, 7] if node else [3]), nodes - len(tree)),
-        )
-        p = distributions(draft, max(count, 1) if law is PerChild else 1, vocab, chance)
-        if count:
-            (drawn,) = draw_children(law, p[None] if law is PerChild else p, count=count, rng=rng)
-            tree.add_children(node, drawn.tokens, drawn.proposal)
-        other = distributions(target if target in ("far", "one-hot") else "smooth", 1, vocab, chance)[0]
-        own = {"the draft": 1.0, "near": 0.7}.get(target, 0.0)
-        targets.append(own * p[0] + (1 - own) * other)
-        node += 1
-    return tree.finish(), torch.stack(targets)
 
 
 def judged(
@@ -100,27 +57,13 @@ def judged(
         if kernel:  # from here on the plain verifier is a mistake
             patch.setattr(RecursiveRejection, "judge", None)
             tree, targets = placed(tree, device), targets.to(device)
-        return RecursiveRejection().verify(tree, targets, rng), rng.used
+        return RecursiveRejection().verify_rows([tree], [targets], [rng])[0], rng.used
 
 
-def placed(tree: TokenTree, device: torch.device) -> TokenTree:
-    """The tree with its laws on `device`."""
-    return attrs.evolve(tree, proposals={node: moved(one, device) for node, one in tree.proposals.items()})
-
-
-def moved(proposal: Proposal, device: torch.device) -> Proposal:
-    if isinstance(proposal, Deterministic):
-        return proposal
-    if isinstance(proposal, PerChild):
-        return PerChild([p.to(device) for p in proposal.ps])
-    assert isinstance(proposal, WithoutReplacement | WithReplacement | TopThenSample)
-    return attrs.evolve(proposal, p=proposal.p.to(device))
-
-
-def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> reference.Walk:
+def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.device) -> Walk:
     """The kernel does what its reference does, and what the plain verifiers do but for ties."""
     found, used = judged(tree, targets, uniforms, kernel=True, device=device)
-    row = rejection_case(tree, targets, uniforms)
+    row = tree_case(tree, targets, uniforms)
     assert row is not None
     walk = reference.walk(row)
     assert (found.path, found.extra, found.bonus, used) == (walk.path, walk.extra, walk.bonus, walk.used)
@@ -130,10 +73,6 @@ def agree(tree: TokenTree, targets: Tensor, uniforms: Tensor, device: torch.devi
     # A residual that has lost most of its mass carries 1e-7 of rounding to about 1e-5 of a probability.
     assert coins.near <= 1e-5 or exact == production == (found, used)
     return walk
-
-
-def tape_of(numbers: int, seed: int) -> Tensor:
-    return torch.rand(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @settings(max_examples=40)
@@ -180,12 +119,12 @@ def one_node(tokens: list[int], proposal: Proposal) -> TokenTree:
 @pytest.mark.parametrize(
     ("target", "uniforms", "walk"),
     [
-        ([0.25, 0.25, 0.5], [0.5, 0.25], reference.Walk((0,), 2, False, 2)),
-        ([0.5, 0.25, 0.25], [0.5, 0.5], reference.Walk((0, 1), 1, True, 2)),
+        ([0.25, 0.25, 0.5], [0.5, 0.25], Walk((0,), 2, False, 2)),
+        ([0.5, 0.25, 0.25], [0.5, 0.5], Walk((0, 1), 1, True, 2)),
     ],
 )
 def test_a_uniform_on_a_border_belongs_to_what_follows(
-    target: list[float], uniforms: list[float], walk: reference.Walk, device: torch.device
+    target: list[float], uniforms: list[float], walk: Walk, device: torch.device
 ) -> None:
     tree = one_node([0], WithReplacement(torch.tensor([0.5, 0.25, 0.25])))
     targets = torch.tensor(target).repeat(2, 1)
@@ -209,7 +148,7 @@ def test_what_is_left_stays_when_nothing_would_be(law: Any, device: torch.device
     # The target is the draft, and the children are tokens that neither has: every residual vanishes.
     p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
     found = agree(one_node([1, 3, 4], law(p)), p.repeat(4, 1), torch.tensor([0.6, 0.9, 0.9]).double(), device)
-    assert found == reference.Walk((0,), 2, False, 1)
+    assert found == Walk((0,), 2, False, 1)
 
 
 def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.device) -> None:
@@ -217,23 +156,23 @@ def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.devi
     other = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
     tree = one_node([1, 3, 4], PerChild((other, p, p)))
     found = agree(tree, p.repeat(4, 1), torch.tensor([0.6]).double(), device)
-    assert found == reference.Walk((0,), 2, False, 1)
+    assert found == Walk((0,), 2, False, 1)
 
 
 def test_rows_in_one_launch(device: torch.device) -> None:
     rows = []
     for seed, nodes in enumerate([5, 1, 40, 13]):
         tree, targets = grown(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed)
-        row = rejection_case(tree, targets, tape_of(nodes, seed))
+        row = tree_case(tree, targets, tape_of(nodes, seed))
         assert row is not None
         rows.append(row)
-    wanted: list[reference.Walk | None] = [reference.walk(row) for row in rows]
+    wanted: list[Walk | None] = [reference.walk(row) for row in rows]
     # A tape that ends, and a target that is none, leave the other rows as they are.
     rows.append(replace(rows[2], uniforms=rows[2].uniforms[:1]))
     rows.append(replace(rows[0], targets=torch.full_like(rows[0].targets, float("nan"))))
     wanted += [None, None]
     for row in rows[4:]:
-        with pytest.raises(reference.Undecidable):
+        with pytest.raises(Undecidable):
             reference.walk(row)
     placed = [
         replace(
@@ -243,20 +182,26 @@ def test_rows_in_one_launch(device: torch.device) -> None:
         )
         for row in rows
     ]
-    assert dispatch.walk(placed) == wanted
-    assert dispatch.walk([]) == []
+    assert dispatch.walk(TreeArrays.of(placed)) == wanted
+
+
+def counted_launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every launch from here on."""
+    launches: list[int] = []
+    walk = dispatch.walk
+
+    def counted(trees: TreeArrays) -> list[Walk | None]:
+        launches.append(len(trees.counts))
+        return walk(trees)
+
+    monkeypatch.setattr(dispatch, "walk", counted)
+    return launches
 
 
 def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    launches: list[int] = []
-
-    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
-        launches.append(len(rows))
-        return dispatch.walk(rows)
-
-    monkeypatch.setattr(on_device, "walk", counted)
+    launches = counted_launches(monkeypatch)
     verifier, trees, targets = RecursiveRejection(), [], []
     # One launch takes one vocabulary.
     for seed, (nodes, vocab) in enumerate([(5, 33), (1, 33), (40, 33), (13, 33), (22, 33), (8, 34)]):
@@ -274,7 +219,7 @@ def test_a_rounds_rows_are_judged_in_one_launch_as_each_alone(
         wanted = verifier.verify_rows(trees, targets, wanted_streams)
     found = verifier.verify_rows(trees, targets, streams_after)
     assert found == wanted == [verifier.verify(*row) for row in zip(trees, targets, streams(), strict=True)]
-    assert launches == [4, *[1] * 5]
+    assert launches == [4]
     assert [s.uniforms(3).tolist() for s in streams_after] == [s.uniforms(3).tolist() for s in wanted_streams]
 
 
@@ -298,13 +243,7 @@ def test_a_decoder_has_one_launch_a_round(monkeypatch: pytest.MonkeyPatch) -> No
     )
     with kernels_enabled(False):
         wanted = decode()
-    launches: list[int] = []
-
-    def counted(rows: Sequence[reference.RejectionCase]) -> list[reference.Walk | None]:
-        launches.append(len(rows))
-        return dispatch.walk(rows)
-
-    monkeypatch.setattr(on_device, "walk", counted)
+    launches = counted_launches(monkeypatch)
     monkeypatch.setattr(RecursiveRejection, "judge", None)  # from here on the plain verifier is a mistake
     found = decode()
     assert found.tokens == wanted.tokens
@@ -340,7 +279,7 @@ def test_the_stream_goes_on_where_the_plain_verifier_would(device: torch.device)
     for kernel in (True, False):
         rng = CounterRandomness.seeded(5)
         with kernels_enabled(kernel):
-            outcome = RecursiveRejection().verify(tree, targets, rng)
+            outcome = RecursiveRejection().verify_rows([tree], [targets], [rng])
         after.append((outcome, rng.uniforms(3).tolist()))
     assert after[0] == after[1]
 
@@ -362,13 +301,13 @@ def test_errors_are_those_of_the_plain_verifier(
     tree = one_node([0], WithoutReplacement(torch.tensor(draft)))
     rng = TapeRandomness(torch.full((uniforms,), 0.9, dtype=torch.float64))
     with pytest.raises((InvalidDistribution, InvalidInput), match=error):
-        RecursiveRejection().verify(tree, torch.tensor([target, target]), rng)
+        RecursiveRejection().verify_rows([tree], [torch.tensor([target, target])], [rng])
 
 
 def test_the_plain_verifier_takes_the_rest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_device, "walk", None)
+    monkeypatch.setattr(dispatch, "walk", None)
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
     uniforms = tape_of(9, 1)
     wanted = plain.recursive_rejection(tree, targets, plain.Coins(uniforms.tolist()))
@@ -377,12 +316,15 @@ def test_the_plain_verifier_takes_the_rest(
         tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
     reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+
+    def judge(tree: TokenTree, targets: Tensor, rng: Randomness) -> Outcome:
+        return RecursiveRejection().verify_rows([tree], [targets], [rng])[0]
+
     with frames.reference_serves(reason, caplog):
-        assert RecursiveRejection().verify(double, targets.double(), TapeRandomness(uniforms)) == wanted
-    assert RecursiveRejection().verify(double, targets, TapeRandomness(uniforms)) == wanted
+        assert judge(double, targets.double(), TapeRandomness(uniforms)) == wanted
+    assert judge(double, targets, TapeRandomness(uniforms)) == wanted
     coin = Coin(TapeRandomness(uniforms))  # type: ignore[abstract]
-    assert RecursiveRejection().verify(tree, targets, coin) == wanted
-    ClassOrderedRejection().verify(tree, targets, TapeRandomness(uniforms))
+    assert judge(tree, targets, coin) == wanted
 
 
 @attrs.frozen
@@ -400,7 +342,7 @@ class Coin(Randomness):
 
 def test_rows_that_do_not_fit(device: torch.device) -> None:
     tree, targets = grown(9, 12, laws=[WithoutReplacement], draft="smooth", target="near", seed=2)
-    row = rejection_case(tree, targets.to(device), tape_of(9, 1))
+    row = tree_case(tree, targets.to(device), tape_of(9, 1))
     assert row is not None
     for wrong, message in (
         (replace(row, parents=row.parents[1:]), "9 tokens, 8 parents"),
@@ -409,4 +351,4 @@ def test_rows_that_do_not_fit(device: torch.device) -> None:
         (replace(row, targets=row.targets.T.contiguous().T), "has stride 9; make it contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
-            dispatch.walk([wrong])
+            TreeArrays.of([wrong])

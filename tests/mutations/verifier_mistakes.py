@@ -13,9 +13,10 @@ from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.residual import Law
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.strategies.verifiers.window import Window
+from draftwood.strategies.verifiers.window import RemainingDraft, Window
 from tests.mutations.mistake import Mistake
 
 Judged = tuple[int | None, Tensor]
@@ -232,8 +233,8 @@ def _peeking_window(self: ClassOrder, residual: Any, held: Any) -> Any:
     return _window(self, residual, held)
 
 
-def _open_by_token(cls: type[Window], h: Tensor, p: Tensor, *, further: int, **given: Any) -> Window:
-    return _open(cls, h, p, further=further + _seen["token"] % 2, **given)  # type: ignore[no-any-return]
+def _open_by_token(cls: type[Window], h: Law, draft: RemainingDraft, *, further: int, **given: Any) -> Window:
+    return _open(cls, h, draft, further=further + _seen["token"] % 2, **given)  # type: ignore[no-any-return]
 
 
 def _verifier(name: str, story: str, wrong: Any, right: Any = Tokenwise) -> Mistake:

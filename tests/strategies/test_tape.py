@@ -12,12 +12,12 @@ from draftwood import CounterRandomness, PerChild, TapeRandomness
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers import window
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
+from draftwood.strategies.verifiers.window import Window
 from draftwood.testing import ToyModel
 from draftwood.testing.generators import SEEDS
 from tests.strategies import plain
@@ -60,17 +60,21 @@ class Choices:
         self.made, self.worst = [], 0.0
 
     def record(self, verify, *arguments):
-        choose = window.choose_class
+        choose = Window._choice
 
-        def recording(h, draft, odds, residual, further=0):
-            members, f = choose(h, draft, odds, residual, further)
-            whole = torch.zeros_like(draft).index_put((members,), f)
+        def recording(window, residual, further):
+            f = choose(window, residual, further)
+            draft = window.draft.weights
+            whole = torch.zeros(len(draft), dtype=torch.float64).index_put(
+                (window.draft.stakes,), torch.tensor(f)
+            )
             target = residual.weights / residual.weights.sum()
+            h = window.h.weights / window.h.total
             self.made.append((h, draft, target, residual.allowance, further, whole.tolist()))
-            return members, f
+            return f
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(window, "choose_class", recording)
+            patch.setattr(Window, "_choice", recording)
             return verify(*arguments)
 
     def replay(self, h, draft, left, further):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from draftwood import TapeRandomness
 from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.residual import Residual
-from draftwood.strategies.verifiers.window import Window
+from draftwood.strategies.verifiers.residual import Law, Residual
+from draftwood.strategies.verifiers.window import RemainingDraft, Window
 from draftwood.testing.generators import distributions
 from tests.strategies import plain
 
@@ -59,34 +59,49 @@ def arguments(draw):
 
 
 def opened(arguments, dtype):
-    residual = arguments["residual"]
-    cast = {name: arguments[name].to(dtype) for name in ("h", "p")}
-    cast["residual"] = Residual(residual.weights.to(dtype), residual.deficit)
-    return Window.open(**{**arguments, **cast})
+    residual, draft = arguments["residual"], RemainingDraft.of(arguments["p"].to(dtype))
+    for token in arguments["tried"]:
+        draft = draft.without(token)
+    return Window.open(
+        Law(arguments["h"].to(dtype)),
+        draft,
+        further=arguments["further"],
+        residual=attrs.evolve(residual, weights=residual.weights.to(dtype)),
+    )
 
 
 def other_classes(window, f):
-    """The window with other chances of class 1, for any tokens."""
-    members = torch.arange(len(window.draft))[f > 0]
-    return attrs.evolve(window, members=members, f=f[members].to(window.draft.dtype))
+    """The window with other chances of the class, for any tokens."""
+    members = torch.arange(len(f))[f > 0]
+    return attrs.evolve(window, members=members, f=f[members].double().numpy())
+
+
+def normalised(law):
+    return law.weights.double() / law.total
 
 
 def check(window, exact):
     """The window's laws are those of its pairs."""
-    vocab = len(window.draft)
+    draft = window.draft.weights
+    vocab = len(draft)
     f = [window.chance_of_class(token) for token in range(vocab)]
-    pairs = plain.Pairs(window.h.tolist(), window.draft.tolist(), f)
+    pairs = plain.Pairs(normalised(window.h).tolist(), draft.tolist(), f)
 
     def near(found, expected):
-        error = (found.double() - torch.tensor(expected, dtype=torch.float64)).abs().max()
+        error = (found - torch.tensor(expected, dtype=torch.float64)).abs().max()
         assert error <= exact, (float(error), found, expected)
 
     p1 = window.first()
-    near(p1.weights / p1.total, pairs.first)
+    near(torch.tensor([p1[token] for token in range(vocab)], dtype=torch.float64), pairs.first)
+    for scale in (0.5, 1.0):
+        left = torch.linspace(0, 1, vocab, dtype=draft.dtype)
+        expected = [max(float(left[token]) - scale * pairs.first[token], 0.0) for token in range(vocab)]
+        near(p1.rejected(left, scale).double(), expected)
+        assert torch.equal(left, torch.linspace(0, 1, vocab, dtype=draft.dtype))
     for x in range(vocab):
         # What has hardly any law has no law given it.
         if pairs.first[x] >= 1e-9 and sum(pairs.second[x]) >= 1e-9:
-            near(window.second(x), plain.normalised(pairs.second[x]))
+            near(normalised(window.second(x)), plain.normalised(pairs.second[x]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,7 +115,8 @@ def test_the_laws_are_those_of_all_pairs(dtype, case):
 def test_the_laws_are_those_of_all_pairs_whatever_the_class(dtype, case, data):
     window = opened(case, dtype)
     chance = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(1e-6, 1)
-    f = data.draw(st.lists(chance, min_size=len(window.draft), max_size=len(window.draft)))
+    vocab = len(window.draft.weights)
+    f = data.draw(st.lists(chance, min_size=vocab, max_size=vocab))
     check(other_classes(window, torch.tensor(f, dtype=torch.float64)), EXACT[dtype])
 
 
@@ -108,12 +124,14 @@ def test_the_laws_are_those_of_all_pairs_whatever_the_class(dtype, case, data):
 @given(case=arguments(), belongs=st.sampled_from([0.0, 1.0]))
 def test_one_class_for_all_is_the_drawn_order(dtype, case, belongs):
     window = opened(case, dtype)
-    window = other_classes(window, torch.full((len(window.draft),), belongs))
-    assert (window.first().weights - window.h).abs().max() <= EXACT[dtype]
-    for x in (window.h > 1e-6).nonzero().flatten().tolist():
-        rest = plain.normalised(plain.without(window.draft.tolist(), [x]))
+    h, draft = normalised(window.h), window.draft.weights
+    window = other_classes(window, torch.full((len(draft),), belongs))
+    assert max(abs(window.first()[token] - float(h[token])) for token in range(len(h))) <= EXACT[dtype]
+    for x in (h > 1e-6).nonzero().flatten().tolist():
+        rest = plain.normalised(plain.without(draft.tolist(), [x]))
         if any(rest):
-            assert (window.second(x) - torch.tensor(rest, dtype=torch.float64)).abs().max() <= EXACT[dtype]
+            error = normalised(window.second(x)) - torch.tensor(rest, dtype=torch.float64)
+            assert error.abs().max() <= EXACT[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,10 +147,12 @@ def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, case):
             order = ClassOrder(tokens, p, rng)
             tried = order.next(residual)
             assert tried is not None
-            firsts.append(tried.law.weights)
+            firsts.append(tried.law.rejected(target, 1.0))
+            firsts.append(torch.tensor([tried.law[token] for token in range(len(p))], dtype=torch.float64))
             other = order.next(residual)
             assert other is not None
-            seconds.setdefault(tried.token, []).append(other.law.weights)
-    assert all(torch.equal(one, firsts[0]) for one in firsts)
+            seconds.setdefault(tried.token, []).append(other.law.rejected(target, 1.0))
+    assert all(torch.equal(one, firsts[0]) for one in firsts[::2])
+    assert all(torch.equal(one, firsts[1]) for one in firsts[1::2])
     for several in seconds.values():
         assert all(torch.equal(one, several[0]) for one in several)

@@ -1,0 +1,1 @@
+"""Trees judged from their leaves up, or siblings in class order, from a tape of uniforms."""

@@ -1,0 +1,634 @@
+"""Traversal and class order down a tree in Triton, several programs a row; README.md has the derivation."""
+
+import triton
+import triton.language as tl
+
+from draftwood.kernels.tree_traversal import records as r
+from draftwood.kernels.tree_traversal.class_window import (
+    BUCKETS,
+    STAKE,
+    UNIT,
+    best_shares,
+    bucket_of,
+    is_ordered,
+    odds_of,
+    ordered_left,
+    second_law,
+    window_law,
+)
+
+# What a row needs next of its vocabulary.
+GOING = tl.constexpr(0)
+REJECT = tl.constexpr(1)
+CHOOSE = tl.constexpr(2)
+CLASS = tl.constexpr(3)
+DONE = tl.constexpr(4)
+
+# Partial results of a program.
+PARTS = tl.constexpr(8)
+SUM = tl.constexpr(0)  # of what is left
+LAW_SUM = tl.constexpr(1)  # of the next law before it is normalised
+TOP_MASS = tl.constexpr(2)
+TOP_TOKEN = tl.constexpr(3)
+REST_SUM = tl.constexpr(4)  # of the draft beside the top
+ODDS_SUM = tl.constexpr(5)  # beside the top
+
+
+@triton.jit
+def drawn_left(plan, numbers, node, until, token, inside):
+    """What children before `until` (0: all) left of the target's weights, its law, and what that has left."""
+    left = r.weights(r.entry(plan, node, r.TARGET), token, inside) * r.number(numbers, node, r.ALLOWANCE)
+    child = r.entry(plan, node, r.FIRST_CHILD)
+    rest = r.weights(r.entry(plan, child, r.LAW), token, inside)
+    while child != until:
+        kind = r.entry(plan, child, r.KIND)
+        name = r.entry(plan, child, r.TOKEN)
+        if kind == r.FULL:
+            rest = r.weights(r.entry(plan, child, r.LAW), token, inside)
+        alone = tl.where(token == name, 1.0, 0.0).to(tl.float64)
+        left = tl.maximum(
+            left - r.number(numbers, child, r.ALPHA) * tl.where(kind == r.FIXED, alone, rest), 0.0
+        )
+        rest = tl.where((token == name) & (kind != r.FULL), 0.0, rest)
+        child = r.entry(plan, child, r.NEXT_SIBLING)
+    name = r.entry(plan, until, r.TOKEN)
+    kind = r.entry(plan, until, r.KIND)
+    if (until > 0) & (kind == r.FULL):
+        rest = r.weights(r.entry(plan, until, r.LAW), token, inside)
+    alone = tl.where(token == name, 1.0, 0.0).to(tl.float64)
+    law = tl.where(kind == r.FIXED, alone, rest)
+    return left, law, tl.where((token == name) & (until > 0), 0.0, rest)
+
+
+@triton.jit
+def share_of(plan, numbers, child, node):
+    """What the law of which `child` was drawn is divided by; 1 where nothing is left of it."""
+    total = r.number(numbers, node, r.TOTAL)
+    return tl.where((r.entry(plan, child, r.KIND) == r.REMAINING) & (total > 0.0), total, 1.0)
+
+
+@triton.jit
+def tally_tokens(tally, share, h, draft, odds, total, may):
+    """Add what tokens have to their buckets, as integers, whose sum is the same in any order."""
+    bucket = tally + bucket_of(share, h, draft, total)
+    for_all = UNIT / tl.where(total > 0.0, total, 1.0)
+    tl.atomic_add(bucket, (share * UNIT).to(tl.int64), mask=may, sem="relaxed")
+    tl.atomic_add(bucket + BUCKETS, (h * UNIT).to(tl.int64), mask=may, sem="relaxed")
+    tl.atomic_add(bucket + 2 * BUCKETS, (draft * for_all).to(tl.int64), mask=may, sem="relaxed")
+    tl.atomic_add(bucket + 3 * BUCKETS, (odds * total * UNIT).to(tl.int64), mask=may, sem="relaxed")
+
+
+@triton.jit
+def measure(
+    plan,
+    numbers,
+    shares,
+    tally,
+    parts,
+    phase,
+    node,
+    child,
+    begin,
+    end,
+    BLOCK: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """One program's part of a pass over the vocabulary, tokens `begin` to `end`."""
+    sums = tl.full([BLOCK], 0.0, tl.float64)
+    law_sums = tl.full([BLOCK], 0.0, tl.float64)
+    tops = tl.full([BLOCK], 0.0, tl.float64)
+    top_tokens = tl.full([BLOCK], -1, tl.int32)
+    rests = tl.full([BLOCK], 0.0, tl.float64)
+    odds_sums = tl.full([BLOCK], 0.0, tl.float64)
+    ordered = is_ordered(plan, node, CLASSES)
+    scale = r.number(numbers, node, r.SCALE)
+    name = r.entry(plan, child, r.TOKEN)
+    for start in range(begin, end, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        inside = token < end
+        if ordered:
+            if CLASSES:
+                left, h, draft = ordered_left(plan, numbers, shares, node, token, inside)
+                law = h
+                rest = tl.where(token == name, 0.0, draft)
+                if phase == CLASS:
+                    total = r.number(numbers, node, r.TOTAL)
+                    is_top = token == r.child_number(numbers, node, r.TOP)
+                    odds = odds_of(h, draft, is_top, total, r.number(numbers, node, r.REST))
+                    odds_sums += tl.where(inside & (is_top == 0), odds, 0.0)
+                    may = inside & (is_top == 0) & (draft > STAKE)
+                    tally_tokens(tally, left / scale, h, draft, odds, total, may)
+                elif (phase == REJECT) & (r.number(numbers, child, r.WINDOW) > 0.0):
+                    f, odds, law = window_law(numbers, shares, child, token, left, h, draft)
+                    law_sums += tl.where(inside, second_law(numbers, child, token, name, f, odds, draft), 0.0)
+                    rests += tl.where(rest > tops, tops, rest)
+                    top_tokens = tl.where(rest > tops, token, top_tokens)
+                    tops = tl.maximum(rest, tops)
+                after = tl.where(phase == REJECT, tl.maximum(left - scale * law, 0.0), left)
+                sums += tl.where(inside, after, 0.0)
+        else:
+            left, law, rest = drawn_left(
+                plan, numbers, node, tl.where(phase == REJECT, child, 0), token, inside
+            )
+            law_sums += rest
+            taken = scale / share_of(plan, numbers, child, node)
+            after = tl.where(phase == REJECT, tl.maximum(left - taken * law, 0.0), left)
+            sums += tl.where(inside, after, 0.0)
+    top, top_token, others = likeliest(tops, top_tokens)
+    tl.store(parts + SUM, tl.sum(sums, 0))
+    tl.store(parts + LAW_SUM, tl.sum(law_sums, 0))
+    tl.store(parts + TOP_MASS, top)
+    tl.store(parts + TOP_TOKEN, top_token.to(tl.float64))
+    tl.store(parts + REST_SUM, tl.sum(rests, 0) + others)
+    tl.store(parts + ODDS_SUM, tl.sum(odds_sums, 0))
+
+
+@triton.jit
+def likeliest(tops, tokens):
+    """The largest of `tops`, the first token that has it, and the sum of the others."""
+    top = tl.max(tops, 0)
+    token = tl.min(tl.where(tops == top, tokens, 2147483647), 0)
+    return top, token, tl.sum(tl.where(tokens == token, 0.0, tops), 0)
+
+
+@triton.jit
+def all_parts(partials, programs, part, PROGRAMS: tl.constexpr):
+    """One partial result of all programs."""
+    program = tl.arange(0, PROGRAMS)
+    # Another multiprocessor wrote it in this launch, which no first-level cache may hide.
+    return tl.load(partials + program * PARTS + part, mask=program < programs, other=0.0, volatile=True)
+
+
+@triton.jit
+def failed(plan, numbers, partials, node, child, programs, CLASSES: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Settle that `child` has failed, of whose law the pass has made sums."""
+    scale = r.number(numbers, node, r.SCALE)
+    ordered = is_ordered(plan, node, CLASSES)
+    left = (
+        tl.sum(all_parts(partials, programs, SUM, PROGRAMS), 0) + 1.0 - r.number(numbers, node, r.ALLOWANCE)
+    )
+    law_sum = tl.sum(all_parts(partials, programs, LAW_SUM, PROGRAMS), 0)
+    share = tl.where(ordered, 1.0, share_of(plan, numbers, child, node))
+    # In floating point nothing may be left although the child failed; all then stays as it was.
+    r.keep(numbers, child, r.ALPHA, tl.where(left > 0.0, scale / share, 0.0))
+    r.keep(numbers, node, r.SCALE, tl.where(left > 0.0, left, scale))
+    if ordered:
+        if CLASSES:
+            last = r.child_number(numbers, node, r.LAST_TRIED)
+            if last > 0:
+                r.keep(numbers, last, r.NEXT_TRIED, child.to(tl.float64))
+            else:
+                r.keep(numbers, node, r.FIRST_TRIED, child.to(tl.float64))
+            r.keep(numbers, node, r.LAST_TRIED, child.to(tl.float64))
+            r.keep(numbers, child, r.NEXT_TRIED, 0.0)
+            if r.number(numbers, child, r.WINDOW) > 0.0:
+                tokens = all_parts(partials, programs, TOP_TOKEN, PROGRAMS).to(tl.int32)
+                top, token, rest = likeliest(all_parts(partials, programs, TOP_MASS, PROGRAMS), tokens)
+                rest += tl.sum(all_parts(partials, programs, REST_SUM, PROGRAMS), 0)
+                r.keep(numbers, child, r.SIZE, law_sum)
+                r.keep(numbers, node, r.TOTAL, rest + top)
+                r.keep(numbers, node, r.TOP, token.to(tl.float64))
+                r.keep(numbers, node, r.REST, rest)
+    elif r.entry(plan, child, r.KIND) != r.FULL:
+        r.keep(numbers, node, r.TOTAL, law_sum)
+
+
+@triton.jit
+def classed(plan, numbers, shares, tally, partials, node, used, programs, PROGRAMS: tl.constexpr):
+    """Choose the class of a window at `node`, toss its coins, and settle which sibling goes first.
+
+    Returns that sibling, its token's probability by target and law, and whether the uniforms sufficed.
+    """
+    waiting = r.child_number(numbers, node, r.WAITING)
+    following = r.entry(plan, r.child_number(numbers, node, r.LAST), r.NEXT_SIBLING)
+    scale = r.number(numbers, node, r.SCALE)
+    total = r.number(numbers, node, r.TOTAL)
+    rest = r.number(numbers, node, r.REST)
+    top = r.child_number(numbers, node, r.TOP)
+    further = tl.full((), 0, tl.int32)
+    after = r.entry(plan, following, r.NEXT_SIBLING)
+    while after > 0:
+        further += 1
+        after = r.entry(plan, after, r.NEXT_SIBLING)
+
+    # The waiting sibling's token, the next one's, and the likeliest.
+    which = tl.arange(0, 4)
+    token = tl.where(which == 0, r.entry(plan, waiting, r.TOKEN), r.entry(plan, following, r.TOKEN))
+    token = tl.where(which == 2, top, token)
+    left, h, draft = ordered_left(plan, numbers, shares, node, token, (which < 3) & (token >= 0))
+    odds = odds_of(h, draft, token == top, total, rest)
+    places = bucket_of(left / scale, h, draft, total)
+    is_third = which == 2
+    top_stake = tl.sum((is_third & (draft > STAKE)).to(tl.int32), 0)
+    top_place = tl.sum(tl.where(is_third, places, 0), 0)
+    top_draft = tl.sum(tl.where(is_third, draft, 0.0), 0)
+    top_odds = tl.sum(tl.where(is_third, odds, 0.0), 0)
+
+    bucket = tl.arange(0, BUCKETS)
+    beside_draft = tl.load(tally + 2 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT * total
+    beside_odds = tl.load(tally + 3 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
+    beside_odds /= tl.where(total > 0.0, total, 1.0)
+    own = (bucket == top_place) & (top_stake > 0)
+    target_sums = tl.load(tally + bucket, volatile=True).to(tl.float64) / UNIT
+    target_sums += tl.where(own, tl.sum(tl.where(is_third, left / scale, 0.0), 0), 0.0)
+    h_sums = tl.load(tally + BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
+    h_sums += tl.where(own, tl.sum(tl.where(is_third, h, 0.0), 0), 0.0)
+    draft_sums = beside_draft + tl.where(own, top_draft, 0.0)
+    odds_sums = beside_odds + tl.where(own, top_odds, 0.0)
+    mass = tl.where(bucket > 0, h_sums + draft_sums / tl.where(total > 0.0, total, 1.0), 0.0)
+    odds_rest = tl.sum(all_parts(partials, programs, ODDS_SUM, PROGRAMS), 0)
+    allowance = 1.0 - (1.0 - r.number(numbers, node, r.ALLOWANCE)) / scale
+    target_sums = with_others(target_sums, allowance)
+    f = best_shares(
+        shares + following * BUCKETS,
+        target_sums,
+        with_others(h_sums, 1.0),
+        with_others(draft_sums, total),
+        with_others(odds_sums, odds_rest + top_odds),
+        mass,
+        further,
+    )
+    for column in range(0, 4):
+        tl.store(tally + column * BUCKETS + bucket, tl.full([BUCKETS], 0, tl.int64))
+
+    top_f = tl.sum(tl.where(own, f, 0.0), 0)
+    better = tl.sum(f * beside_draft, 0)
+    worse = tl.maximum(odds_rest - tl.sum(f * beside_odds, 0), 0.0)
+    chances = tl.sum(tl.where(bucket[None, :] == places[:, None], f[None, :], 0.0), 1)
+    chances = tl.where(draft > STAKE, chances, 0.0)
+    stay_coin = r.uniform(plan, used)
+    come_coin = r.uniform(plan, used + 1)
+    stays = stay_coin < tl.sum(tl.where(which == 0, chances, 0.0), 0)
+    comes = come_coin < tl.sum(tl.where(which == 1, chances, 0.0), 0)
+    swap = comes & (stays == 0)
+    child = tl.where(swap, following, waiting)
+    is_first = which == tl.where(swap, 1, 0)
+    first_f = tl.sum(tl.where(is_first, chances, 0.0), 0)
+    first_draft = tl.sum(tl.where(is_first, draft, 0.0), 0)
+
+    r.keep(numbers, node, r.WAITING, tl.where(swap, waiting, following).to(tl.float64))
+    r.keep(numbers, node, r.LAST, following.to(tl.float64))
+    r.keep(numbers, child, r.WINDOW, following.to(tl.float64))
+    r.keep(numbers, child, r.W_SCALE, scale)
+    r.keep(numbers, child, r.W_TOTAL, total)
+    r.keep(numbers, child, r.W_TOP, top.to(tl.float64))
+    r.keep(numbers, child, r.W_REST, rest)
+    r.keep(numbers, child, r.BETTER, better + top_f * top_draft)
+    r.keep(numbers, child, r.WORSE, worse + (1.0 - top_f) * top_odds)
+    r.keep(numbers, child, r.BETTER_TOP, better)
+    r.keep(numbers, child, r.WORSE_TOP, worse)
+    r.keep(numbers, child, r.STAYED, tl.sum(tl.where(is_first, odds, 0.0), 0))
+    r.keep(numbers, child, r.CAME, first_draft * first_f)
+    r.keep(numbers, child, r.BELONGS, first_f)
+    # What is read of this is what one thread has written.
+    tl.debug_barrier()
+    _, _, law = window_law(numbers, shares, child, token, left, h, draft)
+    target_mass = tl.sum(tl.where(is_first, left, 0.0), 0) / scale
+    return (
+        child,
+        target_mass,
+        tl.sum(tl.where(is_first, law, 0.0), 0),
+        (stay_coin >= 0.0) & (come_coin >= 0.0),
+    )
+
+
+@triton.jit
+def with_others(sums, total):
+    """Sums over buckets, the first of which has what is left of `total`."""
+    return tl.where(tl.arange(0, BUCKETS) == 0, tl.maximum(total - tl.sum(sums, 0), 0.0), sums)
+
+
+@triton.jit
+def masses(plan, numbers, shares, node, child, CLASSES: tl.constexpr):
+    """The target's probability of the token of `child`, and that of the law by which it is tried."""
+    token = tl.full([1], 0, tl.int64) + r.entry(plan, child, r.TOKEN)
+    inside = token >= 0
+    left = tl.full([1], 0.0, tl.float64)
+    law = tl.full([1], 0.0, tl.float64)
+    share = tl.full((), 1.0, tl.float64)
+    if is_ordered(plan, node, CLASSES):
+        if CLASSES:
+            left, law, _ = ordered_left(plan, numbers, shares, node, token, inside)
+    else:
+        left, law, _ = drawn_left(plan, numbers, node, child, token, inside)
+        share = share_of(plan, numbers, child, node)
+    return tl.sum(left, 0) / r.number(numbers, node, r.SCALE), tl.sum(law, 0) / share
+
+
+@triton.jit
+def visit(plan, numbers, node, allowance):
+    """Go to `node`; its first child, and whether the law of that is a distribution."""
+    first = r.entry(plan, node, r.FIRST_CHILD)
+    r.keep(numbers, node, r.ALLOWANCE, allowance)
+    r.keep(numbers, node, r.SCALE, 1.0)
+    r.keep(numbers, node, r.WAITING, first.to(tl.float64))
+    r.keep(numbers, node, r.LAST, first.to(tl.float64))
+    r.keep(numbers, node, r.FIRST_TRIED, 0.0)
+    r.keep(numbers, node, r.LAST_TRIED, 0.0)
+    return first, r.number(numbers, node, r.SOUND) > 0.0
+
+
+@triton.jit
+def advance(
+    plan,
+    numbers,
+    shares,
+    state,
+    node,
+    child,
+    used,
+    tried,
+    target_mass,
+    draft_mass,
+    sound,
+    leaf_first,
+    CLASSES: tl.constexpr,
+):
+    """Go on until a pass over the vocabulary is needed.
+
+    `child` is the next one to try at `node`, 0 for none; of one whose masses are known, `tried` is not 0.
+    """
+    phase = tl.where(sound, GOING, DONE)
+    while phase == GOING:
+        # What one thread has written is read by all.
+        tl.debug_barrier()
+        ordered = is_ordered(plan, node, CLASSES)
+        if ordered & (tried == 0):
+            waiting = r.child_number(numbers, node, r.WAITING)
+            last = r.child_number(numbers, node, r.LAST)
+            phase = tl.where((waiting > 0) & (r.entry(plan, last, r.NEXT_SIBLING) > 0), CLASS, GOING)
+            child = waiting
+        if phase == GOING:
+            if child > 0:
+                if tried == 0:
+                    target_mass, draft_mass = masses(plan, numbers, shares, node, child, CLASSES)
+                    if ordered:
+                        r.keep(numbers, node, r.WAITING, 0.0)
+                        r.keep(numbers, child, r.WINDOW, 0.0)
+                tried = tl.full((), 0, tl.int32)
+                chance = target_mass / tl.where(draft_mass > 0.0, draft_mass, 1.0)
+                chance = tl.where(draft_mass > 0.0, tl.minimum(chance, 1.0), 1.0)
+                sound = (target_mass >= 0.0) & (target_mass < float("inf"))
+                goes = target_mass > 0.0
+                if (leaf_first == 0) & goes:
+                    u = r.uniform(plan, used)
+                    # NaN stands where the tape has ended.
+                    sound = sound & (u >= 0.0)
+                    used += 1
+                    goes = u < chance
+                    chance = tl.full((), 1.0, tl.float64)
+                phase = tl.where(goes, GOING, REJECT)
+                if goes:
+                    node = child
+                    child, whole = visit(plan, numbers, node, chance)
+                    sound = sound & whole
+            else:
+                phase = tl.full((), CHOOSE, tl.int32)
+                if leaf_first != 0:
+                    u = r.uniform(plan, used)
+                    sound = u >= 0.0
+                    used += 1
+                    deficit = 1.0 - r.number(numbers, node, r.ALLOWANCE)
+                    if (u >= 1.0 - deficit / r.number(numbers, node, r.SCALE)) & (node > 0):
+                        child = node
+                        node = r.entry(plan, node, r.PARENT)
+                        phase = tl.full((), REJECT, tl.int32)
+            phase = tl.where(sound, phase, DONE)
+    tl.store(state + r.NODE, node)
+    tl.store(state + r.CHILD, tl.where(phase == REJECT, child, 0))
+    tl.store(state + r.USED, used.to(tl.int64))
+    tl.store(state + r.PHASE, phase.to(tl.int64))
+
+
+@triton.jit
+def chosen(
+    plan,
+    numbers,
+    shares,
+    partials,
+    out,
+    state,
+    node,
+    used,
+    vocab,
+    span,
+    programs,
+    BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """Draw the extra token after `node` from what is left there, and write the row's result."""
+    u = r.uniform(plan, used)
+    sums = all_parts(partials, programs, SUM, PROGRAMS)
+    total = tl.sum(sums, 0)
+    bound = u * total
+    program = tl.arange(0, PROGRAMS)
+    # A scan by parts need not rise at every one, so that those without weight are excluded by name.
+    above = (tl.cumsum(sums, 0) > bound) & (sums > 0.0)
+    part = tl.min(tl.where(above, program, PROGRAMS), 0)
+    last = tl.maximum(tl.max(tl.where(sums > 0.0, program, 0), 0), 0)
+    part = tl.where(part < PROGRAMS, part, last)
+    below = tl.sum(tl.where(program < part, sums, 0.0), 0)
+    extra = tl.full((), -1, tl.int32)
+    last = tl.full((), -1, tl.int32)
+    for start in range(part * span, tl.minimum(part * span + span, vocab), BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        inside = (token < part * span + span) & (token < vocab)
+        left = tl.full([BLOCK], 0.0, tl.float64)
+        if is_ordered(plan, node, CLASSES):
+            if CLASSES:
+                left, _, _ = ordered_left(plan, numbers, shares, node, token, inside)
+        else:
+            left, _, _ = drawn_left(plan, numbers, node, 0, token, inside)
+        left = tl.where(inside, left, 0.0)
+        here = tl.sum(left, 0)
+        if (extra < 0) & (below + here > bound):
+            first = tl.min(
+                tl.where((below + tl.cumsum(left, 0) > bound) & (left > 0.0), token, 2147483647), 0
+            )
+            extra = tl.where(first < 2147483647, first, -1)
+        last = tl.maximum(last, tl.max(tl.where(left > 0.0, token, -1), 0))
+        below += here
+    # The bound may have been rounded up to the total.
+    extra = tl.where(extra < 0, last, extra)
+
+    length = tl.full((), 1, tl.int32)
+    above_it = node
+    while above_it > 0:
+        above_it = r.entry(plan, above_it, r.PARENT)
+        length += 1
+    above_it = node
+    place = length
+    while place > 0:
+        place -= 1
+        tl.store(out + 5 + place, above_it.to(tl.int32))
+        above_it = r.entry(plan, tl.maximum(above_it, 0), r.PARENT)
+    sound = (total > 0.0) & (total < float("inf")) & (u >= 0.0)
+    tl.store(out, (sound == 0).to(tl.int32))
+    tl.store(out + 1, (used + 1).to(tl.int32))
+    tl.store(out + 2, (r.entry(plan, node, r.FIRST_CHILD) == 0).to(tl.int32))
+    tl.store(out + 3, extra)
+    tl.store(out + 4, length)
+    tl.store(state + r.PHASE, DONE)
+
+
+@triton.jit(do_not_specialize=["lines", "vocab", "leaf_first"])
+def start(
+    plan, numbers, shares, tally, out, lines, vocab, leaf_first, BLOCK: tl.constexpr, CLASSES: tl.constexpr
+):
+    """Look at the law of one node's children; the last program of a row goes on until its first pass.
+
+    See `dispatch.walk` for the arguments.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1).to(tl.int64)
+    plan += row * (lines + 2) * r.LINE
+    numbers += row * lines * r.NUMBERS
+    shares += row * lines * BUCKETS
+    out += row * (5 + lines)
+    state = plan + lines.to(tl.int64) * r.LINE
+    first = r.entry(plan, node, r.FIRST_CHILD)
+    low = tl.full([BLOCK], 0.0, tl.float64)
+    tops = tl.full([BLOCK], 0.0, tl.float64)
+    top_tokens = tl.full([BLOCK], -1, tl.int32)
+    rests = tl.full([BLOCK], 0.0, tl.float64)
+    drawn = (first > 0) & (r.entry(plan, first, r.KIND) != r.FIXED)
+    if drawn:
+        for begin in range(0, vocab, BLOCK):
+            token = begin + tl.arange(0, BLOCK)
+            mass = r.weights(r.entry(plan, first, r.LAW), token, token < vocab)
+            low = tl.minimum(low, mass)
+            rests += tl.where(mass > tops, tops, mass)
+            top_tokens = tl.where(mass > tops, token, top_tokens)
+            tops = tl.maximum(mass, tops)
+    top, top_token, others = likeliest(tops, top_tokens)
+    rest = tl.sum(rests, 0) + others
+    total = rest + top
+    sound = (tl.abs(total - 1.0) <= 1e-3) & (tl.min(low, 0) >= 0.0)
+    r.keep(numbers, node, r.SOUND, tl.where(sound | (drawn == 0), 1.0, 0.0))
+    ordered = is_ordered(plan, node, CLASSES)
+    r.keep(numbers, node, r.TOTAL, tl.where(ordered, total, 1.0))
+    r.keep(numbers, node, r.TOP, top_token.to(tl.float64))
+    r.keep(numbers, node, r.REST, rest)
+    if node == 0:
+        # What is not finished is wrong.
+        tl.store(out, 1)
+        if CLASSES:
+            for column in range(0, 4):
+                place = row * 4 * BUCKETS + column * BUCKETS + tl.arange(0, BUCKETS)
+                tl.store(tally + place, tl.full([BUCKETS], 0, tl.int64))
+    tl.debug_barrier()
+    if tl.atomic_add(state + r.ARRIVED, 1) == tl.num_programs(1) - 1:
+        tl.store(state + r.ARRIVED, 0)
+        root = tl.full((), 0, tl.int64)
+        child, whole = visit(plan, numbers, root, 1.0)
+        nothing = tl.full((), 0.0, tl.float64)
+        tried = tl.full((), 0, tl.int32)
+        advance(
+            plan,
+            numbers,
+            shares,
+            state,
+            root,
+            child,
+            root,
+            tried,
+            nothing,
+            nothing,
+            whole,
+            leaf_first,
+            CLASSES,
+        )
+
+
+@triton.jit(do_not_specialize=["lines", "vocab", "span", "leaf_first"])
+def step(
+    plan,
+    numbers,
+    shares,
+    tally,
+    partials,
+    out,
+    lines,
+    vocab,
+    span,
+    leaf_first,
+    BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """One pass over the vocabulary, `span` tokens a program; the last one of a row goes on until the next.
+
+    A program that is alone for its row makes all passes. See `dispatch.walk` for the arguments.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    programs = tl.num_programs(1)
+    plan += row * (lines + 2) * r.LINE
+    numbers += row * lines * r.NUMBERS
+    shares += row * lines * BUCKETS
+    tally += row * 4 * BUCKETS
+    partials += row * PROGRAMS * PARTS
+    out += row * (5 + lines)
+    state = plan + lines.to(tl.int64) * r.LINE
+    steps = tl.where(programs == 1, 2147483647, 1)
+    phase = tl.load(state + r.PHASE).to(tl.int32)
+    while (phase != DONE) & (steps > 0):
+        steps -= 1
+        node = tl.load(state + r.NODE)
+        child = tl.load(state + r.CHILD)
+        used = tl.load(state + r.USED)
+        end = tl.minimum(program * span + span, vocab)
+        parts = partials + program * PARTS
+        measure(plan, numbers, shares, tally, parts, phase, node, child, program * span, end, BLOCK, CLASSES)
+        tl.debug_barrier()
+        if tl.atomic_add(state + r.ARRIVED, 1) == programs - 1:
+            tl.store(state + r.ARRIVED, 0)
+            if phase == CHOOSE:
+                chosen(
+                    plan,
+                    numbers,
+                    shares,
+                    partials,
+                    out,
+                    state,
+                    node,
+                    used,
+                    vocab,
+                    span,
+                    programs,
+                    BLOCK,
+                    PROGRAMS,
+                    CLASSES,
+                )
+            else:
+                tried = tl.full((), 0, tl.int32)
+                target_mass = tl.full((), 0.0, tl.float64)
+                draft_mass = tl.full((), 0.0, tl.float64)
+                sound = phase != DONE
+                if phase == REJECT:
+                    failed(plan, numbers, partials, node, child, programs, CLASSES, PROGRAMS)
+                    child = r.entry(plan, child, r.NEXT_SIBLING)
+                elif CLASSES:
+                    child, target_mass, draft_mass, sound = classed(
+                        plan, numbers, shares, tally, partials, node, used, programs, PROGRAMS
+                    )
+                    used += 2
+                    tried = tl.full((), 1, tl.int32)
+                advance(
+                    plan,
+                    numbers,
+                    shares,
+                    state,
+                    node,
+                    child,
+                    used,
+                    tried,
+                    target_mass,
+                    draft_mass,
+                    sound,
+                    leaf_first,
+                    CLASSES,
+                )
+        tl.debug_barrier()
+        phase = tl.load(state + r.PHASE).to(tl.int32)

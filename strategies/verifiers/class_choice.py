@@ -1,0 +1,122 @@
+"""Which tokens two siblings are told apart by: those that the target wants more than they are proposed."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+BUCKETS = 64
+"""Ratios have eight buckets an octave; the first bucket is for tokens that are never of the class."""
+
+SIZES = 32
+"""Classes that are tried: shares of what is proposed, from nothing to all."""
+
+STAKE = 1e-5
+"""Tokens of less draft probability are never of the class."""
+
+TIE = 1e-6
+"""Of classes whose scores are this near to each other the smallest is taken, whatever rounding says."""
+
+_SHIFT, _HALF, _LOWEST = 20, 1 << 19, (127 - 5) << 3  # bits of a float32: the second bucket begins near 2^-5
+
+
+@attrs.frozen(eq=False)
+class Columns:
+    """Four weights of tokens, or their sums over some tokens, float64 `[n]` each.
+
+    Attributes:
+        target: what is left of the target.
+        h: the waiting sibling's law.
+        draft: the draft's distribution without the tried tokens.
+        odds: h over what the draft holds beside the token.
+    """
+
+    target: Floats
+    h: Floats
+    draft: Floats
+    odds: Floats
+
+    def rows(self) -> tuple[Floats, Floats, Floats, Floats]:
+        return self.target, self.h, self.draft, self.odds
+
+
+def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
+    """The chance `[n]` with which each of `tokens` is of the class.
+
+    Tokens are ranked by T / (h + D), with D normalised. All that share a bucket have one
+    chance. The class holds the first of that order; the last bucket may belong in part. Several sizes are
+    scored by the mass that the two siblings together let through, the second one's law averaged over the
+    first.
+
+    Args:
+        tokens: those that may be of the class, all with a draft probability above 0.
+        total: sums over the whole vocabulary, `[1]` each.
+        further: siblings after the two; their number must not depend on these two.
+    """
+    proposed = tokens.h + tokens.draft / total.draft
+    bucket = bucket_of(tokens.target, proposed)
+    sums = np.stack([np.bincount(bucket, weights, BUCKETS) for weights in (*tokens.rows(), proposed)])
+    # What the others have, whose bucket is the last of the order.
+    whole = np.concatenate(total.rows())
+    sums[:4, 0] = np.maximum(whole - sums[:4].sum(1), 0)
+    sums[4, 0] = np.inf
+    live = np.flatnonzero(sums[4])[::-1]
+    mass = sums[4, live[:-1]]
+    share = np.zeros(BUCKETS)
+    f = _prefixes(mass)
+    scores = passed(f, Columns(*sums[:4, live]), further=further)
+    share[live] = f[int(np.argmax(scores >= scores.max() - TIE))]
+    return share[bucket]
+
+
+def bucket_of(target: Floats, proposed: Floats) -> NDArray[np.int64]:
+    """The bucket, from 1 on, of tokens with these weights; where nothing is proposed, the first."""
+    octaves = ((target / proposed).astype(np.float32).view(np.int32) + _HALF) >> _SHIFT
+    return np.maximum(np.minimum(octaves - _LOWEST, BUCKETS - 1), 1)
+
+
+def _prefixes(mass: Floats) -> Floats:
+    """Chances `[SIZES, n + 1]` of n buckets that hold `mass` each, and of one more, which has none.
+
+    They are growing shares of the mass, from the first bucket on.
+    """
+    ends = mass.cumsum()
+    f = np.zeros((SIZES, len(mass) + 1))
+    inner = f[:, :-1]
+    np.multiply(_SHARES, ends[-1:], out=inner)
+    inner -= ends - mass
+    inner /= mass
+    np.maximum(np.minimum(inner, 1, out=inner), 0, out=inner)
+    inner[inner < 1e-6] = 0  # what rounding left is not worth a coin
+    return f
+
+
+_SHARES = np.linspace(0, 1, SIZES)[:, None]
+
+
+def passed(f: Floats, tokens: Columns, *, further: int) -> Floats:
+    """The mass `[sizes]` of the target that the siblings let through, for every class `f` `[sizes, n]`.
+
+    Those after the first two are taken for draws from the draft.
+    """
+    target, h, draft, odds = tokens.rows()
+    out = (1 - f) * odds
+    inside = f * draft
+    better, worse = inside.sum(1, keepdims=True), out.sum(1, keepdims=True)
+    p1 = np.maximum(h - out * (better - inside) + inside * (worse - out), 0)
+    passes = np.minimum(target, p1)
+    failed = (p1 - passes) / np.maximum(p1, np.finfo(np.float64).tiny)
+    stayed, came = failed * odds, failed * inside
+    low = stayed * (1 - f)
+    p2 = stayed.sum(1, keepdims=True) - stayed - f * (low.sum(1, keepdims=True) - low)
+    p2 = draft * p2 + out * (came.sum(1, keepdims=True) - came)
+    more = np.minimum(target - passes, np.maximum(p2, 0))
+    total: Floats = (passes + more).sum(1)
+    left = target - passes - more
+    for _ in range(further):
+        again = np.minimum(left, (h.sum() - total)[:, None] * (draft / draft.sum()))
+        total, left = total + again.sum(1), left - again
+    return total
