@@ -75,7 +75,8 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
 def bucket_of(target: Floats, proposed: Floats) -> NDArray[np.int64]:
     """The bucket, from 1 on, of tokens with these weights; where nothing is proposed, the first."""
     octaves = ((target / proposed).astype(np.float32).view(np.int32) + _HALF) >> _SHIFT
-    return np.maximum(np.minimum(octaves - _LOWEST, BUCKETS - 1), 1)
+    bucket: NDArray[np.int64] = np.maximum(np.minimum(octaves - _LOWEST, BUCKETS - 1), 1)
+    return bucket
 
 
 def _prefixes(mass: Floats) -> Floats:

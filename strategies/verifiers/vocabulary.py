@@ -50,7 +50,7 @@ def gathered(weights: Float[Tensor, " vocab"], tokens: Int[Tensor, " n"]) -> NDA
     array = _array(weights)
     if array is None:
         return np.asarray(weights[tokens].double().cpu().numpy())
-    return array[tokens.numpy()].astype(np.float64)
+    return np.asarray(array[tokens.numpy()], dtype=np.float64)
 
 
 def put(weights: Float[Tensor, " vocab"], tokens: Int[Tensor, " n"], values: NDArray[np.float64]) -> None:
