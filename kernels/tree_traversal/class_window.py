@@ -32,7 +32,7 @@ def odds_of(h, draft, is_top, total, rest):
 def bucket_of(share, h, draft, total):
     """Where tokens stand by what is wanted over what is proposed."""
     proposed = h + draft / tl.where(total > 0.0, total, 1.0)
-    rank = (share / tl.where(proposed > 0.0, proposed, 1.0)).to(tl.float32)
+    rank = tl.minimum(share / tl.where(proposed > 0.0, proposed, 1.0), 1e30).to(tl.float32)
     octaves = (rank.to(tl.int32, bitcast=True) + 524288) >> 20
     return tl.minimum(tl.maximum(octaves - 976, 1), BUCKETS - 1)
 

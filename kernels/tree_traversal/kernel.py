@@ -71,11 +71,16 @@ def share_of(plan, numbers, child, node):
 def tally_tokens(tally, share, h, draft, odds, total, may):
     """Add what tokens have to their buckets, as integers, whose sum is the same in any order."""
     bucket = tally + bucket_of(share, h, draft, total)
-    for_all = UNIT / tl.where(total > 0.0, total, 1.0)
-    tl.atomic_add(bucket, (share * UNIT).to(tl.int64), mask=may, sem="relaxed")
-    tl.atomic_add(bucket + BUCKETS, (h * UNIT).to(tl.int64), mask=may, sem="relaxed")
-    tl.atomic_add(bucket + 2 * BUCKETS, (draft * for_all).to(tl.int64), mask=may, sem="relaxed")
-    tl.atomic_add(bucket + 3 * BUCKETS, (odds * total * UNIT).to(tl.int64), mask=may, sem="relaxed")
+    whole = tl.where(total > 0.0, total, 1.0)
+    add_parts(bucket, share, may)
+    add_parts(bucket + BUCKETS, h, may)
+    add_parts(bucket + 2 * BUCKETS, draft / whole, may)
+    add_parts(bucket + 3 * BUCKETS, odds * total, may)
+
+
+@triton.jit
+def add_parts(places, values, may):
+    tl.atomic_add(places, tl.where(may, values * UNIT, 0.0).to(tl.int64), mask=may, sem="relaxed")
 
 
 @triton.jit

@@ -1,0 +1,368 @@
+"""Traversal and class order on the device, number by number those of the verification stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood import (
+    Deterministic,
+    InvalidDistribution,
+    InvalidInput,
+    Outcome,
+    PerChild,
+    Proposal,
+    SamplingParams,
+    TapeRandomness,
+    TokenTree,
+    TorchRandomness,
+    TreeBuilder,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.tree_plan import TreeArrays, TreeCase, Undecidable, Walk
+from draftwood.kernels.tree_traversal import dispatch, reference
+from draftwood.protocols import Verifier
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.verifiers.block import Block
+from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.traversal import Traversal
+from draftwood.testing.checks import checks_for
+from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
+from tests.kernels import frames
+from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, grown, placed, tape_of
+from tests.kernels.test_tree_rejection import Single
+
+pytestmark = pytest.mark.triton
+
+FORMS: dict[str, tuple[Verifier, dict[str, bool]]] = {
+    "traversal": (Traversal(), {"leaf_first": True, "classes": False}),
+    "class-ordered-traversal": (ClassOrderedTraversal(), {"leaf_first": True, "classes": True}),
+    "class-ordered-rejection": (ClassOrderedRejection(), {"leaf_first": False, "classes": True}),
+}
+SIBLINGS: list[list[type[Proposal]]] = [[WithoutReplacement], *([law] for law in LAWS), LAWS]
+
+
+@contextmanager
+def programs_of(tokens: int) -> Iterator[None]:
+    """Programs that read so many tokens each in a pass: a power of two."""
+    small = tuple(
+        replace(one, constants={**one.constants, "BLOCK": tokens}) for one in dispatch.CONFIGURATIONS
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "CONFIGURATIONS", small)
+        patch.setattr(dispatch, "BLOCKS", 1)
+        yield
+
+
+def row_of(
+    nodes: int, vocab: int, *, laws: list[type[Proposal]], draft: str, target: str, seed: int
+) -> tuple[TokenTree, Tensor, Tensor]:
+    """A tree, its targets, and a tape that suffices."""
+    tree, targets = grown(nodes, vocab, laws=laws, draft=draft, target=target, seed=seed)
+    return tree, targets, tape_of(3 * nodes + 1, seed + 1)
+
+
+def case_of(tree: TokenTree, targets: Tensor, tape: Tensor) -> TreeCase:
+    case = tree_case(tree, targets, tape)
+    assert case is not None
+    return case
+
+
+def on_device(case: TreeCase, device: torch.device) -> TreeCase:
+    laws = [None if law is None else law.to(device) for law in case.laws]
+    return replace(case, targets=case.targets.to(device), laws=laws)
+
+
+def agree(cases: Sequence[TreeCase], form: dict[str, bool], device: torch.device) -> list[Walk]:
+    expected = [reference.walk(case, **form) for case in cases]
+    assert dispatch.walk(TreeArrays.of([on_device(case, device) for case in cases]), **form) == expected
+    return expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=8)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    vocab=st.sampled_from([2, 3, 7, 16, 50]),
+    laws=st.sampled_from(SIBLINGS),
+    draft=st.sampled_from(DRAFTS),
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 2**32),
+)
+def test_as_the_reference_judges(
+    form: str,
+    sizes: list[int],
+    vocab: int,
+    laws: list[type[Proposal]],
+    draft: str,
+    target: str,
+    seed: int,
+    device: torch.device,
+) -> None:
+    cases = [
+        case_of(*row_of(nodes, vocab, laws=laws, draft=draft, target=target, seed=seed + row))
+        for row, nodes in enumerate(sizes)
+    ]
+    with programs_of(16):
+        agree(cases, FORMS[form][1], device)
+
+
+def judged_together(
+    verifier: Verifier, rows: Sequence[tuple[TokenTree, Tensor, Tensor]], device: torch.device
+) -> tuple[list[Outcome], list[int]]:
+    """The outcomes, and how many uniforms each took; from here on the plain verifier is a mistake."""
+    rngs = [TapeRandomness(tape) for *_, tape in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(verifier), "verify", None)
+        trees = [placed(tree, device) for tree, *_ in rows]
+        outcomes = verifier.verify_rows(trees, [targets.to(device) for _, targets, _ in rows], rngs)
+    return outcomes, [rng.used for rng in rngs]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(6))
+def test_as_the_plain_verifier_judges(form: str, seed: int, device: torch.device) -> None:
+    chance = random.Random(seed)
+    laws = SIBLINGS[seed] if seed else LAWS
+    rows = [
+        row_of(
+            chance.randint(1, 20),
+            40,
+            laws=laws,
+            draft=chance.choice(DRAFTS),
+            target=chance.choice(TARGETS),
+            seed=seed + row,
+        )
+        for row in range(2)
+    ]
+    verifier = FORMS[form][0]
+    rngs = [TapeRandomness(tape) for *_, tape in rows]
+    expected = [
+        verifier.verify(tree, targets, rng) for (tree, targets, _), rng in zip(rows, rngs, strict=True)
+    ]
+    assert judged_together(verifier, rows, device) == (expected, [rng.used for rng in rngs])
+
+
+def test_a_chain_is_judged_as_a_block(device: torch.device) -> None:
+    for seed in range(4):
+        tree, node, vocab = TreeBuilder(0), 0, 9
+        drafts = torch.randn(12, vocab, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+        for p in drafts:
+            node = tree.add_children(node, [(int(p.argmax()) - seed) % vocab], WithReplacement(p))[0]
+        targets = torch.cat([drafts, drafts[:1]]).roll(1, 1) * 0.6 + torch.cat([drafts, drafts[:1]]) * 0.4
+        rows = [(tree.finish(), targets, tape_of(14, seed))]
+        rng = TapeRandomness(rows[0][2])
+        expected = Block().verify(rows[0][0], targets, rng)
+        assert judged_together(Block(), rows, device) == ([expected], [rng.used])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_vocabulary(form: str, device: torch.device) -> None:
+    # One that needs two programs as they are.
+    rows = [row_of(9, 5000, laws=[WithoutReplacement], draft="sharp", target="near", seed=4)]
+    agree([case_of(*row) for row in rows], FORMS[form][1], device)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_ends_of_the_unit_interval(form: str, device: torch.device) -> None:
+    tree, targets, _ = row_of(9, 20, laws=[WithoutReplacement], draft="sharp", target="near", seed=8)
+    for u in (0.0, 1 - 2**-53):
+        agree([case_of(tree, targets, torch.full((40,), u, dtype=torch.float64))], FORMS[form][1], device)
+
+
+def one_node(tokens: list[int], proposal: Proposal) -> TokenTree:
+    tree = TreeBuilder(0)
+    tree.add_children(0, tokens, proposal)
+    return tree.finish()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("law", [WithoutReplacement, WithReplacement])
+def test_what_is_left_stays_when_nothing_would_be(form: str, law: Any, device: torch.device) -> None:
+    # The target is the draft, and the children are tokens that neither has: every residual vanishes.
+    p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
+    tape = torch.full((9,), 0.6, dtype=torch.float64)
+    (walk,) = agree([case_of(one_node([1, 3, 4], law(p)), p.repeat(4, 1), tape)], FORMS[form][1], device)
+    assert (walk.path, walk.extra) == ((0,), 2)
+
+
+def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.device) -> None:
+    p = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
+    other = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+    tree = one_node([1, 3, 4], PerChild((other, p, p)))
+    tape = torch.tensor([0.3, 0.6]).double()
+    (walk,) = agree([case_of(tree, p.repeat(4, 1), tape)], FORMS["traversal"][1], device)
+    assert walk == Walk((0,), 2, False, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_nearly_certain_draft(form: str, device: torch.device) -> None:
+    for rest in (1e-3, 1e-11, 1e-39):
+        p = torch.tensor([1 - rest, 0.6 * rest, 0.4 * rest], dtype=torch.float64).float()
+        for seed, tokens in enumerate([[0, 1], [1, 0], [2, 1, 0], [0, 2, 1]]):
+            targets = torch.tensor([0.2, 0.2, 0.6]).repeat(4, 1)
+            case = case_of(one_node(tokens, WithoutReplacement(p)), targets, tape_of(12, seed))
+            agree([case], FORMS[form][1], device)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_that_cannot_be_judged_leave_the_others_as_they_are(form: str, device: torch.device) -> None:
+    kind = FORMS[form][1]
+    cases = [
+        case_of(*row_of(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed))
+        for seed, nodes in enumerate([5, 1, 12])
+    ]
+    expected: list[Walk | None] = [reference.walk(case, **kind) for case in cases]
+    bad_law = [None if law is None else law * 2 for law in cases[2].laws]
+    cases += [
+        replace(cases[2], uniforms=cases[2].uniforms[:1]),
+        replace(cases[0], targets=torch.full_like(cases[0].targets, float("nan"))),
+        replace(cases[2], laws=bad_law, draw_kinds=[max(one, 1) for one in cases[2].draw_kinds]),
+    ]
+    for case in cases[3:]:
+        with pytest.raises(Undecidable):
+            reference.walk(case, **kind)
+    found = dispatch.walk(TreeArrays.of([on_device(case, device) for case in cases]), **kind)
+    assert found == [*expected, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "uniforms", "error"),
+    [
+        ([0.5, 0.6], [0.5, 0.5], 9, "The draft distribution of WithoutReplacement sums to 1.1"),
+        ([1.5, -0.5], [0.5, 0.5], 9, "holds -0.5"),
+        ([0.5, float("nan")], [0.5, 0.5], 9, "sums to nan"),
+        ([0.5, 0.5], [0.0, 0.0], 9, "Cannot draw from weights that sum to 0"),
+        ([0.5, 0.5], [0.5, 0.5], 1, "The tape of 1 uniforms is used up at 1"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_errors_are_those_of_the_plain_verifier(
+    form: str, draft: list[float], target: list[float], uniforms: int, error: str
+) -> None:
+    tree = one_node([0, 1], WithoutReplacement(torch.tensor(draft)))
+    rng = TapeRandomness(torch.full((uniforms,), 0.9, dtype=torch.float64))
+    with pytest.raises((InvalidDistribution, InvalidInput), match=error):
+        FORMS[form][0].verify_rows([tree], [torch.tensor([target] * 3)], [rng])
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """The kernels that are launched."""
+    launched: list[str] = []
+    launch = Configuration.launch
+
+    def count(self: Configuration, grid: tuple[int, ...], **arguments: Any) -> None:
+        launched.append(self.kernel.split(":")[1])
+        launch(self, grid, **arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Configuration, "launch", count)
+        yield launched
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_launches_do_not_grow_with_rows(form: str, device: torch.device) -> None:
+    nodes = 8
+    rows = [row_of(nodes, 20, laws=[WithoutReplacement], draft="smooth", target="near", seed=3)] * 3
+    counts = []
+    for batch in (rows[:1], rows):
+        cases = TreeArrays.of([on_device(case_of(*row), device) for row in batch])
+        with programs_of(16), counted() as launched:
+            dispatch.walk(cases, **FORMS[form][1])
+        counts.append(len(launched))
+    # What starts the rows, a child that fails, a window, the extra token; 400 for 64 nodes would be too many.
+    assert counts[0] == counts[1] <= 2 * (nodes - 1) + 2
+    with counted() as launched:  # a program that is alone makes all passes
+        dispatch.walk(cases, **FORMS[form][1])
+    assert launched == ["start", "step"]
+
+
+def test_no_row_needs_more_passes_than_are_launched(device: torch.device) -> None:
+    # No child is wanted, and so all fail one after another.
+    tree = TreeBuilder(0)
+    p = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.1, 0.1, *[0.0] * 14])
+    for node in (0, 1):
+        tree.add_children(node, [0, 1, 2, 3], WithoutReplacement(p))
+    targets = torch.tensor([*[1e-9] * 6, *[(1 - 6e-9) / 14] * 14]).repeat(len(tree), 1)
+    case = case_of(tree.finish(), targets, torch.full((99,), 0.9, dtype=torch.float64))
+    passes = dispatch.passes
+    for kind in ({"leaf_first": True, "classes": False}, {"leaf_first": True, "classes": True}):
+        with programs_of(16), pytest.MonkeyPatch.context() as patch:
+            agree([case], kind, device)
+            patch.setattr(dispatch, "passes", lambda *given, **options: passes(*given, **options) - 1)
+            assert dispatch.walk(TreeArrays.of([on_device(case, device)]), **kind) == [None]
+
+
+@pytest.mark.parametrize("form", ["traversal", "class-ordered-traversal"])
+def test_a_decoder_writes_the_same_text(form: str) -> None:
+    verifier = FORMS[form][0]
+    one = decoder(
+        FixedTree(2, 2), draft=ModelDrafter(Single(DRAFT)), target=Single(TARGET), verifier=verifier
+    )
+    decode = partial(
+        one.generate,
+        PROMPTS,
+        max_new_tokens=4,
+        sampling=SamplingParams(temperature=1.0),
+        seed=[5, 6, 7],
+        return_dict_in_generate=True,
+    )
+    with kernels_enabled(False):
+        expected = decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(verifier), "verify", None)  # from here on the plain verifier is a mistake
+        result = decode()
+    assert result.tokens == expected.tokens
+
+
+def test_rows_with_one_stream_are_judged_one_after_another(device: torch.device) -> None:
+    tree, targets, tape = row_of(12, 20, laws=LAWS, draft="smooth", target="far", seed=3)
+    trees, rows = [placed(tree, device)] * 2, [targets.to(device)] * 2
+    shared, other = (TapeRandomness(torch.cat([tape, tape])) for _ in "ab")
+    expected = [Traversal().verify(trees[0], rows[0], other) for _ in range(2)]
+    assert Traversal().verify_rows(trees, rows, [shared] * 2) == expected
+    assert shared.used == other.used
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_harness_proves_rows_judged_together(form: str) -> None:
+    dict(checks_for(FORMS[form][0], models=2))["together"]()
+
+
+@attrs.frozen
+class RootOnly(Traversal):
+    """A variant that changes a step."""
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Any) -> Outcome:
+        return Outcome.of(tree, [0], extra=rng.choose(target_probs[0]), bonus=len(tree) == 1)
+
+
+def test_the_plain_verifier_takes_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatch, "walk", None)
+    tree, targets, tape = row_of(9, 12, laws=[Deterministic], draft="smooth", target="near", seed=2)
+    expected = Traversal().verify(tree, targets, TapeRandomness(tape))
+    reason = "tree_traversal: the reference serves it, because its distributions are torch.float64"
+    with frames.reference_serves(reason, caplog):
+        assert Traversal().verify_rows([tree], [targets.double()], [TapeRandomness(tape)]) == [expected]
+    (outcome,) = RootOnly().verify_rows([tree], [targets], [TorchRandomness.seeded(0)])
+    assert outcome.path == (0,)
