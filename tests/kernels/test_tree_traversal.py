@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood import (
+    CounterRandomness,
     Deterministic,
     InvalidDistribution,
     InvalidInput,
@@ -26,7 +27,6 @@ from draftwood import (
     SamplingParams,
     TapeRandomness,
     TokenTree,
-    TorchRandomness,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
@@ -364,5 +364,5 @@ def test_the_plain_verifier_takes_the_rest(
     reason = "tree_traversal: the reference serves it, because its distributions are torch.float64"
     with frames.reference_serves(reason, caplog):
         assert Traversal().verify_rows([tree], [targets.double()], [TapeRandomness(tape)]) == [expected]
-    (outcome,) = RootOnly().verify_rows([tree], [targets], [TorchRandomness.seeded(0)])
+    (outcome,) = RootOnly().verify_rows([tree], [targets], [CounterRandomness.seeded(0)])
     assert outcome.path == (0,)
