@@ -11,11 +11,14 @@ from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from draftwood.backends.region import Ints
 from draftwood.kernels.kv_commit import dispatch as kv_commit
+from draftwood.kernels.transfer import sent
 
 SPARE = 128
 """Slots beyond those asked for, so that a text does not outgrow its prompt's buffers in its first round."""
@@ -33,14 +36,34 @@ class WritePlan:
     slots: int = 0
 
 
+@attrs.frozen
+class BufferKind:
+    """What the keys or the values of a layer are like, once they have been seen."""
+
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, states: Tensor) -> BufferKind:
+        """That of `[rows, heads, slots, dim]`."""
+        return cls(states.shape[1], states.shape[3], states.dtype, states.device)
+
+
 class RowLayer(CacheLayerMixin):
-    """KV buffers of one layer, `[rows, kv_heads, slots, head_dim]`; head_dim may differ between the two."""
+    """KV buffers of one layer, `[rows, kv_heads, slots, head_dim]`; head_dim may differ between the two.
+
+    Attributes:
+        kinds: of its keys and values; none before its first pass.
+    """
 
     is_sliding = False
 
     def __init__(self, plan: WritePlan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
+        self.kinds: dict[str, BufferKind] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate both buffers in the shape, dtype and device of the first states seen."""
@@ -49,6 +72,7 @@ class RowLayer(CacheLayerMixin):
             for states in (key_states, value_states)
         )
         self.keys, self.values = keys, values
+        self.kinds = {"keys": BufferKind.of(keys), "values": BufferKind.of(values)}
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
@@ -98,7 +122,7 @@ class RowCache(Cache):
     @property
     def settled(self) -> bool:
         """Whether the model's shapes are known, so that room made now is made once."""
-        return len(self._arenas) > 0
+        return self._settled > 0
 
     def reserve(self, *, rows: int, slots: int) -> None:
         """Make room for `rows` and `slots`, with some to spare; on failure nothing has changed.
@@ -108,38 +132,49 @@ class RowCache(Cache):
         """
         plan = self.plan
         if rows > plan.rows or slots > plan.slots:
-            spare = max(slots + SPARE, plan.slots + plan.slots // 2) if slots > plan.slots else plan.slots
-            self._build(rows=rows, slots=spare)
+            self._build(rows=rows, slots=self._with_spare(slots))
 
-    def settle(self) -> None:
-        """Gather layers that allocated buffers of their own, on their first pass, into the arenas."""
+    def settle(self, *, slots: int) -> None:
+        """Gather layers that allocated buffers of their own, on their first pass, into arenas of `slots`."""
         if len(self.layers) != self._settled:
-            self._build(rows=self.plan.rows, slots=self.plan.slots)
+            self._build(rows=self.plan.rows, slots=self._with_spare(slots))
+            self._settled = len(self.layers)
+
+    def drop(self) -> None:
+        """Give all memory back; what the layers are like is remembered."""
+        self._arenas = []
+        self.plan.rows = self.plan.slots = 0
+        for layer in self.layers:
+            if isinstance(layer, RowLayer):
+                layer.keys = layer.values = None
+
+    def _with_spare(self, slots: int) -> int:
+        have = self.plan.slots
+        return max(slots + SPARE, have + have // 2) if slots > have else have
 
     def _build(self, *, rows: int, slots: int) -> None:
-        layers = [layer for layer in self.layers if isinstance(layer, RowLayer) and layer.is_initialized]
-        groups: dict[tuple[Any, ...], list[tuple[RowLayer, str]]] = {}
-        for layer in layers:
-            for name in ("keys", "values"):
-                old = getattr(layer, name)
-                groups.setdefault((old.shape[1], old.shape[3], old.dtype, old.device), []).append(
-                    (layer, name)
-                )
+        groups: dict[BufferKind, list[tuple[RowLayer, str]]] = {}
+        for layer in self.layers:
+            if isinstance(layer, RowLayer):
+                for name, kind in layer.kinds.items():
+                    groups.setdefault(kind, []).append((layer, name))
         arenas, views = [], []
-        for (heads, dim, dtype, device), members in groups.items():
-            arena = torch.zeros(len(members), rows, heads, slots, dim, dtype=dtype, device=device)
+        for kind, members in groups.items():
+            shape = len(members), rows, kind.heads, slots, kind.dim
+            arena = torch.zeros(*shape, dtype=kind.dtype, device=kind.device)
             for new, (layer, name) in zip(arena, members, strict=True):
                 old = getattr(layer, name)
-                count = min(rows, len(old))
-                new[:count, :, : old.shape[2]] = old[:count]
+                if old is not None:
+                    count = min(rows, len(old))
+                    new[:count, :, : old.shape[2]] = old[:count]
                 views.append((layer, name, new))
             arenas.append(arena)
         for layer, name, new in views:
             setattr(layer, name, new)
-        self._arenas, self._settled = arenas, len(self.layers)
+        self._arenas = arenas
         self.plan.rows, self.plan.slots = rows, slots
 
-    def move(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move(self, rows: Ints, sources: Ints, targets: Ints) -> None:
         """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`, reading all before writing any.
 
         Rows come in ascending order.
@@ -150,7 +185,9 @@ class RowCache(Cache):
 
     def keep(self, rows: Sequence[int], *, slots: int) -> None:
         """Keep these rows, in ascending order, as the first ones; `slots` of each are in use."""
+        first = next((new for new, old in enumerate(rows) if new != old), None)
+        if first is None:
+            return
+        moved = np.array(rows[first:], np.int64)
         for arena in self._arenas:
-            for new, old in enumerate(rows):
-                if new != old:
-                    arena[:, new, :, :slots] = arena[:, old, :, :slots]
+            arena[:, first : len(rows), :, :slots] = arena[:, sent(moved, arena.device), :, :slots]

@@ -39,7 +39,7 @@ def _attending(dtype: str, dim: int, lines: int) -> Configuration:
     data, integer = f"*{dtype}", "i32"
     slots, warps = TILES[dtype][dim, lines]
     types = dict.fromkeys(("queries", "keys", "values"), data)
-    types |= dict.fromkeys(("bits", "first", "lengths", "counts", "blocks", "block_counts"), "*i32")
+    types |= dict.fromkeys(("bits", "first", "lengths", "counts", "at", "blocks", "block_counts"), "*i32")
     types |= {"sinks": data, "sums": "*fp32", "weights": "*fp32", "peaks": "*fp32", "out": data}
     strides = [
         f"{tensor}_{axis}"
@@ -52,7 +52,7 @@ def _attending(dtype: str, dim: int, lines: int) -> Configuration:
     ]
     aligned = [*strides, "dim", "value_dim"]
     types |= dict.fromkeys(aligned, integer)
-    counts = ("nodes", "group", "kv_heads", "start", "columns", "words", "parts", "part_slots", "sink_heads")
+    counts = ("nodes", "group", "kv_heads", "columns", "words", "parts", "part_slots", "sink_heads")
     types |= dict.fromkeys(counts, integer)
     types |= dict.fromkeys(("scale", "softcap"), "fp32")
     return Configuration(
@@ -173,10 +173,10 @@ def attend(
         bits=mask.bits,
         first=mask.first,
         lengths=mask.lengths,
+        at=mask.slot,
         blocks=blocks,
         block_counts=block_counts,
         dim=dim,
-        start=mask.start,
         columns=mask.columns,
         words=mask.bits.shape[2],
         part_slots=part_slots,
