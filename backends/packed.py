@@ -15,6 +15,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import validation
 from draftwood.backends.attention import TreeAttention
+from draftwood.backends.buckets import (
+    COLUMNS,
+    Shape,
+    columns_bucket,
+    nodes_bucket,
+    rows_bucket,
+    text_bucket,
+)
+from draftwood.backends.capture import Capture, Captured
 from draftwood.backends.features import Pieces
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
@@ -25,8 +34,9 @@ from draftwood.backends.recurrent.states import States
 from draftwood.backends.region import Accepted, Ints, Region, Staged, chain_bits
 from draftwood.backends.staging import send
 from draftwood.backends.tree_kernel import PackedMasks
+from draftwood.backends.tree_pass import TreePass
 from draftwood.backends.visibility import Visibility
-from draftwood.errors import InvalidInput
+from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.kernels.transfer import sent
 
 REORDER_ABOVE = 128
@@ -42,7 +52,14 @@ class PackedBackend(ModelBackend):
     """
 
     def __init__(
-        self, model: Any, module: Any, *, kinds: dict[str, Reach], states: States, chunk: int
+        self,
+        model: Any,
+        module: Any,
+        *,
+        kinds: dict[str, Reach],
+        states: States,
+        chunk: int,
+        capture: Capture = "off",
     ) -> None:
         """Serve `model`; see `ModelBackend`.
 
@@ -52,6 +69,10 @@ class PackedBackend(ModelBackend):
             kinds: the kinds of its attention layers.
             states: of its recurrent layers.
             chunk: tokens a prefill pass takes at once.
+            capture: whether and how passes over trees are captured; see `capture`.
+
+        Raises:
+            UnsupportedModel: passes that cannot be captured.
         """
         super().__init__(model, chunk=chunk)
         self._module, self._states = module, states
@@ -60,7 +81,10 @@ class PackedBackend(ModelBackend):
         # What an additive mask adds where a node sees a slot, and where it does not.
         self._seen = torch.zeros((), dtype=model.dtype, device=self.device)
         self._unseen = torch.full_like(self._seen, torch.finfo(model.dtype).min)
-        self._cache = RowCache()
+        self._cache = RowCache(standing=capture != "off")
+        self.captured = None if capture == "off" else self._new_captured(capture)
+        # Uncommitted columns for which captured passes have room.
+        self._room = COLUMNS
         self._lengths: list[int] = []
         # Of every row, whether it has committed nothing since it joined.
         self._fresh: list[bool] = []
@@ -98,7 +122,7 @@ class PackedBackend(ModelBackend):
             padded = pad_sequence(texts, batch_first=True).to(self.device)
             # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
             slots = longest if self._cache.settled else min(longest, self.chunk)
-            self._cache.reserve(rows=have + more, slots=slots)
+            self._make_room(have + more, text=max(longest, self._base), stop=slots)
             features: list[Pieces] = [()] * more
             self._states.begin()
             for start in range(0, longest, self.chunk):
@@ -266,7 +290,9 @@ class PackedBackend(ModelBackend):
         positions = staged.depths + lengths[:, None]
         if self.max_length is not None and longest > self.max_length:
             positions = self._within_limit(positions, staged.counts)
-        self._cache.reserve(rows=rows, slots=longest)
+        captured = self.captured if self._cache.settled and self._reader is None else None
+        nodes = n if captured is None else nodes_bucket(n)
+        self._make_room(rows, text=self._base, stop=start + nodes)
         visibility = Visibility.of(
             self._kinds,
             staged.bits,
@@ -276,28 +302,34 @@ class PackedBackend(ModelBackend):
             start=self._base,
             longest=longest,
         )
-        arrays = {"positions": positions} | self._mask_arrays(visibility)
+        tree = TreePass(tokens, staged, positions, visibility, start)
+        if captured is not None:
+            plan = self._cache.plan
+            shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room)
+            return captured.score(shape, tree, by_bits=self._uses_tree_kernel)
+        arrays = {"positions": positions} | tree.arrays() | self._mask_arrays(visibility)
         if self._states.layers:
             arrays |= {"visible": staged.visible, "fresh": np.array(self._fresh)}
-        on_host = tokens.device.type == "cpu"
-        arrays |= staged.orders()
-        if on_host:
-            arrays["tokens"] = tokens.numpy()
-        elif any(count < n for count in staged.counts):
-            arrays["real"] = np.arange(n) < np.array(staged.counts)[:, None]
         tensors = send(arrays, self.device)
-        tokens = tensors["tokens"] if on_host else tokens.to(self.device, non_blocking=True)
-        if "real" in tensors:
-            tokens = torch.where(tensors["real"], tokens, 0)
-        if "from call" in tensors:
-            tokens = tokens.flatten().index_select(0, tensors["from call"]).view(rows, n)
         self._plan(0, rows, start=start, stop=longest)
         self._states.extend(tensors.get("visible"), fresh=tensors.get("fresh"), keep=keep)
+        tokens = tree.device_tokens(tensors, self.device)
         logits = self._forward(tokens, self._mask(visibility, tensors), tensors["positions"])
         self._cache.settle(slots=longest)
-        if "to call" in tensors:
-            logits = logits.flatten(0, 1).index_select(0, tensors["to call"]).view(rows, n, -1)
-        return logits
+        return tree.in_call(logits, tensors)
+
+    def _make_room(self, rows: int, *, text: int, stop: int) -> None:
+        """Have buffers for `rows` of which `text` slots lie before column 0, up to slot `stop`.
+
+        Those of captured passes are exactly as large as the shape of a pass.
+        """
+        if self.captured is None:
+            self._cache.reserve(rows=rows, slots=stop)
+            return
+        there = len(self._lengths) > 0
+        self._room = max(self._room, columns_bucket(stop - text))
+        bucket = text_bucket(text, longest=self.max_length)
+        self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there)
 
     def _mask_arrays(self, visibility: Visibility) -> dict[str, NDArray[Any]]:
         """What `_mask` needs on the device."""
@@ -320,6 +352,30 @@ class PackedBackend(ModelBackend):
             mask, attention = mask.markers, self._attention.under(mask)
         with attention:
             return self._logits(tokens, self._cache, attention_mask=mask, **options)
+
+    def _new_captured(self, capture: Capture) -> Captured:
+        name = type(self.model).__name__
+        if self._attention is None or self._states.layers:
+            raise UnsupportedModel(
+                f'{name} has recurrent layers, whose passes are not captured; load it with capture="off".'
+            )
+        return Captured(
+            self._run_captured,
+            name=name,
+            cache=self._cache,
+            attention=self._attention,
+            kinds=tuple(self._kinds),
+            device=self.device,
+            dtype=self.model.dtype,
+            capture=capture,
+        )
+
+    def _run_captured(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
+        """The model alone, for tracing."""
+        options = {"position_ids": positions} if self._takes_positions else {}
+        options |= {self._cache_name: self._cache, "attention_mask": mask}
+        logits: Tensor = self._module(input_ids=tokens, use_cache=True, return_dict=True, **options).logits
+        return logits
 
     def _plan(self, first: int, last: int, *, start: int, stop: int) -> None:
         plan = self._cache.plan

@@ -119,9 +119,9 @@ def _identity(size: int) -> Bits:
     return packed(np.eye(size, dtype=np.bool_))
 
 
-def _own(columns: int) -> Bits:
-    """Uint32 `[columns, words or more]`: every column with its own bit alone."""
-    return _identity(max(256, 1 << (columns - 1).bit_length()))[:columns]
+def own_bits(columns: int, *, words: int) -> Bits:
+    """Uint32 `[columns, words]`: every column with its own bit alone."""
+    return _identity(max(256, 1 << (max(columns, words * WORD) - 1).bit_length()))[:columns, :words]
 
 
 @cache
@@ -170,7 +170,7 @@ class Region:
         # Entry n of every row stands for whatever is not in this call.
         bits = np.zeros((rows, n + 1, width), np.uint32)
         depths = np.zeros((rows, n + 1), np.int64)
-        bits[:, :n] = _own(start + n)[start:, :width]
+        bits[:, :n] = own_bits(start + n, words=width)[start:]
         above = parents - np.array(self.counts)[:, None]
         inside = above >= 0
         if start:

@@ -61,12 +61,13 @@ class Layout:
             at += -(-part.size // ALIGNED) * ALIGNED
         return cls(parts, at)
 
-    def write(self, buffer: Tensor, arrays: Arrays) -> None:
-        """Copy `arrays`, of the layout's names, shapes and dtypes, into `buffer`, uint8 on the host."""
+    def arrays(self, buffer: Tensor) -> dict[str, NDArray[Any]]:
+        """The arrays in `buffer`, uint8 on the host, over its memory."""
         held = buffer.numpy()
-        for name, part in self.parts.items():
-            place = held[part.start : part.start + part.size].view(part.dtype)
-            np.copyto(place.reshape(part.shape), arrays[name], casting="no")
+        return {
+            name: held[part.start : part.start + part.size].view(part.dtype).reshape(part.shape)
+            for name, part in self.parts.items()
+        }
 
     def read(self, buffer: Tensor) -> dict[str, Tensor]:
         """The arrays in `buffer`, uint8 on any device, as views of it."""
@@ -82,5 +83,6 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     layout = Layout.of(arrays)
     buffer = pinned(layout.size, device)
-    layout.write(buffer, arrays)
+    for name, place in layout.arrays(buffer).items():
+        np.copyto(place, arrays[name], casting="no")
     return layout.read(buffer.to(device, non_blocking=True))

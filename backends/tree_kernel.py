@@ -47,7 +47,16 @@ class PackedMasks:
             start: the slot of column 0, or one behind it; no length exceeds it.
             columns: uncommitted columns, or more than there are.
         """
-        masks = tuple(
+        masks = bit_masks(kinds, tensors, start=start, columns=columns)
+        return cls(masks, markers(kinds, tensors["lengths"]))
+
+
+def bit_masks(
+    kinds: Sequence[str], tensors: dict[str, Tensor], *, start: int, columns: int
+) -> tuple[TreeMask, ...]:
+    """The mask of every kind; arguments as in `PackedMasks.of`."""
+    return tuple(
+        [
             TreeMask(
                 bits=tensors[f"bits of {kind}"],
                 lengths=tensors["lengths"],
@@ -58,11 +67,14 @@ class PackedMasks:
                 at=tensors["at"],
             )
             for kind in kinds
-        )
-        # Only its shape is read.
-        blank = tensors["lengths"].new_empty(len(tensors["lengths"]), 1, 1, len(masks), dtype=torch.float32)
-        markers = {kind: blank[..., : index + 1] for index, kind in enumerate(kinds)}
-        return cls(masks, markers if len(markers) > 1 else blank)
+        ]
+    )
+
+
+def markers(kinds: Sequence[str], lengths: Tensor) -> Tensor | dict[str, Tensor]:
+    """What stands for the masks of all kinds, whose rows are those of `lengths`; only shapes are read."""
+    blank = lengths.new_empty(len(lengths), 1, 1, len(kinds), dtype=torch.float32)
+    return {kind: blank[..., : index + 1] for index, kind in enumerate(kinds)} if len(kinds) > 1 else blank
 
 
 _now: ContextVar[tuple[TreeMask, ...]] = ContextVar("masks of the pass")
@@ -76,6 +88,15 @@ def under(packed: PackedMasks) -> Iterator[None]:
         yield
     finally:
         _now.reset(token)
+
+
+class Traced:
+    """Where a trace finds the masks of its pass: Dynamo does not follow context variables."""
+
+    masks: tuple[TreeMask, ...] = ()
+
+
+TRACED = Traced()
 
 
 def tree_attention(
@@ -107,7 +128,8 @@ def tree_attention(
     Returns:
         `[batch, queries, heads, value_dim]` and None.
     """
-    mask = _now.get()[attention_mask.shape[-1] - 1].to(query.device)
+    masks = TRACED.masks if torch.compiler.is_compiling() else _now.get()
+    mask = masks[attention_mask.shape[-1] - 1].to(query.device)
     if any(options.get(name) is not None for name in ("position_bias", "cache")):
         visible = mask.visible().unsqueeze(1)
         return sdpa_attention_forward(
