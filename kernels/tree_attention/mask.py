@@ -120,6 +120,10 @@ class TreeMask:
             self._blocks[group, lines] = order.to(torch.int32), filled.sum(-1, dtype=torch.int32)
         return self._blocks[group, lines]
 
+    def know_blocks(self, blocks: Tensor, counts: Tensor, *, group: int, lines: int) -> None:
+        """Let `blocks` give these, which it gave before."""
+        self._blocks[group, lines] = blocks, counts
+
     def to(self, device: torch.device) -> TreeMask:
         """The same on `device`, where a model's layers are on several; made once for all of its layers."""
         if device == self.bits.device:
