@@ -357,7 +357,7 @@ class PackedBackend(ModelBackend):
         name = type(self.model).__name__
         if self._attention is None or self._states.layers:
             raise UnsupportedModel(
-                f'{name} has recurrent layers, whose passes are not captured; load it with capture="off".'
+                f"{name} has recurrent layers, whose passes are not captured; use capture='off'."
             )
         return Captured(
             self._run_captured,
