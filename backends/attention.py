@@ -129,16 +129,21 @@ class TreeAttention:
         return support.objection_on(device) is None and self._takes_bits
 
     @contextmanager
-    def under(self, packed: PackedMasks) -> Iterator[None]:
-        """Inside it the model attends by the tree kernel, under these masks."""
+    def by_bits(self) -> Iterator[None]:
+        """Inside it the model attends by the tree kernel, under masks that are given elsewhere."""
         for config, _ in self._configs:
             _set(config, TREE)
         try:
-            with under(packed):
-                yield
+            yield
         finally:
             for config, before in self._configs:
                 _set(config, before)
+
+    @contextmanager
+    def under(self, packed: PackedMasks) -> Iterator[None]:
+        """Inside it the model attends by the tree kernel, under these masks."""
+        with self.by_bits(), under(packed):
+            yield
 
     @cached_property
     def _takes_bits(self) -> bool:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.captured_loading import with_capture
 from draftwood.backends.checkpoints import move_to
 from draftwood.backends.context import rope_depends_on_length
 from draftwood.backends.longrope import with_longrope
@@ -47,6 +48,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     attention: Attention = "auto",
+    capture: Literal["off", "compile", "cuda-graphs"] = "off",
 ) -> StateBackend:
     """A backend that serves a decoder-only model.
 
@@ -63,15 +65,20 @@ def load(
         attention: how trees run. `"mask"`: in one pass under a tree mask; `"paths"`: one batch row for each
             path; `"auto"`: by mask where a short self-check agrees with the model's own decoding. Recurrent
             layers follow the same mask; by paths, each path has a copy of their states.
+        capture: whether passes over trees run in a few fixed shapes, each of which is compiled when it is
+            first met: `"compile"` by torch.compile, `"cuda-graphs"` by it and CUDA graphs; `"off"`: never.
+            How many were is the backend's `captured.graphs`.
 
     Raises:
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
         UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
-            kind, or a model that fails the self-check.
+            kind, a model that fails the self-check, or one whose passes cannot be captured.
         OutOfMemory: the self-check did not fit.
     """
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
+    if capture not in ("off", "compile", "cuda-graphs"):
+        raise InvalidInput(f'capture is {capture!r}; it must be "off", "compile" or "cuda-graphs".')
     if isinstance(model, str | os.PathLike):
         model = load_model(model, trust_remote_code=trust_remote_code, dtype=dtype, device=device)
     elif dtype is not None or device is not None:
@@ -85,10 +92,12 @@ def load(
     model = served_part(model)
     refuse_unserved(model.config)
     if attention == "mask":
-        return _by_mask(model)
-    if attention == "paths" and not _is_recurrent(model):
-        return with_longrope(model, UnrolledBackend)
-    return _checked(model, by_mask=attention == "auto")
+        backend = _by_mask(model)
+    elif attention == "paths" and not _is_recurrent(model):
+        backend = with_longrope(model, UnrolledBackend)
+    else:
+        backend = _checked(model, by_mask=attention == "auto")
+    return backend if capture == "off" else with_capture(backend, capture)
 
 
 def load_model(

@@ -1,12 +1,12 @@
-"""Attention masks over committed slots and tree nodes, in the form in which a model's layers want them."""
+"""How far back the attention layers of a model look, by the kind of layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import attrs
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import (
     DynamicLayer,
@@ -33,16 +33,16 @@ class Reach:
         """Whether any query of a sequence of `length` tokens fails to see its first token."""
         return length > (self.window or self.chunk or length)
 
-    def first(self, queries: Tensor) -> Tensor:
+    def first(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first position that queries at these positions see, in the same shape."""
         if self.window is not None:
-            return (queries - self.window + 1).clamp(min=0)
+            return np.maximum(queries - self.window + 1, 0)
         assert self.chunk is not None
         return queries // self.chunk * self.chunk
 
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def sees(self, queries: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool `[rows, queries, keys]` from positions `[rows, queries]` and `[rows, keys]`."""
-        queries, keys = queries.unsqueeze(2), keys.unsqueeze(1)
+        queries, keys = queries[:, :, None], keys[:, None]
         if self.window is not None:
             return queries - keys < self.window
         assert self.chunk is not None
@@ -90,41 +90,3 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
                 "cannot serve them."
             )
     return kinds if kinds or recurrent else {"full_attention": Reach()}
-
-
-class Masks:
-    """Builds what `attention_mask=` takes: additive masks `[rows, 1, queries, keys]` in the model's dtype.
-
-    Additive because eager attention adds any mask, so that a bool mask is silently wrong there,
-    and because SDPA on a CPU converts a bool mask anew in every layer.
-    """
-
-    def __init__(self, kinds: dict[str, Reach], *, dtype: torch.dtype, device: torch.device) -> None:
-        self.kinds = kinds
-        self._open = torch.zeros((), dtype=dtype, device=device)
-        # Not -inf: a row of padding that sees nothing must not turn into NaN.
-        self._shut = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
-
-    def build(
-        self, visible: Tensor, *, queries: Tensor, keys: Tensor | None, longest: int
-    ) -> Tensor | dict[str, Tensor] | None:
-        """The mask, or one for every kind of layer where a model mixes them; None where it has no attention.
-
-        Args:
-            visible: bool `[rows, queries, keys]`, by ancestry alone.
-            queries: positions `[rows, queries]`.
-            keys: positions `[rows, keys]`; needed where `limited(longest)`.
-            longest: no position reaches this.
-        """
-        masks = {}
-        for kind, reach in self.kinds.items():
-            seen = visible
-            if reach.limits(longest):
-                assert keys is not None
-                seen = visible & reach.sees(queries, keys)
-            masks[kind] = torch.where(seen, self._open, self._shut).unsqueeze(1)
-        return masks if len(masks) > 1 else next(iter(masks.values()), None)
-
-    def limited(self, longest: int) -> bool:
-        """Whether key positions matter for sequences of up to `longest` tokens."""
-        return any(reach.limits(longest) for reach in self.kinds.values())

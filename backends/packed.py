@@ -6,24 +6,38 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import validation
 from draftwood.backends.attention import TreeAttention
+from draftwood.backends.buckets import (
+    COLUMNS,
+    Shape,
+    columns_bucket,
+    nodes_bucket,
+    rows_bucket,
+    text_bucket,
+)
+from draftwood.backends.capture import Capture, Captured
 from draftwood.backends.features import Pieces
 from draftwood.backends.forward import guarded_pass
-from draftwood.backends.host_region import HostRegion
+from draftwood.backends.heavy_paths import in_heavy_paths
 from draftwood.backends.kv import RowCache
-from draftwood.backends.masks import Masks, Reach
+from draftwood.backends.masks import Reach
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.region import Region
-from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
+from draftwood.backends.region import Accepted, Ints, Region, Staged, chain_bits
+from draftwood.backends.staging import send
 from draftwood.backends.tree_kernel import PackedMasks
-from draftwood.errors import InvalidInput
+from draftwood.backends.tree_pass import TreePass
+from draftwood.backends.visibility import Visibility
+from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.kernels.transfer import sent
 
 REORDER_ABOVE = 128
 """Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
@@ -38,7 +52,14 @@ class PackedBackend(ModelBackend):
     """
 
     def __init__(
-        self, model: Any, module: Any, *, kinds: dict[str, Reach], states: States, chunk: int
+        self,
+        model: Any,
+        module: Any,
+        *,
+        kinds: dict[str, Reach],
+        states: States,
+        chunk: int,
+        capture: Capture = "off",
     ) -> None:
         """Serve `model`; see `ModelBackend`.
 
@@ -48,12 +69,22 @@ class PackedBackend(ModelBackend):
             kinds: the kinds of its attention layers.
             states: of its recurrent layers.
             chunk: tokens a prefill pass takes at once.
+            capture: whether and how passes over trees are captured; see `capture`.
+
+        Raises:
+            UnsupportedModel: passes that cannot be captured.
         """
         super().__init__(model, chunk=chunk)
         self._module, self._states = module, states
         self._attention = TreeAttention(module) if kinds else None
-        self._masks = Masks(kinds, dtype=model.dtype, device=self.device)
-        self._cache = RowCache()
+        self._kinds = kinds
+        # What an additive mask adds where a node sees a slot, and where it does not.
+        self._seen = torch.zeros((), dtype=model.dtype, device=self.device)
+        self._unseen = torch.full_like(self._seen, torch.finfo(model.dtype).min)
+        self._cache = RowCache(standing=capture != "off")
+        self.captured = None if capture == "off" else self._new_captured(capture)
+        # Uncommitted columns for which captured passes have room.
+        self._room = COLUMNS
         self._lengths: list[int] = []
         # Of every row, whether it has committed nothing since it joined.
         self._fresh: list[bool] = []
@@ -61,8 +92,9 @@ class PackedBackend(ModelBackend):
         # one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._features: list[Pieces] = []
         self._uncommitted: list[Tensor] = []
-        self._region = self._new_region(0)
-        self._refresh()
+        self._region = Region(0)
+        # The slot of column 0.
+        self._base = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -90,20 +122,19 @@ class PackedBackend(ModelBackend):
             padded = pad_sequence(texts, batch_first=True).to(self.device)
             # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
             slots = longest if self._cache.settled else min(longest, self.chunk)
-            self._cache.reserve(rows=have + more, slots=slots)
+            self._make_room(have + more, text=max(longest, self._base), stop=slots)
             features: list[Pieces] = [()] * more
             self._states.begin()
             for start in range(0, longest, self.chunk):
                 self._prefill_chunk(padded, start, lengths, features)
-                self._cache.reserve(rows=have + more, slots=longest)
+                self._cache.settle(slots=longest)
             joined = self._states.joined(have, more)
-            region = self._new_region(have + more)
             self._features += features
-            self._region = region
+            self._region = Region(have + more)
             self._states.settle(joined)
         self._lengths += lengths
         self._fresh += [True] * more
-        self._refresh()
+        self._base = max(self._lengths)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
@@ -112,7 +143,7 @@ class PackedBackend(ModelBackend):
             if keep:
                 self._cache.keep(keep, slots=self._base + self._region.columns)
             else:
-                self._cache = RowCache()  # gives the memory back
+                self._cache.drop()
             self._region.keep(keep)
             self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
@@ -120,7 +151,8 @@ class PackedBackend(ModelBackend):
         self._lengths = [self._lengths[row] for row in keep]
         self._fresh = [self._fresh[row] for row in keep]
         # Uncommitted nodes stay in the slots that they have.
-        self._refresh(base=self._base if self._region.columns else None)
+        if not self._region.columns:
+            self._base = max(self._lengths, default=0)
 
     def extend(
         self,
@@ -151,33 +183,13 @@ class PackedBackend(ModelBackend):
             tokens, parents, counts, have=region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
-        start = self._base + region.columns
         with guarded_pass(rows):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
-            staged = region.stage(parents.to(self.device, non_blocking=True), valid)
-            if n > REORDER_ABOVE and self._uses_tree_kernel and region.reorders:
+            staged = region.stage(parents.numpy(), valid)
+            if n > REORDER_ABOVE and self._uses_tree_kernel:
                 staged = in_heavy_paths(staged)
-            self._cache.reserve(rows=rows, slots=start + n)
-            positions = staged.depths + self._offsets
-            longest = start + n
-            if self.max_length is not None and longest > self.max_length:
-                positions = self._within_limit(positions, valid)
-            columns = None
-            if self._masks.limited(longest):
-                columns = torch.cat([region.depths + self._offsets, positions], 1)
-            mask = self._mask(
-                staged.visible,
-                queries=positions,
-                columns=columns,
-                committed=self._committed,
-                lengths=self._offsets.squeeze(1),
-                longest=longest,
-            )
-            self._plan(0, rows, start=start, stop=start + n)
-            self._states.extend(staged.visible, fresh=self._fresh, keep=keep)
-            tokens = staged.in_columns(tokens.to(self.device, non_blocking=True))
-            logits = staged.in_call(self._forward(tokens, mask, positions))
+            logits = self._score(tokens, staged, keep=keep)
             if keep:
                 self._states.accept()
                 region.accept(staged)
@@ -193,22 +205,21 @@ class PackedBackend(ModelBackend):
                 has changed then.
         """
         validation.check_paths(paths, rows=len(self._lengths))
-        moves = []
-        columns_of = self._region.columns_of(paths)
-        for row, columns in enumerate(columns_of):
-            slots = enumerate((self._base + column for column in columns), start=self._lengths[row])
-            moves += [(row, source, target) for target, source in slots if source != target]
+        accepted = self._region.accepted(paths)
+        sources = self._base + accepted.columns
+        targets = np.array(self._lengths, np.int64)[accepted.rows] + accepted.steps
+        moved = np.flatnonzero(sources != targets)
         with guarded_pass(len(self._lengths)):
-            replayed = self._states.replayed(columns_of, self._region.columns)
-            features = self._with_accepted(columns_of)
-            if moves:
-                self._cache.move(*zip(*moves, strict=True))
+            replayed = self._states.replayed(accepted, self._region.columns)
+            features = self._with_accepted(accepted)
+            if len(moved):
+                self._cache.move(accepted.rows[moved], sources[moved], targets[moved])
             self._states.settle(replayed)
             self._region.clear()
             self._features, self._uncommitted = features, []
         self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
         self._fresh = [fresh and not path for fresh, path in zip(self._fresh, paths, strict=True)]
-        self._refresh()
+        self._base = max(self._lengths, default=0)
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""
@@ -216,23 +227,19 @@ class PackedBackend(ModelBackend):
         self._features = [()] * len(self._features)
         return features
 
-    def _with_accepted(self, columns_of: Sequence[Sequence[int]]) -> list[Pieces]:
-        """The features of every row, to be taken, after a commit of these columns."""
-        if self._reader is None or not any(columns_of):
+    def _with_accepted(self, accepted: Accepted) -> list[Pieces]:
+        """The features of every row, to be taken, after a commit of these nodes."""
+        if self._reader is None or not len(accepted.rows):
             return self._features
         passes = self._uncommitted
         features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
-        rows = [row for row, columns in enumerate(columns_of) for _ in columns]
-        accepted = features[rows, [column for columns in columns_of for column in columns]]
-        new = accepted.split([len(columns) for columns in columns_of])
+        places = accepted.rows * features.shape[1] + accepted.columns
+        kept = features.flatten(0, 1).index_select(0, sent(places, features.device))
+        reader = self._reader
         return [
-            self._reader.trimmed([*pieces, more]) if len(more) else pieces
-            for pieces, more in zip(self._features, new, strict=True)
+            reader.trimmed([*pieces, more]) if len(more) else pieces
+            for pieces, more in zip(self._features, kept.split(accepted.counts.tolist()), strict=True)
         ]
-
-    def _new_region(self, rows: int) -> Region:
-        host = self.device.type == "cpu" and not self._uses_tree_kernel
-        return HostRegion(rows) if host else TensorRegion(rows, self.device)
 
     @property
     def _uses_tree_kernel(self) -> bool:
@@ -248,19 +255,24 @@ class PackedBackend(ModelBackend):
         """
         have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
-        queries = torch.arange(start, start + n, device=self.device).expand(rows, -1)
-        # Padding stands behind a row's text, so no token of the text sees it.
-        mask = self._mask(
-            queries.unsqueeze(2) >= queries.unsqueeze(1),
-            queries=queries,
-            columns=queries,
-            committed=torch.ones(rows, 1, start, dtype=torch.bool, device=self.device),
-            lengths=torch.full((rows,), start, device=self.device),
+        # Padding stands behind a row's text, so no token of the text sees it. Masks of numbers are alike for
+        # all rows.
+        alike = 1 if not self._uses_tree_kernel else rows
+        positions = np.arange(start, start + n)[None].repeat(alike, 0)
+        visibility = Visibility.of(
+            self._kinds,
+            chain_bits(n)[None].repeat(alike, 0),
+            depths=np.zeros((alike, 0), np.int64),
+            queries=positions,
+            lengths=np.full(alike, start),
+            start=start,
             longest=start + n,
         )
+        tensors = send({"positions": positions} | self._mask_arrays(visibility), self.device)
+        mask = self._mask(visibility, tensors)
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
-        self._forward(tokens, mask, queries, **self._prefill_options)
+        self._forward(tokens, mask, tensors["positions"].expand(rows, -1), **self._prefill_options)
         if self._reader is not None:
             for row, length in enumerate(lengths):
                 last = self._reader.request.last or length
@@ -270,43 +282,66 @@ class PackedBackend(ModelBackend):
                     new = self._pass_features[row, first : length - start].clone()
                     features[row] = self._reader.trimmed([*features[row], new])
 
-    def _mask(
-        self,
-        visible: Tensor,
-        *,
-        queries: Tensor,
-        columns: Tensor | None,
-        committed: Tensor,
-        lengths: Tensor,
-        longest: int,
-    ) -> Any:
-        """What the nodes of a pass see: bits where the tree kernel serves the model, else numbers.
+    def _score(self, tokens: Tensor, staged: Staged, *, keep: bool) -> Tensor:
+        """Logits `[rows, nodes, vocab]` of `staged` nodes, by one pass; all else as in `extend`."""
+        rows, n = tokens.shape
+        lengths = np.array(self._lengths, np.int64)
+        start, longest = self._base + staged.start, self._base + staged.stop
+        positions = staged.depths + lengths[:, None]
+        if self.max_length is not None and longest > self.max_length:
+            positions = self._within_limit(positions, staged.counts)
+        captured = self.captured if self._cache.settled and self._reader is None else None
+        nodes = n if captured is None else nodes_bucket(n)
+        self._make_room(rows, text=self._base, stop=start + nodes)
+        visibility = Visibility.of(
+            self._kinds,
+            staged.bits,
+            depths=self._region.depths,
+            queries=positions,
+            lengths=lengths,
+            start=self._base,
+            longest=longest,
+        )
+        tree = TreePass(tokens, staged, positions, visibility, start)
+        if captured is not None:
+            plan = self._cache.plan
+            shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room)
+            return captured.score(shape, tree, by_bits=self._uses_tree_kernel)
+        arrays = {"positions": positions} | tree.arrays() | self._mask_arrays(visibility)
+        if self._states.layers:
+            arrays |= {"visible": staged.visible, "fresh": np.array(self._fresh)}
+        tensors = send(arrays, self.device)
+        self._plan(0, rows, start=start, stop=longest)
+        self._states.extend(tensors.get("visible"), fresh=tensors.get("fresh"), keep=keep)
+        tokens = tree.device_tokens(tensors, self.device)
+        logits = self._forward(tokens, self._mask(visibility, tensors), tensors["positions"])
+        self._cache.settle(slots=longest)
+        return tree.in_call(logits, tensors)
 
-        Args:
-            visible: bool `[rows, nodes, columns]`, of the uncommitted columns.
-            queries: positions `[rows, nodes]`.
-            columns: positions `[rows, columns]`; needed where `limited(longest)`.
-            committed: bool `[rows, 1, slots]`, the slots before the columns that hold a row's text.
-            lengths: how many those are, `[rows]`.
-            longest: no position reaches this.
+    def _make_room(self, rows: int, *, text: int, stop: int) -> None:
+        """Have buffers for `rows` of which `text` slots lie before column 0, up to slot `stop`.
+
+        Those of captured passes are exactly as large as the shape of a pass.
         """
-        rows, n, _ = visible.shape
-        start = committed.shape[2]
+        if self.captured is None:
+            self._cache.reserve(rows=rows, slots=stop)
+            return
+        there = len(self._lengths) > 0
+        self._room = max(self._room, columns_bucket(stop - text))
+        bucket = text_bucket(text, longest=self.max_length)
+        self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there)
+
+    def _mask_arrays(self, visibility: Visibility) -> dict[str, NDArray[Any]]:
+        """What `_mask` needs on the device."""
+        return visibility.packed_arrays() if self._uses_tree_kernel else visibility.arrays()
+
+    def _mask(self, visibility: Visibility, tensors: dict[str, Tensor]) -> Any:
+        """What the nodes of a pass see: bits where the tree kernel serves the model, else numbers."""
         if self._uses_tree_kernel:
             return PackedMasks.of(
-                self._masks.kinds,
-                visible,
-                queries=queries,
-                columns=columns,
-                lengths=lengths,
-                start=start,
-                longest=longest,
+                visibility.kinds, tensors, start=visibility.start, columns=visibility.columns
             )
-        keys = None
-        if columns is not None:
-            keys = torch.cat([torch.arange(start, device=self.device).expand(rows, -1), columns], 1)
-        visible = torch.cat([committed.expand(-1, n, -1), visible], 2)
-        return self._masks.build(visible, queries=queries, keys=keys, longest=longest)
+        return visibility.numbers(tensors, seen=self._seen, unseen=self._unseen)
 
     def _forward(self, tokens: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self._takes_positions:
@@ -316,28 +351,42 @@ class PackedBackend(ModelBackend):
             assert self._attention is not None
             mask, attention = mask.markers, self._attention.under(mask)
         with attention:
-            logits = self._logits(tokens, self._cache, attention_mask=mask, **options)
-        self._cache.settle()
+            return self._logits(tokens, self._cache, attention_mask=mask, **options)
+
+    def _new_captured(self, capture: Capture) -> Captured:
+        name = type(self.model).__name__
+        if self._attention is None or self._states.layers:
+            raise UnsupportedModel(
+                f"{name} has recurrent layers, whose passes are not captured; use capture='off'."
+            )
+        return Captured(
+            self._run_captured,
+            name=name,
+            cache=self._cache,
+            attention=self._attention,
+            kinds=tuple(self._kinds),
+            device=self.device,
+            dtype=self.model.dtype,
+            capture=capture,
+        )
+
+    def _run_captured(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
+        """The model alone, for tracing."""
+        options = {"position_ids": positions} if self._takes_positions else {}
+        options |= {self._cache_name: self._cache, "attention_mask": mask}
+        logits: Tensor = self._module(input_ids=tokens, use_cache=True, return_dict=True, **options).logits
         return logits
 
     def _plan(self, first: int, last: int, *, start: int, stop: int) -> None:
         plan = self._cache.plan
         plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
 
-    def _refresh(self, base: int | None = None) -> None:
-        """What passes need to know of the committed text; uncommitted nodes begin at slot `base`."""
-        self._base = max(self._lengths, default=0) if base is None else base
-        self._slots = torch.arange(self._base, device=self.device).unsqueeze(0)
-        self._offsets = torch.tensor(self._lengths, dtype=torch.int64, device=self.device).unsqueeze(1)
-        self._committed = (self._slots < self._offsets).unsqueeze(1)
-
-    def _within_limit(self, positions: Tensor, valid: Sequence[int]) -> Tensor:
+    def _within_limit(self, positions: Ints, valid: Sequence[int]) -> Ints:
         assert self.max_length is not None
-        highest = positions.amax(1).tolist()
-        for row, position in enumerate(highest):
+        for row, position in enumerate(positions.max(1)):
             if valid[row] and position >= self.max_length:
                 raise InvalidInput(
                     f"A node of row {row} stands at position {position}, but the model's context holds "
                     f"{self.max_length} tokens; stop the row or grow a shallower tree."
                 )
-        return positions.clamp(max=self.max_length - 1)
+        return np.minimum(positions, self.max_length - 1)

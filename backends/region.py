@@ -5,16 +5,48 @@ by that, and -1 stands for the committed state. Its *column* is shared by all ro
 columns of every row, padding included. The two differ only after a call whose rows had differing counts, or
 whose columns were reordered. Keys and values of a column lie in one slot of their buffers (`kv`), as many
 slots further on as there are committed ones before column 0.
+
+All of it is kept on the host, in arrays over all rows at once: what a device is told of a tree is worked out
+here and sent, and nothing is read back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cache
+from itertools import chain
 
 import attrs
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.backends.validation import check_path
+
+Ints = NDArray[np.int64]
+Bits = NDArray[np.uint32]
+
+WORD = 32
+"""Columns in a word of bits."""
+
+
+def words(columns: int) -> int:
+    """Words that hold so many columns."""
+    return -(-columns // WORD)
+
+
+def unpacked(bits: Bits, columns: int) -> NDArray[np.bool_]:
+    """uint32 `[..., words]` as bool `[..., columns]`; bit j of word w is column 32 w + j."""
+    flat = np.ascontiguousarray(bits).astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(flat, axis=-1, count=columns, bitorder="little").view(np.bool_)
+
+
+def packed(seen: NDArray[np.bool_]) -> Bits:
+    """bool `[..., columns]` as uint32 `[..., words]`."""
+    size = words(seen.shape[-1]) * 4
+    bits = np.zeros((*seen.shape[:-1], size), np.uint8)
+    held = np.packbits(seen, axis=-1, bitorder="little")
+    bits[..., : held.shape[-1]] = held
+    return bits.view("<u4").astype(np.uint32, copy=False)
 
 
 @attrs.frozen(eq=False)
@@ -22,41 +54,83 @@ class Staged:
     """The nodes of one call, about to join the region.
 
     Attributes:
-        parents: region indices `[rows, nodes]` int64, in the order of the call; -1 is the committed state.
+        parents: region indices `[rows, nodes]`, in the order of the call; -1 is the committed state.
         counts: valid nodes of every row.
-        visible: bool `[rows, nodes, columns]` over all columns up to and including the new ones; a node
-            sees itself and its ancestors. In column order.
-        depths: `[rows, nodes]` int64, in column order; 0 where the parent is the committed state.
-        columns: of the nodes in the order of the call, `[rows, nodes]` int64; None where the two orders
-            are the same.
+        start: the first column of the call.
+        bits: uint32 `[rows, nodes, words]`, over all columns up to and including the new ones; a node sees
+            itself and its ancestors. In column order.
+        depths: `[rows, nodes]`, in column order; 0 where the parent is the committed state.
+        columns: of the nodes in the order of the call, `[rows, nodes]`; None where the two orders are the
+            same.
     """
 
-    parents: Tensor
+    parents: Ints
     counts: Sequence[int]
-    visible: Tensor
-    depths: Tensor
-    columns: Tensor | None = None
+    start: int
+    bits: Bits
+    depths: Ints
+    columns: Ints | None = None
 
     @property
-    def start(self) -> int:
-        """The first column of the call."""
-        return self.visible.shape[2] - self.visible.shape[1]
+    def stop(self) -> int:
+        """The column behind the last."""
+        return self.start + self.parents.shape[1]
 
-    def in_columns(self, values: Tensor) -> Tensor:
-        """`values` `[rows, nodes]` of the nodes in the order of the call, in column order."""
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """bool `[rows, nodes, columns]`, the bits one by one."""
+        return unpacked(self.bits, self.stop)
+
+    def orders(self) -> dict[str, Ints]:
+        """Where the two orders differ, how one is put into the other: indices into `[rows * nodes]`.
+
+        `from call` takes what is in the order of the call into column order, `to call` the reverse.
+        """
         if self.columns is None:
-            return values
-        return torch.empty_like(values).scatter_(1, self.columns - self.start, values)
-
-    def in_call(self, values: Tensor) -> Tensor:
-        """`values` `[rows, nodes, ...]` of the nodes in column order, in the order of the call."""
-        if self.columns is None:
-            return values
-        rows = torch.arange(len(values), device=values.device).unsqueeze(1)
-        return values[rows, (self.columns - self.start).to(values.device)]
+            return {}
+        rows, n = self.columns.shape
+        to_call = self.columns - self.start + np.arange(rows)[:, None] * n
+        return {"from call": to_call.reshape(-1).argsort(), "to call": to_call.reshape(-1)}
 
 
-class Region(Protocol):
+@attrs.frozen(eq=False)
+class Accepted:
+    """The nodes of every row's path, one row behind the other.
+
+    Attributes:
+        rows: `[nodes]`, ascending.
+        columns: `[nodes]`.
+        counts: `[rows]`, nodes of every row's path.
+    """
+
+    rows: Ints
+    columns: Ints
+    counts: Ints
+
+    @property
+    def steps(self) -> Ints:
+        """How many nodes of its path stand before each, `[nodes]`."""
+        before = np.cumsum(self.counts) - self.counts
+        return np.arange(len(self.rows)) - before[self.rows]
+
+
+@cache
+def _identity(size: int) -> Bits:
+    return packed(np.eye(size, dtype=np.bool_))
+
+
+def own_bits(columns: int, *, words: int) -> Bits:
+    """Uint32 `[columns, words]`: every column with its own bit alone."""
+    return _identity(max(256, 1 << (max(columns, words * WORD) - 1).bit_length()))[:columns, :words]
+
+
+@cache
+def chain_bits(nodes: int) -> Bits:
+    """Uint32 `[nodes, words]` of a chain, whose nodes see all before them."""
+    return packed(np.tri(nodes, dtype=np.bool_))
+
+
+class Region:
     """The uncommitted nodes of all rows.
 
     Law: after any calls a region says what walking up the parents of the accepted nodes says. `stage` lets
@@ -64,46 +138,129 @@ class Region(Protocol):
     ancestors it has. What is staged and not accepted leaves no trace.
 
     Attributes:
-        reorders: whether `accept` takes nodes whose columns are not in the order of their call.
         columns: how many are taken, padding included.
         counts: nodes of every row.
     """
 
-    reorders: bool
-    columns: int
-    counts: list[int]
+    def __init__(self, rows: int) -> None:
+        self.columns = 0
+        self.counts: list[int] = [0] * rows
+        capacity = WORD
+        # By column, one further on: entry 0 stands for the committed state, which sees nothing.
+        self._bits: Bits = np.zeros((rows, 1 + capacity, words(capacity)), np.uint32)
+        self._depths: Ints = np.full((rows, 1 + capacity), -1)
+        # By region index.
+        self._parents: Ints = np.zeros((rows, capacity), np.int64)
+        self._columns: Ints = np.zeros((rows, capacity), np.int64)
 
     @property
-    def depths(self) -> Tensor:
-        """Depth of every column `[rows, columns]` int64; of padding, any."""
-        ...
+    def depths(self) -> Ints:
+        """Depth of every column `[rows, columns]`; of padding 0."""
+        return self._depths[:, 1 : 1 + self.columns]
 
-    def stage(self, parents: Tensor, counts: Sequence[int]) -> Staged:
+    def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
         """What a call would add to the region.
 
         Args:
-            parents: region indices `[rows, nodes]` int64, each below its node's own; -1 is the committed
-                state.
-            counts: valid nodes of every row; the others are padding.
+            parents: region indices `[rows, nodes]`, each below its node's own; -1 is the committed state.
+            counts: valid nodes of every row; the others are padding, with parent -1.
         """
-        ...
+        rows, n = parents.shape
+        start, width = self.columns, words(self.columns + n)
+        # Entry n of every row stands for whatever is not in this call.
+        bits = np.zeros((rows, n + 1, width), np.uint32)
+        depths = np.zeros((rows, n + 1), np.int64)
+        bits[:, :n] = own_bits(start + n, words=width)[start:]
+        above = parents - np.array(self.counts)[:, None]
+        inside = above >= 0
+        if start:
+            row = np.arange(rows)[:, None]
+            old = self._columns[row, np.where(inside, 0, parents)] + 1
+            old[inside | (parents < 0)] = 0
+            held = self._bits[row, old, :width]
+            bits[:, :n, : held.shape[2]] |= held
+            depths[:, :n] = self._depths[row, old] + 1
+        if inside.any():
+            depths[:, :n][inside] = 1
+            self._close(bits.reshape(-1, width), depths.reshape(-1), np.where(inside, above, n))
+        return Staged(parents, counts, start, bits[:, :n], depths[:, :n])
 
     def accept(self, staged: Staged) -> None:
         """Take in the nodes that were staged last; their pass succeeded."""
-        ...
+        rows, n = staged.parents.shape
+        start, stop, width = staged.start, staged.stop, staged.bits.shape[2]
+        counts = self.counts
+        self._reserve(max(stop, max(counts, default=0) + n))
+        self._bits[:, 1 + start : 1 + stop, :width] = staged.bits
+        self._bits[:, 1 + start : 1 + stop, width:] = 0
+        self._depths[:, 1 + start : 1 + stop] = staged.depths
+        # Padding takes the indices behind the valid nodes, which are the next call's.
+        index = np.array(counts)[:, None] + np.arange(n)
+        row = np.arange(rows)[:, None]
+        self._parents[row, index] = staged.parents
+        self._columns[row, index] = np.arange(start, stop) if staged.columns is None else staged.columns
+        self.counts = [have + more for have, more in zip(counts, staged.counts, strict=True)]
+        self.columns = stop
 
     def clear(self) -> None:
         """Drop all nodes."""
-        ...
+        self.columns, self.counts = 0, [0] * len(self.counts)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
-        ...
+        index = np.array(rows, np.int64)
+        self.counts = [self.counts[row] for row in rows]
+        self._bits, self._depths = self._bits[index], self._depths[index]
+        self._parents, self._columns = self._parents[index], self._columns[index]
 
-    def columns_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
+    def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
         """Columns of the nodes of every row's path, which names them by region index.
 
         Raises:
             InvalidTree: a path that does not start under the committed state or skips a parent.
         """
-        ...
+        counts = np.array([len(path) for path in paths], np.int64)
+        nodes = np.fromiter(chain.from_iterable(paths), np.int64, counts.sum())
+        rows = np.repeat(np.arange(len(paths)), counts)
+        have = np.array(self.counts)[rows]
+        there = (nodes >= 0) & (nodes < have)
+        before = np.full(len(nodes), -1)
+        before[1:] = nodes[:-1]
+        before[(np.cumsum(counts) - counts)[counts > 0]] = -1
+        known = np.where(there, nodes, 0)
+        if not (there & (self._parents[rows, known] == before)).all():
+            for row, (path, count) in enumerate(zip(paths, self.counts, strict=True)):
+                check_path(path, self._parents[row, :count].tolist(), row=row)
+        return Accepted(rows, self._columns[rows, known], counts)
+
+    @staticmethod
+    def _close(bits: Bits, depths: Ints, above: Ints) -> None:
+        """Let every node see what its ancestors in this call see, and be as deep as they make it.
+
+        Every step looks twice as far up, so that there are as many as bits in the depth.
+
+        Args:
+            bits: `[rows * (nodes + 1), words]`, changed in place.
+            depths: `[rows * (nodes + 1)]`, changed in place: the steps up to `above`, or the depth.
+            above: the parent `[rows, nodes]`, or `nodes` where it is not in this call.
+        """
+        rows, n = above.shape
+        up = np.full((rows, n + 1), n)
+        up[:, :n] = above
+        up += np.arange(rows)[:, None] * (n + 1)
+        up = up.reshape(-1)
+        ends = up[n :: n + 1].repeat(n + 1)
+        while (up != ends).any():
+            bits |= bits.take(up, 0)
+            depths += depths.take(up)
+            up = up.take(up)
+
+    def _reserve(self, columns: int) -> None:
+        have = self._parents.shape[1]
+        if columns <= have:
+            return
+        more = WORD * words(max(columns, 2 * have)) - have
+        self._bits = np.pad(self._bits, ((0, 0), (0, more), (0, more // WORD)))
+        self._depths = np.pad(self._depths, ((0, 0), (0, more)))
+        self._parents = np.pad(self._parents, ((0, 0), (0, more)))
+        self._columns = np.pad(self._columns, ((0, 0), (0, more)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.backends.capture import Capture
 from draftwood.backends.forward import takes
 from draftwood.backends.masks import reaches
 from draftwood.backends.packed import PackedBackend
@@ -14,8 +15,13 @@ from draftwood.errors import UnsupportedModel
 class TransformerBackend(PackedBackend):
     """Runs a draft tree in one pass: every node attends to the committed text and to its own ancestors."""
 
-    def __init__(self, model: Any, *, chunk: int = 512) -> None:
+    def __init__(self, model: Any, *, chunk: int = 512, capture: Capture = "off") -> None:
         """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
+
+        Args:
+            model: a transformers model.
+            chunk: tokens a prefill pass takes at once.
+            capture: whether and how passes over trees are captured; see `capture`.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
@@ -25,4 +31,6 @@ class TransformerBackend(PackedBackend):
             raise UnsupportedModel(
                 f"{type(model).__name__} takes no position_ids, so nodes cannot share a position."
             )
-        super().__init__(model, model, kinds=reaches(model.config), states=States(), chunk=chunk)
+        super().__init__(
+            model, model, kinds=reaches(model.config), states=States(), chunk=chunk, capture=capture
+        )

@@ -7,7 +7,7 @@ to, and the bits themselves wait in a context variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,7 +19,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from draftwood.backends.masks import Reach
 from draftwood.kernels.tree_attention import dispatch
 from draftwood.kernels.tree_attention.mask import TreeMask
 
@@ -39,41 +38,43 @@ class PackedMasks:
     markers: Tensor | dict[str, Tensor]
 
     @classmethod
-    def of(
-        cls,
-        kinds: dict[str, Reach],
-        visible: Tensor,
-        *,
-        queries: Tensor,
-        columns: Tensor | None,
-        lengths: Tensor,
-        start: int,
-        longest: int,
-    ) -> PackedMasks:
-        """Pack ancestry and windows.
+    def of(cls, kinds: Sequence[str], tensors: dict[str, Tensor], *, start: int, columns: int) -> PackedMasks:
+        """Over what `Visibility.packed_arrays` gave.
 
         Args:
-            kinds: the model's kinds of layers, one at least.
-            visible: bool `[rows, nodes, columns]`, by ancestry alone.
-            queries: positions `[rows, nodes]`.
-            columns: positions `[rows, columns]`; needed where a kind's reach is limited.
-            lengths: committed slots `[rows]`.
-            start: the slot of column 0.
-            longest: no position reaches this.
+            kinds: names of the model's kinds of layers, one at least.
+            tensors: the arrays on the device.
+            start: the slot of column 0, or one behind it; no length exceeds it.
+            columns: uncommitted columns, or more than there are.
         """
-        masks = []
-        for reach in kinds.values():
-            first = within = None
-            if reach.limits(longest):
-                assert columns is not None
-                first, within = reach.first(queries), reach.sees(queries, columns)
-            masks.append(TreeMask.of(visible, lengths=lengths, start=start, first=first, within=within))
-        rows = len(visible)
-        markers = {
-            kind: visible.new_empty(rows, 1, 1, index + 1, dtype=torch.float32)
-            for index, kind in enumerate(kinds)
-        }
-        return cls(tuple(masks), markers if len(markers) > 1 else next(iter(markers.values())))
+        masks = bit_masks(kinds, tensors, start=start, columns=columns)
+        return cls(masks, markers(kinds, tensors["lengths"]))
+
+
+def bit_masks(
+    kinds: Sequence[str], tensors: dict[str, Tensor], *, start: int, columns: int
+) -> tuple[TreeMask, ...]:
+    """The mask of every kind; arguments as in `PackedMasks.of`."""
+    return tuple(
+        [
+            TreeMask(
+                bits=tensors[f"bits of {kind}"],
+                lengths=tensors["lengths"],
+                start=start,
+                columns=columns,
+                first=tensors[f"first of {kind}"],
+                counts=tensors["counts"],
+                at=tensors["at"],
+            )
+            for kind in kinds
+        ]
+    )
+
+
+def markers(kinds: Sequence[str], lengths: Tensor) -> Tensor | dict[str, Tensor]:
+    """What stands for the masks of all kinds, whose rows are those of `lengths`; only shapes are read."""
+    blank = lengths.new_empty(len(lengths), 1, 1, len(kinds), dtype=torch.float32)
+    return {kind: blank[..., : index + 1] for index, kind in enumerate(kinds)} if len(kinds) > 1 else blank
 
 
 _now: ContextVar[tuple[TreeMask, ...]] = ContextVar("masks of the pass")
@@ -87,6 +88,15 @@ def under(packed: PackedMasks) -> Iterator[None]:
         yield
     finally:
         _now.reset(token)
+
+
+class Traced:
+    """Where a trace finds the masks of its pass: Dynamo does not follow context variables."""
+
+    masks: tuple[TreeMask, ...] = ()
+
+
+TRACED = Traced()
 
 
 def tree_attention(
@@ -118,7 +128,8 @@ def tree_attention(
     Returns:
         `[batch, queries, heads, value_dim]` and None.
     """
-    mask = _now.get()[attention_mask.shape[-1] - 1].to(query.device)
+    masks = TRACED.masks if torch.compiler.is_compiling() else _now.get()
+    mask = masks[attention_mask.shape[-1] - 1].to(query.device)
     if any(options.get(name) is not None for name in ("position_bias", "cache")):
         visible = mask.visible().unsqueeze(1)
         return sdpa_attention_forward(

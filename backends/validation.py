@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,14 +33,18 @@ def as_nodes(
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Tokens, parents and counts of an `extend` call with its padding made harmless.
 
-    Tensors on an accelerator are taken on trust: to read them would stall it.
+    Tokens on an accelerator are taken on trust, and their padding stays as it is: to look at them would make
+    the host wait. Parents are wanted on the host; to read back those on an accelerator is one wait.
 
     Args:
-        tokens: `[rows, nodes]` int64.
-        parents: `[rows, nodes]` int64, region indices; -1 is the committed state.
+        tokens: `[rows, nodes]` integers.
+        parents: `[rows, nodes]` integers, region indices; -1 is the committed state.
         counts: valid nodes of every row, or None for all.
         have: nodes each row already has.
         vocab: size of the vocabulary.
+
+    Returns:
+        Tokens int64, on the device where they were; parents int64 on the CPU; counts.
 
     Raises:
         InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
@@ -54,35 +59,39 @@ def as_nodes(
     valid = [n] * rows if counts is None else [int(count) for count in counts]
     if len(valid) != rows or not all(0 <= count <= n for count in valid):
         raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
-    tokens, parents = tokens.to(torch.int64), parents.to(torch.int64)
+    on_host = tokens.device.type == "cpu"
+    tokens, parents = tokens.to(torch.int64), parents.to("cpu", torch.int64)
     if any(count != n for count in valid):
-        for_padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
-        tokens = tokens.masked_fill(for_padding.to(tokens.device), 0)
-        parents = parents.masked_fill(for_padding.to(parents.device), -1)
-    if tokens.device.type == "cpu":
+        padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
+        parents = parents.masked_fill(padding, -1)
+        if on_host:
+            tokens = tokens.masked_fill(padding, 0)
+    if on_host:
         _check_tokens(tokens, have, vocab)
-    if parents.device.type == "cpu":
-        _check_parents(parents, have)
+    _check_parents(parents, have)
     return tokens, parents, valid
 
 
 def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
-    for row, ids in enumerate(tokens.tolist()):
-        if ids and not 0 <= min(ids) <= max(ids) < vocab:
-            index, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab)
-            raise InvalidTree(
-                f"Node {have[row] + index} of row {row} holds token {token}; this model's "
-                f"are 0 to {vocab - 1}."
-            )
+    ids = tokens.numpy()
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+        row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
+        raise InvalidTree(
+            f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
+            f"are 0 to {vocab - 1}."
+        )
 
 
 def _check_parents(parents: Tensor, have: Sequence[int]) -> None:
-    for row, (indices, start) in enumerate(zip(parents.tolist(), have, strict=True)):
-        for node, parent in enumerate(indices, start=start):
-            if not -1 <= parent < node:
-                raise InvalidTree(
-                    f"Node {node} of row {row} has parent {parent}; it must be -1 or stand before its child."
-                )
+    above = parents.numpy()
+    nodes = np.array(have, np.int64)[:, None] + np.arange(above.shape[1])
+    wrong = (above < -1) | (above >= nodes)
+    if wrong.any():
+        row, index = np.argwhere(wrong)[0]
+        raise InvalidTree(
+            f"Node {nodes[row, index]} of row {row} has parent {above[row, index]}; it must be -1 or stand "
+            "before its child."
+        )
 
 
 def remaining_rows(rows: Sequence[int] | None, *, have: int) -> list[int]:

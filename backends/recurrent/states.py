@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.backends.region import Accepted
 from draftwood.errors import InvalidDistribution
 from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
+from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 
 PIECE = 64
@@ -185,7 +188,7 @@ class States:
         self._now: Pass | None = None
         self._pieces: list[tuple[Pass, Tensor]] = []
         self._keep = True
-        self._fresh: Sequence[bool] = ()
+        self._fresh: Tensor | None = None
 
     def add(self, layer: LayerState) -> LayerState:
         """Keep `layer` with the others; returns what its mixer is to run."""
@@ -225,44 +228,42 @@ class States:
         """All committed states once the rows have joined, for `settle`."""
         return self._finite([layer.joined(have, more) for layer in self.layers])
 
-    def extend(self, visible: Tensor, *, fresh: Sequence[bool], keep: bool = True) -> None:
+    def extend(self, visible: Tensor | None, *, fresh: Tensor | None, keep: bool = True) -> None:
         """The next pass appends nodes, or scores them only.
 
         Args:
-            visible: bool `[rows, nodes, columns]`.
-            fresh: of every row, whether it has committed nothing since it joined: a root is then the last
+            visible: bool `[rows, nodes, columns]`; None where there are no layers.
+            fresh: bool `[rows]`, whether a row has committed nothing since it joined: a root is then the last
                 token of its prompt.
             keep: whether the nodes stay.
         """
-        self._now, self._keep, self._fresh = Pass(visible) if self.layers else None, keep, fresh
+        self._now, self._keep, self._fresh = None if visible is None else Pass(visible), keep, fresh
 
     @property
     def prompts(self) -> Tensor | None:
         """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
         if self._now is None:
             return None
-        visible = self._now.visible
-        fresh = torch.tensor(self._fresh, device=visible.device).unsqueeze(1)
-        return fresh & (visible.sum(2) == 1)
+        assert self._fresh is not None
+        return self._fresh.unsqueeze(1) & (self._now.visible.sum(2) == 1)
 
     def accept(self) -> None:
         """The pass succeeded."""
         for layer in self.layers:
             layer.accept()
 
-    def replayed(self, columns_of: Sequence[Sequence[int]], columns: int) -> list[Tensor | None]:
-        """All committed states after these columns of every row, for `settle`."""
-        if not self.layers or not any(columns_of):
+    def replayed(self, accepted: Accepted, columns: int) -> list[Tensor | None]:
+        """All committed states after a commit of these nodes, of so many columns, for `settle`."""
+        if not self.layers or not len(accepted.rows):
             return [layer.committed for layer in self.layers]
-        chosen = torch.zeros(len(columns_of), columns, dtype=torch.bool)
-        for row, path in enumerate(columns_of):
-            chosen[row, list(path)] = True
+        chosen = np.zeros((len(accepted.counts), columns), np.bool_)
+        chosen[accepted.rows, accepted.columns] = True
         # Layers of a kind on one device are replayed together, in as many launches as one of them.
         alike: dict[tuple[type[LayerState], torch.device], list[int]] = {}
         for index, layer in enumerate(self.layers):
             assert layer.committed is not None
             alike.setdefault((type(layer), layer.committed.device), []).append(index)
-        kept = {device: chosen.to(device, non_blocking=True) for device in {device for _, device in alike}}
+        kept = {device: sent(chosen, device) for device in {device for _, device in alike}}
         replayed: dict[int, Tensor | None] = {}
         for (kind, device), indices in alike.items():
             layers = [self.layers[index] for index in indices]

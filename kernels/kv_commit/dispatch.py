@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
 
-import torch
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.kv_commit import reference
 from draftwood.kernels.tensor_checks import layout_objection
+from draftwood.kernels.transfer import sent
+
+Numbers = NDArray[np.int64]
 
 WORDS = 32
 """Of 4 bytes, that a program moves of every slot."""
@@ -28,9 +31,7 @@ CONFIGURATIONS = tuple(
 )
 
 
-def move(
-    *, arenas: Sequence[Tensor], rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]
-) -> None:
+def move(*, arenas: Sequence[Tensor], rows: ArrayLike, sources: ArrayLike, targets: ArrayLike) -> None:
     """Copy slot `sources[i]` of row `rows[i]` to slot `targets[i]`, reading all before writing any.
 
     Args:
@@ -44,25 +45,31 @@ def move(
     """
     if not arenas:
         return
-    _check(arenas, rows, sources, targets)
-    if not rows:
+    row, source, target = (np.asarray(numbers, np.int64) for numbers in (rows, sources, targets))
+    _check(arenas, row, source, target)
+    if not len(row):
         return
-    groups = [list(group) for _, group in groupby(range(len(rows)), key=rows.__getitem__)]
-    most = max(map(len, groups))
+    first = np.flatnonzero(np.diff(row, prepend=-1))  # of every row that moves
+    last = np.append(first[1:], len(row))
+    most = int((last - first).max())
     if not support.use_kernel("kv_commit", _objection(arenas, most)):
-        reference.move(arenas=arenas, rows=rows, sources=sources, targets=targets)
+        reference.move(arenas=arenas, rows=row, sources=source, targets=target)
         return
     configuration = next(choice for choice in CONFIGURATIONS if most <= choice.constants["MOVES"])
-    plan = [number for arena in arenas for number in _about(arena)]
-    plan += [number for group in groups for number in (rows[group[0]], group[0], group[-1] + 1)]
-    plan += [slot for pair in zip(sources, targets, strict=True) for slot in pair]
+    plan = np.concatenate(
+        [
+            np.array([_about(arena) for arena in arenas], np.int64).ravel(),
+            np.stack([row[first], first, last], 1).ravel(),
+            np.stack([source, target], 1).ravel(),
+        ]
+    )
     buffers, heads = (max(arena.shape[axis] for arena in arenas) for axis in (0, 2))
     width = max(_words(arena) for arena in arenas)
     configuration.launch(
-        (len(arenas) * buffers * len(groups), heads, -(-width // WORDS)),
-        plan=torch.tensor(plan).to(arenas[0].device, non_blocking=True),
+        (len(arenas) * buffers * len(first), heads, -(-width // WORDS)),
+        plan=sent(plan, arenas[0].device),
         buffers=buffers,
-        moved=len(groups),
+        moved=len(first),
         arenas=len(arenas),
     )
 
@@ -90,22 +97,23 @@ def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
     return layout_objection(**{f"arena {number}": arena for number, arena in enumerate(arenas)})
 
 
-def _check(
-    arenas: Sequence[Tensor], rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]
-) -> None:
+def _check(arenas: Sequence[Tensor], rows: Numbers, sources: Numbers, targets: Numbers) -> None:
     if not len(rows) == len(sources) == len(targets):
         raise ValueError(
             f"{len(rows)} rows, {len(sources)} sources and {len(targets)} targets; give one of each a move."
         )
     have = min(arena.shape[1] for arena in arenas)
     slots = min(arena.shape[3] for arena in arenas)
-    for row, source, target in zip(rows, sources, targets, strict=True):
-        if not (0 <= row < have and 0 <= source < slots and 0 <= target < slots):
-            raise ValueError(
-                f"A move from slot {source} to {target} of row {row} lies outside {have} rows of {slots} "
-                "slots."
-            )
-    if len(set(zip(rows, targets, strict=True))) < len(rows):
-        raise ValueError(f"The moves write a slot twice: rows {list(rows)}, slots {list(targets)}.")
-    if any(later < earlier for earlier, later in pairwise(rows)):
-        raise ValueError(f"The rows {list(rows)} must be in ascending order.")
+    outside = (rows < 0) | (rows >= have)
+    for places in (sources, targets):
+        outside |= (places < 0) | (places >= slots)
+    if outside.any():
+        move = outside.argmax()
+        raise ValueError(
+            f"A move from slot {sources[move]} to {targets[move]} of row {rows[move]} lies outside {have} "
+            f"rows of {slots} slots."
+        )
+    if len(np.unique(rows * slots + targets)) < len(rows):
+        raise ValueError(f"The moves write a slot twice: rows {rows.tolist()}, slots {targets.tolist()}.")
+    if (rows[1:] < rows[:-1]).any():
+        raise ValueError(f"The rows {rows.tolist()} must be in ascending order.")

@@ -39,7 +39,7 @@ def _attending(dtype: str, dim: int, lines: int) -> Configuration:
     data, integer = f"*{dtype}", "i32"
     slots, warps = TILES[dtype][dim, lines]
     types = dict.fromkeys(("queries", "keys", "values"), data)
-    types |= dict.fromkeys(("bits", "first", "lengths", "counts", "blocks", "block_counts"), "*i32")
+    types |= dict.fromkeys(("bits", "first", "lengths", "counts", "at", "blocks", "block_counts"), "*i32")
     types |= {"sinks": data, "sums": "*fp32", "weights": "*fp32", "peaks": "*fp32", "out": data}
     strides = [
         f"{tensor}_{axis}"
@@ -52,7 +52,7 @@ def _attending(dtype: str, dim: int, lines: int) -> Configuration:
     ]
     aligned = [*strides, "dim", "value_dim"]
     types |= dict.fromkeys(aligned, integer)
-    counts = ("nodes", "group", "kv_heads", "start", "columns", "words", "parts", "part_slots", "sink_heads")
+    counts = ("nodes", "group", "kv_heads", "columns", "words", "parts", "part_slots", "sink_heads")
     types |= dict.fromkeys(counts, integer)
     types |= dict.fromkeys(("scale", "softcap"), "fp32")
     return Configuration(
@@ -123,6 +123,93 @@ def attend(
         ValueError: shapes that do not belong together.
     """
     _check(queries, keys, values, mask, sinks)
+    arguments = {"queries": queries, "keys": keys, "values": values, "mask": mask}
+    options = {"scale": float(scale), "softcap": softcap, "sinks": sinks}
+    if torch.compiler.is_compiling():
+        return _traced(**arguments, **options)
+    return _attend(**arguments, **options)
+
+
+def _traced(
+    *,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: TreeMask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`attend` as one operation of a graph; which blocks are there is found once for all layers."""
+    if any(unsupported(queries.dtype, tensor.shape[3]) for tensor in (queries, values)):
+        return reference.attend(
+            queries=queries, keys=keys, values=values, mask=mask, scale=scale, softcap=softcap, sinks=sinks
+        )
+    group = queries.shape[1] // keys.shape[1]
+    lines = _choice(queries, keys, values)[2]
+    blocks, block_counts = mask.blocks(group=group, lines=lines)
+    out: Tensor = attend_operation(
+        queries,
+        keys,
+        values,
+        [mask.bits, mask.lengths, mask.first, mask.counts, mask.slot],
+        [blocks, block_counts],
+        [mask.start, mask.columns, group, lines],
+        scale,
+        softcap,
+        sinks,
+    )
+    return out
+
+
+@torch.library.custom_op("draftwood::tree_attention", mutates_args=())
+def attend_operation(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: list[Tensor],
+    blocks: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`attend` for a graph that is traced; see `_traced`."""
+    bits, lengths, first, counts, at = mask
+    start, columns, group, lines = sizes
+    packed = TreeMask(bits, lengths, start, columns, first, counts, at)
+    packed.know_blocks(blocks[0], blocks[1], group=group, lines=lines)
+    return _attend(
+        queries=queries, keys=keys, values=values, mask=packed, scale=scale, softcap=softcap, sinks=sinks
+    )
+
+
+@attend_operation.register_fake
+def _(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: list[Tensor],
+    blocks: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    rows, heads, nodes, _ = queries.shape
+    return queries.new_empty(rows, nodes, heads, values.shape[3])
+
+
+def _attend(
+    *,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: TreeMask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     rows, heads, nodes, dim = queries.shape
     kv_heads, value_dim = keys.shape[1], values.shape[3]
     if not rows or not nodes:
@@ -131,9 +218,8 @@ def attend(
         return reference.attend(
             queries=queries, keys=keys, values=values, mask=mask, scale=scale, softcap=softcap, sinks=sinks
         )
-    group, kind = heads // kv_heads, TYPES[queries.dtype]
-    width = next(width for width in DIMS if max(dim, value_dim) <= width)
-    lines = _lines(kind, width, nodes * group)
+    group = heads // kv_heads
+    kind, width, lines = _choice(queries, keys, values)
     chosen = ATTENDING[kind, width, lines]
     tiles = -(-nodes * group // lines)
     blocks, block_counts = mask.blocks(group=group, lines=lines)
@@ -173,10 +259,10 @@ def attend(
         bits=mask.bits,
         first=mask.first,
         lengths=mask.lengths,
+        at=mask.slot,
         blocks=blocks,
         block_counts=block_counts,
         dim=dim,
-        start=mask.start,
         columns=mask.columns,
         words=mask.bits.shape[2],
         part_slots=part_slots,
@@ -189,6 +275,14 @@ def attend(
         merging = MERGING[kind, width]
         merging.launch((-(-nodes * group // merging.constants["LINES"]), rows * kv_heads), **shared)
     return out
+
+
+def _choice(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[str, int, int]:
+    """Of tensors that the kernel takes: their dtype, the padded head dim, and the lines of a tile."""
+    heads, nodes, dim = queries.shape[1:]
+    kind = TYPES[queries.dtype]
+    width = next(width for width in DIMS if max(dim, values.shape[3]) <= width)
+    return kind, width, _lines(kind, width, nodes * heads // keys.shape[1])
 
 
 def _lines(kind: str, width: int, needed: int) -> int:

@@ -49,13 +49,13 @@ def finish(peak, total, acc, sink):
 
 @triton.jit(
     do_not_specialize=[
-        "nodes", "group", "kv_heads", "start", "columns", "words", "parts", "part_slots", "sink_heads",
+        "nodes", "group", "kv_heads", "columns", "words", "parts", "part_slots", "sink_heads",
     ]
 )  # fmt: skip
 def attend(
-    queries, keys, values, bits, first, lengths, counts, blocks, block_counts, sinks, sums, weights, peaks,
-    out, query_row, query_head, query_node, key_row, key_head, key_slot, value_row, value_head, value_slot,
-    dim, value_dim, nodes, group, kv_heads, start, columns, words, parts, part_slots, sink_heads, scale,
+    queries, keys, values, bits, first, lengths, counts, at, blocks, block_counts, sinks, sums, weights,
+    peaks, out, query_row, query_head, query_node, key_row, key_head, key_slot, value_row, value_head,
+    value_slot, dim, value_dim, nodes, group, kv_heads, columns, words, parts, part_slots, sink_heads, scale,
     softcap,
     LINES: tl.constexpr, SLOTS: tl.constexpr, WORD: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -93,6 +93,7 @@ def attend(
             )  # fmt: skip
 
         if part == parts - 1:
+            start = tl.load(at)
             listed = row * tl.num_programs(0) + tile
             bit = tl.arange(0, WORD)
             words_of = bits + (row * nodes + node) * words

@@ -18,10 +18,11 @@ class TreeMask:
     Attributes:
         bits: int32 `[rows, nodes, words]`, column j in bit j % 32 of word j // 32.
         lengths: int32 `[rows]`, committed slots of every row; what lies between them and `start` is a gap.
-        start: the slot of column 0; no length exceeds it.
+        start: the slot of column 0, or one behind it where only `at` knows; no length exceeds it.
         columns: uncommitted nodes of every row, the new ones last.
         first: int32 `[rows, nodes]`, the first committed slot that a node sees: above 0 with a window.
         counts: int32 `[rows]`, new nodes that are real; outputs of the others are not written.
+        at: int32 `[1]`, the slot of column 0; by default `start`. A pass that was captured finds it there.
     """
 
     bits: Tensor
@@ -30,6 +31,7 @@ class TreeMask:
     columns: int
     first: Tensor
     counts: Tensor
+    at: Tensor | None = None
     _blocks: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _elsewhere: dict[torch.device, TreeMask] = field(default_factory=dict, repr=False)
 
@@ -80,11 +82,21 @@ class TreeMask:
             if tensor.shape != shape or tensor.dtype != torch.int32:
                 raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not int32 {shape}.")
 
+    @property
+    def slot(self) -> Tensor:
+        """int32 `[1]`, the slot of column 0."""
+        if self.at is None:
+            self.at = self.lengths.new_full((1,), self.start)
+        return self.at
+
     def visible(self) -> Tensor:
         """bool `[rows, nodes, start + columns]`; as long as the context, so for references alone."""
-        slots = torch.arange(self.start, device=self.bits.device)
+        slots = torch.arange(self.start + self.columns, device=self.bits.device)
         committed = (slots < self.lengths[:, None, None]) & (slots >= self.first[:, :, None])
-        return torch.cat([committed, unpack(self.bits, self.columns)], 2)
+        column = slots - self.slot
+        bit = column.clamp(0, self.columns - 1)
+        held = self.bits[:, :, bit // WORD] >> (bit % WORD)
+        return committed | ((held & 1).bool() & (column >= 0) & (column < self.columns))
 
     def blocks(self, *, group: int, lines: int) -> tuple[Tensor, Tensor]:
         """Blocks that hold anything, for tiles of `lines` queries, `group` of them a node.
@@ -108,13 +120,18 @@ class TreeMask:
             self._blocks[group, lines] = order.to(torch.int32), filled.sum(-1, dtype=torch.int32)
         return self._blocks[group, lines]
 
+    def know_blocks(self, blocks: Tensor, counts: Tensor, *, group: int, lines: int) -> None:
+        """Let `blocks` give these, which it gave before."""
+        self._blocks[group, lines] = blocks, counts
+
     def to(self, device: torch.device) -> TreeMask:
         """The same on `device`, where a model's layers are on several; made once for all of its layers."""
         if device == self.bits.device:
             return self
         if device not in self._elsewhere:
-            names = ("bits", "lengths", "first", "counts")
+            names = ("bits", "lengths", "first", "counts", "slot")
             tensors = {name: getattr(self, name).to(device) for name in names}
+            tensors["at"] = tensors.pop("slot")
             self._elsewhere[device] = TreeMask(start=self.start, columns=self.columns, **tensors)
         return self._elsewhere[device]
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch import Tensor
 
-from draftwood.backends.masks import Masks, Reach, reaches
+from draftwood.backends.masks import Reach, reaches
+from draftwood.backends.region import packed
+from draftwood.backends.staging import send
+from draftwood.backends.tree_kernel import PackedMasks
+from draftwood.backends.visibility import Visibility
 from draftwood.errors import UnsupportedModel
 
 
 def test_reach_ends_at_the_window() -> None:
-    keys = torch.arange(10).unsqueeze(0)
+    keys = np.arange(10)[None]
     window, chunk = Reach(window=3), Reach(chunk=4)
-    assert window.sees(torch.tensor([[7]]), keys)[0, 0, :8].nonzero().flatten().tolist() == [5, 6, 7]
-    assert chunk.sees(torch.tensor([[6]]), keys)[0, 0, :7].nonzero().flatten().tolist() == [4, 5, 6]
+    assert np.flatnonzero(window.sees(np.array([[7]]), keys)[0, 0, :8]).tolist() == [5, 6, 7]
+    assert np.flatnonzero(chunk.sees(np.array([[6]]), keys)[0, 0, :7]).tolist() == [4, 5, 6]
     assert not window.limits(3)
     assert window.limits(4)
     assert not chunk.limits(4)
@@ -22,14 +30,52 @@ def test_reach_ends_at_the_window() -> None:
     assert not Reach().limits(10**9)
 
 
+def masks_of(
+    kinds: dict[str, Reach], seen: list[list[int]], *, lengths: list[int], depths: list[list[int]], dtype: Any
+) -> tuple[Any, Tensor]:
+    """Masks of numbers for the last node of every row, and the same by what the masks of bits say."""
+    longest = max(length + max(row) for length, row in zip(lengths, depths, strict=True)) + 1
+    visibility = Visibility.of(
+        kinds,
+        packed(np.array(seen, bool)[:, None]),
+        depths=np.array(depths)[:, :-1],
+        queries=(np.array(depths) + np.array(lengths)[:, None])[:, -1:],
+        lengths=np.array(lengths),
+        start=max(lengths),
+        longest=longest,
+    )
+    seen_, unseen = torch.zeros((), dtype=dtype), torch.tensor(torch.finfo(dtype).min, dtype=dtype)
+    masks = visibility.numbers(send(visibility.arrays(), torch.device("cpu")), seen=seen_, unseen=unseen)
+    tensors = send(visibility.packed_arrays(), torch.device("cpu"))
+    bits = PackedMasks.of(tuple(kinds), tensors, start=max(lengths), columns=visibility.columns)
+    return masks, bits.masks[0].visible()
+
+
 def test_windows_count_positions_not_slots() -> None:
-    masks = Masks({"sliding_attention": Reach(window=2)}, dtype=torch.float32, device=torch.device("cpu"))
-    # Root at position 2 in slot 2; its children at position 3 in slots 3, 4, 5; a grandchild in slot 6.
-    keys = torch.tensor([[0, 1, 2, 3, 3, 3, 4]])
-    visible = torch.tensor([[[True, True, True, False, False, True, True]]])
-    mask = masks.build(visible, queries=torch.tensor([[4]]), keys=keys, longest=7)
-    assert isinstance(mask, torch.Tensor)
+    # A root at position 2 in slot 2; its children at position 3 in slots 3, 4, 5; a grandchild in slot 6.
+    mask, bits = masks_of(
+        {"sliding_attention": Reach(window=2)},
+        [[True, False, False, True, True]],
+        lengths=[2],
+        depths=[[0, 1, 1, 1, 2]],
+        dtype=torch.float32,
+    )
     assert (mask[0, 0, 0] == 0).nonzero().flatten().tolist() == [5, 6]
+    assert torch.equal(mask[:, 0] == 0, bits)
+
+
+@pytest.mark.parametrize("window", [None, 3, 9])
+def test_a_shorter_row_has_a_gap(window: int | None) -> None:
+    mask, bits = masks_of(
+        {"full_attention": Reach(window=window)},
+        [[True, True], [False, True]],
+        lengths=[6, 2],
+        depths=[[0, 1], [0, 0]],
+        dtype=torch.float64,
+    )
+    expected = [[*range(6), 6, 7], [0, 1, 7]] if window != 3 else [[5, 6, 7], [0, 1, 7]]
+    assert [(row == 0).nonzero().flatten().tolist() for row in mask[:, 0, 0]] == expected
+    assert torch.equal(mask[:, 0] == 0, bits)
 
 
 def test_a_model_that_mixes_layers_gets_a_mask_for_each_kind() -> None:
@@ -38,9 +84,8 @@ def test_a_model_that_mixes_layers_gets_a_mask_for_each_kind() -> None:
     )
     kinds = reaches(config)
     assert kinds == {"sliding_attention": Reach(window=4), "full_attention": Reach()}
-    masks = Masks(kinds, dtype=torch.bfloat16, device=torch.device("cpu"))
-    built = masks.build(torch.ones(1, 1, 6).bool(), queries=torch.tensor([[5]]), keys=None, longest=4)
-    assert isinstance(built, dict)
+    built, _ = masks_of(kinds, [[True]], lengths=[3], depths=[[0]], dtype=torch.bfloat16)
+    assert list(built) == list(kinds)
     assert all(not mask.any() and mask.dtype == torch.bfloat16 for mask in built.values())
 
 

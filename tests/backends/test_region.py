@@ -1,25 +1,23 @@
-"""The law of `Region`, on both of its implementations: what walking up the parents says."""
+"""The law of `Region`: what walking up the parents says."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
+import numpy as np
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from draftwood.backends.host_region import HostRegion
-from draftwood.backends.region import Region
-from draftwood.backends.tensor_region import TensorRegion, in_heavy_paths
+from draftwood.backends.heavy_paths import in_heavy_paths
+from draftwood.backends.region import Accepted, Region, packed, unpacked
 from draftwood.errors import InvalidTree
 
 
-def on_device(rows: int) -> Region:
-    return TensorRegion(rows, torch.device("cpu"))
-
-
-REGIONS: list[Callable[[int], Region]] = [on_device, HostRegion]
-both = pytest.mark.parametrize("make", REGIONS, ids=["TensorRegion", "HostRegion"])
+def by_row(accepted: Accepted) -> list[list[int]]:
+    """The columns of every row's path."""
+    ends = accepted.counts.cumsum()[:-1]
+    return [part.tolist() for part in np.split(accepted.columns, ends)]
 
 
 def path_to(node: int, parents: list[int]) -> list[int]:
@@ -30,77 +28,101 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     return path
 
 
-@pytest.mark.parametrize(("make", "reorder"), [(on_device, False), (on_device, True), (HostRegion, False)])
+@pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_region_grown_call_by_call_sees_ancestors(
-    make: Callable[[int], Region], reorder: bool, seed: int
-) -> None:
-    rng, region, rows = random.Random(seed), make(3), 3
-    assert region.reorders or not reorder
+def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) -> None:
+    rng, region, rows = random.Random(seed), Region(3), 3
     parents: list[list[int]] = [[] for _ in range(rows)]
     columns: list[list[int]] = [[] for _ in range(rows)]
     for _ in range(rng.randint(1, 5)):
         n = rng.choice([1, 2, 3, 7, 40])
         counts = [n] * rows if rng.random() < 0.5 else [rng.randint(0, n) for _ in range(rows)]
-        call = torch.full((rows, n), -1)
+        call = np.full((rows, n), -1)
         for row, count in enumerate(counts):
             before = len(parents[row])
             parents[row] += [rng.randint(-1, before + node - 1) for node in range(count)]
-            call[row, :count] = torch.tensor(parents[row][before:])
+            call[row, :count] = parents[row][before:]
         staged = region.stage(call, counts)
         assert staged.start == region.columns
         if reorder and rng.random() < 0.7:
             staged = in_heavy_paths(staged)
-        new = staged.in_call(torch.arange(region.columns, region.columns + n).repeat(rows, 1))
-        visible, depths = staged.in_call(staged.visible), staged.in_call(staged.depths)
+        to_call = staged.orders().get("to call", np.arange(rows * n))
+        new = np.arange(n).repeat(rows).reshape(n, rows).T.reshape(-1)[to_call].reshape(rows, n)
+        new = new + region.columns
+        visible = staged.visible.reshape(rows * n, -1)[to_call].reshape(rows, n, -1)
+        depths = staged.depths.reshape(-1)[to_call].reshape(rows, n)
         for row, count in enumerate(counts):
             columns[row] += new[row, :count].tolist()
             for node in range(count):
                 path = path_to(len(parents[row]) - count + node, parents[row])
                 expected = {columns[row][ancestor] for ancestor in path}
-                assert set(visible[row, node].nonzero().flatten().tolist()) == expected
+                assert set(np.flatnonzero(visible[row, node])) == expected
                 assert depths[row, node] == len(path) - 1
         region.accept(staged)
     assert region.counts == [len(row) for row in parents]
     paths = [path_to(len(row) - 1, row) if row else [] for row in parents]
     expected_columns = [[row[node] for node in path] for row, path in zip(columns, paths, strict=True)]
-    assert region.columns_of(paths) == expected_columns
+    accepted = region.accepted(paths)
+    assert by_row(accepted) == expected_columns
+    assert accepted.counts.tolist() == [len(path) for path in paths]
+    assert accepted.steps.tolist() == [step for path in paths for step in range(len(path))]
+    assert accepted.rows.tolist() == [row for row, path in enumerate(paths) for _ in path]
     for row in range(rows):
         expected_depths = [len(path_to(node, parents[row])) - 1 for node in range(len(parents[row]))]
         assert region.depths[row, columns[row]].tolist() == expected_depths
     region.keep([2, 0])
-    assert region.columns_of([paths[2], paths[0]]) == [expected_columns[2], expected_columns[0]]
+    assert by_row(region.accepted([paths[2], paths[0]])) == [expected_columns[2], expected_columns[0]]
     region.clear()
     assert (region.columns, region.counts) == (0, [0, 0])
-    assert region.stage(torch.tensor([[-1], [-1]]), [1, 0]).visible.tolist() == [[[True]], [[True]]]
+    assert region.stage(np.array([[-1], [-1]]), [1, 0]).visible.tolist() == [[[True]], [[True]]]
 
 
-@both
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 8, 9, 10, 33, 34, 70])
-def test_a_chain_in_one_call_sees_all_of_itself(make: Callable[[int], Region], n: int) -> None:
-    staged = make(1).stage(torch.arange(-1, n - 1).unsqueeze(0), [n])
-    assert torch.equal(staged.visible[0], torch.ones(n, n).tril().bool())
+def test_a_chain_in_one_call_sees_all_of_itself(n: int) -> None:
+    staged = Region(1).stage(np.arange(-1, n - 1)[None], [n])
+    assert (staged.visible[0] == np.tri(n, dtype=bool)).all()
+    assert staged.depths.tolist() == [list(range(n))]
 
 
-@both
-def test_staging_alone_changes_nothing(make: Callable[[int], Region]) -> None:
-    region = make(1)
-    region.accept(region.stage(torch.tensor([[-1, 0]]), [2]))
-    region.stage(torch.tensor([[1, 2, 1]]), [3])
-    staged = region.stage(torch.tensor([[0]]), [1])
+def test_what_an_earlier_round_saw_is_forgotten() -> None:
+    region = Region(1)
+    region.accept(region.stage(np.arange(-1, 199)[None], [200]))
+    region.clear()
+    region.accept(region.stage(np.array([[-1]]), [1]))
+    region.accept(region.stage(np.full((1, 150), -1), [150]))
+    staged = region.stage(np.array([[0]]), [1])
+    assert np.flatnonzero(staged.visible[0, 0]).tolist() == [0, 151]
+
+
+def test_staging_alone_changes_nothing() -> None:
+    region = Region(1)
+    region.accept(region.stage(np.array([[-1, 0]]), [2]))
+    region.stage(np.array([[1, 2, 1]]), [3])
+    staged = region.stage(np.array([[0]]), [1])
     assert staged.visible.tolist() == [[[True, False, True]]]
     assert region.depths.tolist() == [[0, 1]]
     with pytest.raises(InvalidTree, match="names node 2"):
-        region.columns_of([[0, 2]])
+        region.accepted([[0, 2]])
 
 
-@both
 @pytest.mark.parametrize("path", [[1], [0, 3], [0, 1, 2]])
-def test_what_is_no_path_from_the_root_is_refused(make: Callable[[int], Region], path: list[int]) -> None:
-    region = make(2)
+def test_what_is_no_path_from_the_root_is_refused(path: list[int]) -> None:
+    region = Region(2)
     # Row 1 takes one node of three columns, so that its region indices and columns part.
-    region.accept(region.stage(torch.tensor([[-1, 0, 0], [-1, -1, -1]]), [3, 1]))
-    region.accept(region.stage(torch.tensor([[1], [0]]), [1, 1]))
-    assert region.columns_of([[0, 1, 3], [0, 1]]) == [[0, 1, 3], [0, 3]]
+    region.accept(region.stage(np.array([[-1, 0, 0], [-1, -1, -1]]), [3, 1]))
+    region.accept(region.stage(np.array([[1], [0]]), [1, 1]))
+    assert by_row(region.accepted([[0, 1, 3], [0, 1]])) == [[0, 1, 3], [0, 3]]
     with pytest.raises(InvalidTree, match="follows parent to child"):
-        region.columns_of([path, []])
+        region.accepted([path, []])
+    with pytest.raises(InvalidTree, match="names node -1"):
+        region.accepted([[], [-1]])
+
+
+@given(columns=st.integers(1, 70), seed=st.integers(0, 99))
+def test_bits_are_the_columns_one_by_one(columns: int, seed: int) -> None:
+    seen = np.random.default_rng(seed).random((2, 3, columns)) < 0.5
+    bits = packed(seen)
+    assert (unpacked(bits, columns) == seen).all()
+    words = bits[0, 0].tolist()
+    held = [32 * word + bit for word, value in enumerate(words) for bit in range(32) if value >> bit & 1]
+    assert held == np.flatnonzero(seen[0, 0]).tolist()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.backends.masks import Masks, Reach
+from draftwood.backends.masks import Reach
+from draftwood.backends.region import packed
+from draftwood.backends.staging import send
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.tree_kernel import PackedMasks, tree_attention, under
+from draftwood.backends.visibility import Visibility
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention import dispatch
 
@@ -76,7 +80,7 @@ def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.M
     with support.kernels_enabled(False):
         expected = logits_of(model)
     # No mask of numbers, and no reference.
-    monkeypatch.setattr(Masks, "build", None)
+    monkeypatch.setattr(Visibility, "numbers", None)
     monkeypatch.setattr("draftwood.kernels.tree_attention.reference.attend", None)
     monkeypatch.setattr("draftwood.kernels.kv_commit.reference.move", None)
     with support.kernels_enabled(True):
@@ -104,23 +108,33 @@ def test_other_models_keep_their_masks(
     assert f"tree_attention: the reference serves it, because {reason}." in caplog.messages
 
 
+def masks_of(
+    kinds: dict[str, Reach], visible: list[list[bool]], *, length: int, start: int, positions: list[int]
+) -> PackedMasks:
+    """Masks of one row whose nodes are all of its columns."""
+    visibility = Visibility.of(
+        kinds,
+        packed(np.array([visible])),
+        depths=np.zeros((1, 0), np.int64),
+        queries=np.array([positions]),
+        lengths=np.array([length]),
+        start=start,
+        longest=max(positions) + 1,
+    )
+    tensors = send(visibility.packed_arrays(), torch.device("cpu"))
+    return PackedMasks.of(visibility.kinds, tensors, start=start, columns=visibility.columns)
+
+
 def test_a_bias_by_position_is_left_to_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, n, 16, generator=generator) for n in (2, 5, 5))
     bias = torch.randn(1, 2, 2, 5, generator=generator)
-    visible = torch.tensor([[[True, False], [True, True]]])
-    packed = PackedMasks.of(
-        {"full_attention": Reach()},
-        visible,
-        queries=torch.tensor([[3, 4]]),
-        columns=None,
-        lengths=torch.tensor([2]),
-        start=3,
-        longest=5,
+    masks = masks_of(
+        {"full_attention": Reach()}, [[True, False], [True, True]], length=2, start=3, positions=[3, 4]
     )
-    assert isinstance(packed.markers, torch.Tensor)
-    with under(packed):
-        out, _ = tree_attention(torch.nn.Module(), queries, keys, values, packed.markers, position_bias=bias)
+    assert isinstance(masks.markers, torch.Tensor)
+    with under(masks):
+        out, _ = tree_attention(torch.nn.Module(), queries, keys, values, masks.markers, position_bias=bias)
     seen = torch.tensor([[True, True, False, True, False], [True, True, False, True, True]])
     scores = queries @ keys.mT / 4 + bias
     expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
@@ -128,30 +142,28 @@ def test_a_bias_by_position_is_left_to_transformers() -> None:
 
 
 def test_layers_on_another_device_share_one_copy_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = PackedMasks.of(
+    masks = masks_of(
         {"full_attention": Reach(), "sliding_attention": Reach(window=2)},
-        torch.ones(1, 3, 3, dtype=torch.bool).tril(),
-        queries=torch.arange(3).unsqueeze(0),
-        columns=torch.arange(3).unsqueeze(0),
-        lengths=torch.tensor([0]),
+        np.tri(3, dtype=bool).tolist(),
+        length=0,
         start=0,
-        longest=3,
+        positions=[0, 1, 2],
     )
-    assert isinstance(packed.markers, dict)
+    assert isinstance(masks.markers, dict)
     seen = []
     monkeypatch.setattr(dispatch, "attend", lambda **options: seen.append(options["mask"]))
-    with under(packed):
+    with under(masks):
         for device in ("meta", "cpu", "meta"):
             states = torch.zeros(1, 1, 3, 16, device=device)
-            for marker in packed.markers.values():
+            for marker in masks.markers.values():
                 tree_attention(torch.nn.Module(), states, states, states, marker)
     assert [mask.bits.device.type for mask in seen] == ["meta"] * 2 + ["cpu"] * 2 + ["meta"] * 2
     assert seen[:2] == seen[4:]
-    assert (seen[2], seen[3]) == packed.masks
+    assert (seen[2], seen[3]) == masks.masks
 
 
 @given(query=st.integers(0, 60), size=st.integers(1, 20), chunked=st.booleans())
 def test_a_window_is_what_comes_from_its_first_position(query: int, size: int, chunked: bool) -> None:
     reach = Reach(chunk=size) if chunked else Reach(window=size)
-    at, keys = torch.tensor([[query]]), torch.arange(query + 1).unsqueeze(0)
-    assert torch.equal(reach.sees(at, keys)[0], keys >= reach.first(at))
+    at, keys = np.array([[query]]), np.arange(query + 1)[None]
+    assert (reach.sees(at, keys)[0] == (keys >= reach.first(at))).all()
