@@ -44,9 +44,9 @@ class Reach:
         """bool `[rows, queries, keys]` from positions `[rows, queries]` and `[rows, keys]`."""
         queries, keys = queries[:, :, None], keys[:, None]
         if self.window is not None:
-            return queries - keys < self.window
+            return np.asarray(queries - keys < self.window)
         assert self.chunk is not None
-        return queries // self.chunk == keys // self.chunk
+        return np.asarray(queries // self.chunk == keys // self.chunk)
 
 
 def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:

@@ -372,7 +372,7 @@ class PackedBackend(ModelBackend):
 
     def _run_captured(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
         """The model alone, for tracing."""
-        options = {"position_ids": positions} if self._takes_positions else {}
+        options: dict[str, Any] = {"position_ids": positions} if self._takes_positions else {}
         options |= {self._cache_name: self._cache, "attention_mask": mask}
         logits: Tensor = self._module(input_ids=tokens, use_cache=True, return_dict=True, **options).logits
         return logits

@@ -74,7 +74,7 @@ class Staged:
     @property
     def stop(self) -> int:
         """The column behind the last."""
-        return self.start + self.parents.shape[1]
+        return self.start + int(self.parents.shape[1])
 
     @property
     def visible(self) -> NDArray[np.bool_]:

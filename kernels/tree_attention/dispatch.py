@@ -123,11 +123,16 @@ def attend(
         ValueError: shapes that do not belong together.
     """
     _check(queries, keys, values, mask, sinks)
-    arguments = {"queries": queries, "keys": keys, "values": values, "mask": mask}
-    options = {"scale": float(scale), "softcap": softcap, "sinks": sinks}
-    if torch.compiler.is_compiling():
-        return _traced(**arguments, **options)
-    return _attend(**arguments, **options)
+    attended = _traced if torch.compiler.is_compiling() else _attend
+    return attended(
+        queries=queries,
+        keys=keys,
+        values=values,
+        mask=mask,
+        scale=float(scale),
+        softcap=softcap,
+        sinks=sinks,
+    )
 
 
 def _traced(

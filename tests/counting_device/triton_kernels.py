@@ -26,6 +26,7 @@ from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.tree_plan import Undecidable, Walk
 from draftwood.kernels.tree_rejection import reference as tree_rejection
 from tests.counting_device.tensor import DeviceTensor, held
 
@@ -118,11 +119,11 @@ def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Calla
 def _walk(cases: Any) -> Any:
     if not isinstance(cases, Sequence):
         return NotImplemented
-    walks: list[tree_rejection.Walk | None] = []
+    walks: list[Walk | None] = []
     for case in cases:
         try:
             walks.append(tree_rejection.walk(case))
-        except tree_rejection.Undecidable:
+        except Undecidable:
             walks.append(None)
     return walks
 

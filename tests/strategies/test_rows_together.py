@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -54,7 +55,8 @@ def agree(verifier: Verifier, trees: Sequence[TokenTree], targets: Sequence[Tens
 
     alone, *together = tapes(), tapes(), tapes()
     expected = [verifier.verify(*row) for row in zip(trees, targets, alone, strict=True)]
-    for given_targets, rngs in zip((targets, one_tensor(targets)), together, strict=True):
+    forms: list[Any] = [targets, one_tensor(targets)]
+    for given_targets, rngs in zip(forms, together, strict=True):
         assert judged_together(verifier, trees, given_targets, rngs) == expected
         assert [rng.used for rng in rngs] == [rng.used for rng in alone]
 
