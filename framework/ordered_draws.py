@@ -31,6 +31,7 @@ class ChildDraws:
         counts: Sequence[int] | NDArray[np.int64],
         *,
         at_once: int,
+        floors: NDArray[np.float64] | None = None,
     ) -> None:
         """Draw nothing yet.
 
@@ -39,6 +40,8 @@ class ChildDraws:
             noise: the nodes' streams.
             counts: nodes of every row; what lies behind them is padding.
             at_once: draws of a node that one launch makes.
+            floors: `[rows, nodes]`; a launch stops at a node that has no more weight left than this. For who
+                asks for no more children then.
 
         Raises:
             InvalidDistribution: a node's weights sum to NaN or infinity.
@@ -47,7 +50,7 @@ class ChildDraws:
         from draftwood.kernels.ordered_draws import blocks, dispatch
 
         rows, nodes, vocab = probs.shape
-        self._noise = noise
+        self._noise, self._floors = noise, np.zeros((rows, nodes)) if floors is None else floors
         self._valid = np.arange(nodes) < np.array(counts)[:, None]
         self.drawn = np.zeros((rows, nodes), dtype=np.int64)
         flat = probs.reshape(rows * nodes, vocab)
@@ -82,8 +85,13 @@ class ChildDraws:
             drawn = self._blocks.draw(rows, nodes, uniforms)
             self.left[rows, nodes] = self._blocks.left[rows, nodes]
             return drawn
-        if most > self._tokens.shape[2]:
-            self._draw_on_device(2 * most)
+        if (missing := most - self._tokens.shape[2]) > 0:
+            if (self._tokens[rows, nodes, -1] >= 0).any():
+                self._draw_on_device(2 * most)
+            else:  # of these nodes nothing more is to come
+                more = ((0, 0), (0, 0), (0, missing))
+                self._tokens = np.pad(self._tokens, more, constant_values=-1)
+                self._chances, self._left = np.pad(self._chances, more), np.pad(self._left, more, "edge")
         each = (rows[:, None], nodes[:, None], numbers)
         self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
         return self._tokens[each], self._chances[each], self._left[each]
@@ -113,6 +121,7 @@ class ChildDraws:
                 probs=self._flat,
                 limits=np.where(self._valid, count, -1).reshape(-1),
                 uniforms=self._noise.uniforms(0, count).reshape(rows * nodes, count),
+                floors=self._floors.reshape(-1),
             )
         except ValueError as error:
             raise InvalidDistribution(f"Cannot draw from the draft's distributions: {error}") from error

@@ -18,7 +18,7 @@ CONFIGURATIONS = tuple(
         name=f"up to {block * blocks} tokens",
         kernel="draftwood.kernels.ordered_draws.kernel:draw",
         types={
-            **{"probs": "*fp32", "uniforms": "*fp64", "limits": "*i64", "out": "*i32"},
+            **{"probs": "*fp32", "uniforms": "*fp64", "limits": "*i64", "floors": "*fp64", "out": "*i32"},
             **dict.fromkeys(("stride", "vocab", "count"), "i32"),
         },
         constants={"BLOCK": block, "BLOCKS": blocks},
@@ -39,7 +39,13 @@ def serves(probs: Tensor) -> bool:
     return support.use_kernel("ordered_draws", _objection(probs))
 
 
-def draw_on_device(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
+def draw_on_device(
+    *,
+    probs: Tensor,
+    limits: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    floors: NDArray[np.float64] | None = None,
+) -> Draws:
     """What `reference.draw` gives, in one launch with one result read back.
 
     Of `left` the kernel keeps float32.
@@ -48,21 +54,26 @@ def draw_on_device(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArra
         probs: fp32 `[nodes, vocab]` on a device, weights that need not be normalised.
         limits: `[nodes]`, draws of each node; a node below 0 is not looked at.
         uniforms: float64 in [0, 1), `[nodes, draws]`.
+        floors: float64 `[nodes]`; a node that has no more weight left than this draws no more. None: 0.
 
     Raises:
         ValueError: a node's weights sum to NaN or infinity.
     """
     (nodes, count), vocab = uniforms.shape, probs.shape[1]
     configuration = next(choice for choice in CONFIGURATIONS if vocab <= _most(choice))
-    # One copy: the limits travel as the bits of further uniforms.
-    staged = np.concatenate([uniforms.reshape(-1).view(np.int64), limits.astype(np.int64)])
+    # One copy: all travel as bits.
+    lowest = np.zeros(nodes) if floors is None else floors.astype(np.float64)
+    staged = np.concatenate(
+        [uniforms.reshape(-1).view(np.int64), limits.astype(np.int64), lowest.view(np.int64)]
+    )
     numbers = support.staged(torch.from_numpy(staged), probs.device)
     out = torch.empty(nodes, count + 1, 3, dtype=torch.int32, device=probs.device)
     configuration.launch(
         (nodes,),
         probs=probs,
         uniforms=numbers[: nodes * count].view(torch.float64),
-        limits=numbers[nodes * count :],
+        limits=numbers[nodes * count : nodes * (count + 1)],
+        floors=numbers[nodes * (count + 1) :].view(torch.float64),
         out=out,
         stride=probs.stride(0),
         vocab=vocab,

@@ -18,7 +18,9 @@ def first_above(weights, indices, below, bound, NONE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["stride", "vocab", "count"])
-def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def draw(
+    probs, uniforms, limits, floors, out, stride, vocab, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
     """All draws of one node; see `dispatch.draw_on_device`."""
     node = tl.program_id(0).to(tl.int64)
     probs += node * stride
@@ -26,6 +28,7 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
     chances, left = tokens + 1, tokens + 2
     uniforms += node * count
     draws = tl.load(limits + node).to(tl.int32)
+    floor = tl.load(floors + node)
     blocks = tl.arange(0, BLOCKS)
     sums = tl.full([BLOCKS], 0.0, tl.float64)
     if draws >= 0:
@@ -34,8 +37,10 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
             weights = tl.load(probs + token, mask=token < vocab, other=0.0).to(tl.float64)
             sums = tl.where(blocks == block, tl.sum(weights, 0), sums)
         tl.store(left, tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
-    for number in range(0, draws):
-        total = tl.sum(sums, 0)
+    number = tl.full((), 0, tl.int32)
+    total = tl.sum(sums, 0)
+    # NaN compares as false, and is then drawn from, which shows it.
+    while (number < draws) & ((total <= floor) == 0):
         bound = tl.load(uniforms + number) * total
         block = first_above(sums, blocks, 0.0, bound, BLOCKS)
         token = block * BLOCK + tl.arange(0, BLOCK)
@@ -46,11 +51,14 @@ def draw(probs, uniforms, limits, out, stride, vocab, count, BLOCK: tl.constexpr
         drawn = first_above(weights, token, below, bound, BLOCK * BLOCKS)
         sums = tl.where(blocks == block, tl.sum(tl.where(token == drawn, 0.0, weights), 0), sums)
         chance = tl.load(probs + drawn, mask=drawn >= 0, other=0.0)
-        # NaN compares as false.
         sound = (total >= 0.0) & (total < float("inf"))
-        drawn = tl.where(total > 0.0, drawn, -1)
+        total = tl.sum(sums, 0)
         tl.store(tokens + 3 * number, tl.where(sound, drawn, -2))
         tl.store(chances + 3 * number, chance.to(tl.int32, bitcast=True))
-        tl.store(left + 3 * (number + 1), tl.sum(sums, 0).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(left + 3 * (number + 1), total.to(tl.float32).to(tl.int32, bitcast=True))
+        number += 1
         # The next draw reads what one thread has written.
         tl.debug_barrier()
+    for later in range(number, draws):
+        tl.store(tokens + 3 * later, -1)
+        tl.store(left + 3 * (later + 1), total.to(tl.float32).to(tl.int32, bitcast=True))

@@ -30,13 +30,20 @@ def unsound(total: float) -> ValueError:
     return ValueError(f"A row of weights sums to {total}; check the logits for NaN or infinity.")
 
 
-def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
+def draw(
+    *,
+    probs: Tensor,
+    limits: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    floors: NDArray[np.float64] | None = None,
+) -> Draws:
     """Draw up to `limits[i]` distinct tokens for node i; fewer where fewer have a weight above 0.
 
     Args:
         probs: `[nodes, vocab]`, weights that need not be normalised.
         limits: `[nodes]`; a node below 0 is not looked at.
         uniforms: float64 in [0, 1), `[nodes, draws]`.
+        floors: float64 `[nodes]`; a node that has no more weight left than this draws no more. None: 0.
 
     Raises:
         ValueError: a node's weights sum to NaN or infinity.
@@ -51,7 +58,7 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
             # What is left stays as it is once nothing more is drawn.
             if not 0 <= weight < float("inf"):
                 raise unsound(weight)
-            if number < limits[node] and weight > 0:
+            if number < limits[node] and weight > (0.0 if floors is None else floors[node]):
                 heights = rest.cumsum(0)
                 above = (heights > uniforms[node, number] * heights[-1]).nonzero()
                 token = int(above[0]) if len(above) else int(rest.nonzero()[-1])

@@ -100,8 +100,9 @@ class LayeredDySpec(GreedyTree):
         level, depth = grown.trees.roots, 0
         while not level.empty and depth != self.depth:
             probs = yield from grown.trees.ask(level)
-            slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance)
             drawn = grown.open(level)
+            floors = drawn.floors(best[:, 0])
+            slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance, floors)
             while (wanted := drawn.next_values(slots) > best[:, :1]).any():
                 # As many children as it takes to fill the budget; what falls below the bar is dropped.
                 missing = (best == self.threshold).sum(1) / np.maximum(wanted.sum(1), 1)

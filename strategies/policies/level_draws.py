@@ -97,13 +97,25 @@ def start_slots(
     counts: Numbers,
     budget: int,
     acceptance: Sequence[float] = (),
+    floors: Values | None = None,
 ) -> Slots:
-    """The slots of a level's nodes, `counts[i]` in row i, of which a row may take `budget` in all."""
+    """The slots of a level's nodes, `counts[i]` in row i, of which a row may take `budget` in all.
+
+    With `floors` `[rows, nodes]`, no slot is asked for that is worth no more than its node's.
+    """
     if law is Deterministic:
         return _TopSlots(probs, counts, budget)
-    # A node may take all of the budget; the usual ones take few, and the root more.
-    at_once = min(budget, max(16, 2 * budget // max(probs.shape[1], 1)))
-    draws = ChildDraws(probs, NodeNoise.of(rngs, counts.tolist()), counts, at_once=at_once)
+    # What is left at a node is what its next slot is worth, unless chances were measured. Without floors a
+    # node may take all of the budget, and the usual ones take few.
+    sampled = floors is not None and not acceptance
+    at_once = budget if sampled else min(budget, max(16, 2 * budget // max(probs.shape[1], 1)))
+    draws = ChildDraws(
+        probs,
+        NodeNoise.of(rngs, counts.tolist()),
+        counts,
+        at_once=at_once,
+        floors=floors if sampled else None,
+    )
     if acceptance:
         return _MeasuredSlots(draws, np.array(list(conditional_acceptance(acceptance))))
     return _SampledSlots(draws)

@@ -81,6 +81,12 @@ class OpenLevel:
         self._values: list[Values] = []
         self._below: list[Values] = []
 
+    def floors(self, bar: Values) -> Values:
+        """What a node's slot is worth, relative to the node, where it is worth the `bar` `[rows]`; a little
+        less, since a GPU rounds."""
+        bars = np.broadcast_to(bar[:, None] * (1 - 1e-5), self._path_probs.shape)
+        return np.divide(bars, self._path_probs, out=np.zeros(bars.shape), where=self._path_probs > 0)
+
     def next_values(self, slots: Slots) -> Values:
         """What each node's next slot is worth, `[rows, nodes]`; 0 where there is no node."""
         # Rounding must not lift a slot above its own node, which would then be dropped first.

@@ -80,6 +80,23 @@ def test_as_the_reference_draws(
     assert ((draws.tokens >= 0).sum(1) <= np.maximum(limits, 0)).all()
 
 
+def test_a_node_stops_at_its_floor(device: torch.device) -> None:
+    p = rows(5, 700, alive=0.5, sharpness=2.0, seed=8)
+    arguments: dict[str, Any] = {
+        "limits": np.array([6, 6, 6, -1, 6]),
+        "uniforms": tape_of(30, 3).view(5, 6).numpy(),
+        "floors": np.array([0.0, 0.99, 0.999, 0.5, 2.0]),
+    }
+    wanted = reference.draw(probs=p, **arguments)
+    found = dispatch.draw_on_device(probs=p.to(device), **arguments)
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    counts = (found.tokens >= 0).sum(1).tolist()
+    assert counts[0] == 6
+    assert 0 < counts[2] <= counts[1]
+    assert counts[2] < 6
+    assert counts[3:] == [0, 0]
+
+
 def test_a_vocabulary_of_many_blocks(device: torch.device) -> None:
     agree(rows(2, 5000, alive=0.9, sharpness=1.0, seed=3), [3, 3], tape_of(6, 4).view(2, 3), device)
 
