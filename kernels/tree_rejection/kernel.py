@@ -6,6 +6,7 @@ import triton.language as tl
 FIXED = tl.constexpr(0)
 FULL = tl.constexpr(1)
 LINE = tl.constexpr(8)
+DUST = tl.constexpr(5.551115123125783e-17)  # 2^-54
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def walk(plan, scratch, out, nodes, vocab, BLOCK: tl.constexpr):
         share = tl.where((fixed != 0) | (total <= 0.0), 1.0, total)
         draft_mass = draft_mass / share
         chance = tl.where(draft_mass > 0.0, target_mass / tl.where(draft_mass > 0.0, draft_mass, 1.0), 1.0)
-        tossed = target_mass > 0.0
+        tossed = (target_mass > 0.0) & (chance >= DUST)
         u = tl.load(plan + used * LINE + 6, mask=tossed, other=0).to(tl.float64, bitcast=True)
         # NaN stands where the tape has ended.
         if ((target_mass >= 0.0) & (target_mass < float("inf")) & (u >= 0.0)) == 0:

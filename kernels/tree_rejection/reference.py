@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from draftwood.kernels.tree_plan import FIXED, REMAINING, TreeCase, Undecidable, Walk
+from draftwood.kernels.tree_plan import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
 
 
 def walk(case: TreeCase) -> Walk:
@@ -31,7 +31,8 @@ def walk(case: TreeCase) -> Walk:
             target_mass, draft_mass = float(left[case.tokens[child]]) / scale, float(law[case.tokens[child]])
             if not 0 <= target_mass < float("inf"):
                 raise Undecidable
-            if target_mass > 0 and toss() < (target_mass / draft_mass if draft_mass > 0 else 1):
+            chance = target_mass / draft_mass if draft_mass > 0 else 1
+            if target_mass > 0 and chance >= DUST and toss() < chance:
                 path.append(child)
                 break
             rest = (left.double() - scale * law).clamp(min=0).float()

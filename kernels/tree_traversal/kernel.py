@@ -17,6 +17,8 @@ from draftwood.kernels.tree_traversal.class_window import (
     window_law,
 )
 
+DUST = tl.constexpr(5.551115123125783e-17)  # 2^-54
+
 # What a row needs next of its vocabulary.
 GOING = tl.constexpr(0)
 REJECT = tl.constexpr(1)
@@ -374,7 +376,7 @@ def advance(
                 chance = target_mass / tl.where(draft_mass > 0.0, draft_mass, 1.0)
                 chance = tl.where(draft_mass > 0.0, tl.minimum(chance, 1.0), 1.0)
                 sound = (target_mass >= 0.0) & (target_mass < float("inf"))
-                goes = target_mass > 0.0
+                goes = (target_mass > 0.0) & (chance >= DUST)
                 if (leaf_first == 0) & goes:
                     u = r.uniform(plan, used)
                     # NaN stands where the tape has ended.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.kernels.tree_plan import FIXED, REMAINING, TreeCase, Undecidable, Walk
+from draftwood.kernels.tree_plan import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
 from draftwood.kernels.tree_traversal import class_reference
 
 Tries = Generator[tuple[int, Tensor]]
@@ -68,7 +68,7 @@ def walk(case: TreeCase, *, leaf_first: bool, classes: bool) -> Walk:
             if not 0 <= target_mass < float("inf"):
                 raise Undecidable
             chance = min(1.0, target_mass / draft_mass) if draft_mass > 0 else 1.0
-            if target_mass > 0 and (leaf_first or tape.toss() < chance):
+            if target_mass > 0 and chance >= DUST and (leaf_first or tape.toss() < chance):
                 below = visit(child, chance if leaf_first else 1.0)
                 if below is not None:
                     return [node, *below[0]], below[1]

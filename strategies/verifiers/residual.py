@@ -9,6 +9,7 @@ import attrs
 from jaxtyping import Float
 from torch import Tensor, float64, tensor
 
+from draftwood.kernels.tree_plan import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.vocabulary import checked_total, total
 
@@ -93,7 +94,8 @@ class Residual:
         if target_mass <= 0:
             return 0.0
         draft_mass = candidate.law[candidate.token]
-        return min(1.0, target_mass / draft_mass) if draft_mass > 0 else 1.0
+        chance = min(1.0, target_mass / draft_mass) if draft_mass > 0 else 1.0
+        return 0.0 if chance < DUST else chance
 
     def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""

@@ -280,8 +280,8 @@ def counted() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_launches_do_not_grow_with_rows(form: str, device: torch.device) -> None:
-    nodes = 8
-    rows = [row_of(nodes, 20, laws=[WithoutReplacement], draft="smooth", target="near", seed=3)] * 3
+    nodes = 7
+    rows = [row_of(nodes, 17, laws=[WithoutReplacement], draft="smooth", target="near", seed=3)] * 2
     counts = []
     for batch in (rows[:1], rows):
         cases = TreeArrays.of([on_device(case_of(*row), device) for row in batch])
@@ -298,10 +298,10 @@ def test_launches_do_not_grow_with_rows(form: str, device: torch.device) -> None
 def test_no_row_needs_more_passes_than_are_launched(device: torch.device) -> None:
     # No child is wanted, and so all fail one after another.
     tree = TreeBuilder(0)
-    p = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.1, 0.1, *[0.0] * 14])
+    p = torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1, *[0.0] * 12])
     for node in (0, 1):
-        tree.add_children(node, [0, 1, 2, 3], WithoutReplacement(p))
-    targets = torch.tensor([*[1e-9] * 6, *[(1 - 6e-9) / 14] * 14]).repeat(len(tree), 1)
+        tree.add_children(node, [0, 1, 2], WithoutReplacement(p))
+    targets = torch.tensor([*[1e-9] * 5, *[(1 - 5e-9) / 12] * 12]).repeat(len(tree), 1)
     case = case_of(tree.finish(), targets, torch.full((99,), 0.9, dtype=torch.float64))
     passes = dispatch.passes
     for kind in ({"leaf_first": True, "classes": False}, {"leaf_first": True, "classes": True}):

@@ -85,8 +85,10 @@ class Left:
         self.target, self.allowance = target, allowance
 
     def chance(self, tried):
+        """The allowance of the sibling that is tried; below what a uniform of 53 bits can hit it is none."""
         expected = self.allowance * self.target[tried.token]
-        return min(1.0, expected / tried.law[tried.token]) if expected > 0 else 0.0
+        chance = min(1.0, expected / tried.law[tried.token]) if expected > 0 else 0.0
+        return chance if chance >= 2**-54 else 0.0
 
     def reject(self, tried):
         a = self.allowance
@@ -107,7 +109,7 @@ def recursive_rejection(tree, targets, coins):
         left = Left(targets[path[-1]].tolist())
         for tried in drawn_order(tree.tokens[children].tolist(), tree.proposals[path[-1]]):
             # No coin is tossed for a token that the target does not want.
-            if left.target[tried.token] > 0 and coins.accept(left.chance(tried)):
+            if (chance := left.chance(tried)) > 0 and coins.accept(chance):
                 path.append(children[tried.place])
                 break
             left.reject(tried)
@@ -160,7 +162,7 @@ def class_ordered_rejection(tree, targets, coins, choose):
         if isinstance(proposal, WithoutReplacement):
             tries = ClassOrder(tokens, proposal.p.tolist(), left, coins, choose).tries()
         for tried in tries:
-            if left.target[tried.token] > 0 and coins.accept(left.chance(tried)):
+            if (chance := left.chance(tried)) > 0 and coins.accept(chance):
                 path.append(children[tried.place])
                 break
             left.reject(tried)
