@@ -24,6 +24,11 @@ class ChildDraws:
         drawn: int64 `[rows, nodes]`, how many draws every node has had.
     """
 
+    # Of a launch: tokens, weights, and the weight left before each and behind the last, `[rows, nodes, ...]`.
+    _tokens: NDArray[np.int64]
+    _chances: NDArray[np.float64]
+    _left: NDArray[np.float64]
+
     def __init__(
         self,
         probs: Float[Tensor, "rows nodes vocab"],
@@ -91,7 +96,8 @@ class ChildDraws:
             else:  # of these nodes nothing more is to come
                 more = ((0, 0), (0, 0), (0, missing))
                 self._tokens = np.pad(self._tokens, more, constant_values=-1)
-                self._chances, self._left = np.pad(self._chances, more), np.pad(self._left, more, "edge")
+                self._chances = np.pad(self._chances, more)
+                self._left = np.pad(self._left, more, mode="edge")
         each = (rows[:, None], nodes[:, None], numbers)
         self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
         return self._tokens[each], self._chances[each], self._left[each]

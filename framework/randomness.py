@@ -162,13 +162,13 @@ def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
         return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
 
 
-def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int) -> NDArray[np.float64]:
-    """The next `n` numbers of every stream, `[rows, n]`, which stay there; 0 behind the end of a tape."""
+def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
+    """The next `n` numbers of every stream, `[rows, n]`, which stay there; `behind` the end of a tape."""
     if all(type(rng) is CounterRandomness for rng in rngs):
         streams = cast("Sequence[CounterRandomness]", rngs)
         keys = np.array([rng.key for rng in streams], dtype=np.uint64)
         return _counted(keys, np.array([rng.used for rng in streams]), n)
-    uniforms = np.zeros((len(rngs), n))
+    uniforms = np.full((len(rngs), n), behind)
     for row, rng in enumerate(rngs):
         numbers = rng.ahead(n).numpy()
         uniforms[row, : len(numbers)] = numbers

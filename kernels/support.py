@@ -63,14 +63,6 @@ def objection_on(device: torch.device) -> str | None:
     return None
 
 
-def to_device(plan: Tensor, device: torch.device) -> Tensor:
-    """`plan`, a tensor on the host, copied to `device` without a wait for what runs there."""
-    if device.type == "cuda":
-        # From memory that may be swapped out, the driver may wait before it copies.
-        plan = plan.pin_memory()
-    return plan.to(device, non_blocking=True)
-
-
 def use_kernel(operation: str, reason: str | None) -> bool:
     """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
     if (operation, reason or "") not in _logged:
@@ -95,10 +87,3 @@ def _device_objection(device: torch.device) -> str | None:
     if capability < (8, 0):
         return f"the device has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
     return None
-
-
-def staged(numbers: Tensor, device: torch.device) -> Tensor:
-    """`numbers` from the CPU on `device`, without waiting for it."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)

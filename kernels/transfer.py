@@ -17,10 +17,10 @@ def pinned(size: int, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
-def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """`array` as a tensor on `device`; on the CPU over the same memory."""
-    tensor = torch.from_numpy(array)
+def sent(numbers: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """`numbers` of the host as a tensor on `device`; on the CPU over the same memory."""
+    tensor = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)
     if device.type == "cpu":
         return tensor
-    buffer = pinned(array.nbytes, device).view(tensor.dtype).view(tensor.shape)
+    buffer = pinned(tensor.nbytes, device).view(tensor.dtype).view(tensor.shape)
     return buffer.copy_(tensor).to(device, non_blocking=True)

@@ -12,6 +12,7 @@ from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import blocks
 from draftwood.kernels.ordered_draws.reference import Draws, unsound
 from draftwood.kernels.tensor_checks import scalar_layout_objection
+from draftwood.kernels.transfer import sent
 
 CONFIGURATIONS = tuple(
     Configuration(
@@ -66,7 +67,7 @@ def draw_on_device(
     staged = np.concatenate(
         [uniforms.reshape(-1).view(np.int64), limits.astype(np.int64), lowest.view(np.int64)]
     )
-    numbers = support.staged(torch.from_numpy(staged), probs.device)
+    numbers = sent(staged, probs.device)
     out = torch.empty(nodes, count + 1, 3, dtype=torch.int32, device=probs.device)
     configuration.launch(
         (nodes,),

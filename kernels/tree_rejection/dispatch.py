@@ -7,6 +7,7 @@ from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan import TreeArrays, Walk, walks_of
 
 SMALL = 4096
@@ -44,7 +45,7 @@ def walk(trees: TreeArrays) -> list[Walk | None]:
     out = torch.empty(rows, 5 + lines, dtype=torch.int32, device=trees.device)
     CONFIGURATIONS[trees.vocab > SMALL].launch(
         (rows,),
-        plan=support.to_device(trees.plan(), trees.device),
+        plan=sent(trees.plan(), trees.device),
         scratch=torch.empty(rows, 3, trees.vocab, dtype=torch.float32, device=trees.device),
         out=out,
         nodes=lines,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
+from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan import TreeArrays, Walk, links, walks_of
 
 PROGRAMS = 32
@@ -76,7 +77,7 @@ def walk(trees: TreeArrays, *, leaf_first: bool, classes: bool) -> list[Walk | N
 
     out = empty(rows, 5 + lines, dtype=torch.int32)
     common = {
-        "plan": support.to_device(trees.plan(spare=2), device),
+        "plan": sent(trees.plan(spare=2), device),
         "numbers": empty(rows, lines, NUMBERS),
         "shares": empty(rows, lines if classes else 1, BUCKETS),
         "tally": empty(rows, 4, BUCKETS, dtype=torch.int64),

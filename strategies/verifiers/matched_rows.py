@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Randomness
-from draftwood.kernels.support import to_device
+from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan import Floats, Ints
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.verifiers.target_rows import stacked
@@ -97,7 +97,7 @@ def _judged(siblings: Siblings, tapes: Floats, target: Tensor) -> Tensor:
     # Of every node: whether its children are hit, and which one.
     coins = [np.take_along_axis(tapes, 2 * siblings.depths + one, 1).view(np.int64) for one in (0, 1)]
     columns = [siblings.children, siblings.tokens, np.stack([siblings.depths, *coins], 2)]
-    plan = to_device(torch.from_numpy(np.concatenate(columns, 2)), target.device)
+    plan = sent(np.concatenate(columns, 2), target.device)
     children, tokens, (depths, *bits) = plan[..., :width], plan[..., width:-3], plan[..., -3:].unbind(2)
     hit_coin, child_coin = (one.contiguous().view(torch.float64) for one in bits)
 

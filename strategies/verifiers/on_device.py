@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree, Verifier
+from draftwood import Outcome, Randomness, TokenTree, TreeBatch, Verifier
 from draftwood.kernels.tree_plan import (
     FIXED,
     FULL,
@@ -28,7 +28,7 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.randomness import UniformRandomness
+from draftwood.randomness import UniformRandomness, ahead_of_rows
 
 DRAWN_ALIKE: dict[type[Proposal], int] = {
     Deterministic: FIXED,
@@ -85,6 +85,16 @@ def judged_on_device(
     outcomes: list[Outcome | None] = [None] * len(trees)
     if len({id(rng) for rng in rngs}) < len(rngs):
         return outcomes  # rows with one stream between them would be judged by the same numbers
+    streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
+    together: object = target_probs  # a tensor iterates as a sequence of rows
+    if isinstance(trees, TreeBatch) and isinstance(together, Tensor) and len(streams) == len(rngs):
+        if not form.serves(together[0]):
+            return outcomes
+        uniforms = ahead_of_rows(streams, form.uniforms(trees.tokens.shape[1]), behind=np.nan)
+        arrays = batch_arrays(trees, together, uniforms)
+        if arrays is not None:
+            rows = zip(form.walk(arrays), trees.tokens, trees.counts.tolist(), streams, strict=True)
+            return [_outcome(walk, tokens, nodes, rng) for walk, tokens, nodes, rng in rows]
     served: list[tuple[int, UniformRandomness, TreeCase]] = []
     for row, (tree, targets, rng) in enumerate(zip(trees, target_probs, rngs, strict=True)):
         if isinstance(rng, UniformRandomness) and form.serves(targets) and _alike(targets, target_probs[0]):
@@ -92,17 +102,25 @@ def judged_on_device(
             if case is not None:
                 served.append((row, rng, case))
     walks = form.walk(TreeArrays.of([case for *_, case in served])) if served else []
-    for (row, rng, case), result in zip(served, walks, strict=True):
-        if result is not None:
-            rng.uniforms(result.used)
-            outcomes[row] = Outcome(
-                path=result.path,
-                tokens=[case.tokens[node] for node in result.path],
-                extra=result.extra,
-                bonus=result.bonus,
-                drafted=len(case.tokens) - 1,
-            )
+    for (row, stream, case), walk in zip(served, walks, strict=True):
+        outcomes[row] = _outcome(walk, case.tokens, len(case.tokens), stream)
     return outcomes
+
+
+def _outcome(
+    walk: Walk | None, tokens: Sequence[int] | Ints, nodes: int, rng: UniformRandomness
+) -> Outcome | None:
+    """What a walk makes of a tree of these tokens; takes the numbers that decided it from `rng`."""
+    if walk is None:
+        return None
+    rng.skip(walk.used)
+    return Outcome(
+        path=walk.path,
+        tokens=[int(tokens[node]) for node in walk.path],
+        extra=walk.extra,
+        bonus=walk.bonus,
+        drafted=nodes - 1,
+    )
 
 
 def tree_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> TreeCase | None:
@@ -125,46 +143,42 @@ def tree_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> TreeCa
     )
 
 
-def batch_arrays(
-    *,
-    tokens: Ints,
-    parents: Ints,
-    counts: Ints,
-    law: type[Proposal],
-    drafts: Tensor,
-    asked: Ints,
-    targets: Tensor,
-    uniforms: Floats,
-) -> TreeArrays | None:
+def batch_arrays(trees: TreeBatch, targets: Tensor, uniforms: Floats) -> TreeArrays | None:
     """What kernels read of trees that were grown side by side, without a look at any single node.
 
     Args:
-        tokens: `[rows, nodes]`.
-        parents: `[rows, nodes]`, -1 for roots and padding.
-        counts: nodes of every row, `[rows]`.
-        law: by which all children were drawn.
-        drafts: the distributions that they were drawn from, `[rows, requests, vocab]`.
-        asked: every node's request number, by which its children's distribution is found, `[rows, nodes]`.
+        trees: of all rows.
         targets: the target's distributions `[rows, nodes, vocab]`.
         uniforms: of every row's stream, `[rows, numbers]`, NaN behind its end.
 
     Returns:
         None for laws that need a look at the nodes, and for distributions that no kernel can read.
     """
-    readable = _alike(drafts, targets) and drafts.stride(-1) == targets.stride(-1) == 1
-    if law not in DRAWN_ALIKE or not readable:
+    readable = all(_alike(probs, targets) and probs.stride(-1) == 1 for probs in trees.levels)
+    if trees.law not in DRAWN_ALIKE or not readable or targets.stride(-1) != 1:
         return None
-    size, above = drafts.element_size(), parents.clip(min=0)
-    by_row, by_request = (size * stride for stride in drafts.stride()[:2])
-    rows = np.arange(len(tokens))[:, None]
-    laws = drafts.data_ptr() + by_row * rows + by_request * np.take_along_axis(asked, above, 1)
+    laws = np.zeros_like(trees.tokens)
+    if trees.levels and trees.law is not Deterministic:
+        sizes = [probs.element_size() for probs in trees.levels]
+        starts, by_row, by_node = (
+            np.array(numbers, dtype=np.int64)
+            for numbers in (
+                [probs.data_ptr() for probs in trees.levels],
+                [size * probs.stride(0) for size, probs in zip(sizes, trees.levels, strict=True)],
+                [size * probs.stride(1) for size, probs in zip(sizes, trees.levels, strict=True)],
+            )
+        )
+        rows, above = np.arange(len(trees))[:, None], trees.parents.clip(min=0)
+        level, column = trees.asked[rows, above, 0], trees.asked[rows, above, 1]
+        addresses = starts[level] + by_row[level] * rows + by_node[level] * column
+        laws = np.where(trees.parents >= 0, addresses, 0)
     return TreeArrays(
-        tokens=tokens,
-        parents=parents,
-        counts=counts,
-        draw_kinds=np.full_like(tokens, DRAWN_ALIKE[law]),
-        laws=np.where((parents >= 0) & (law is not Deterministic), laws, 0),
-        targets=row_addresses(targets, tokens.shape[1]),
+        tokens=trees.tokens,
+        parents=trees.parents,
+        counts=trees.counts,
+        draw_kinds=np.full_like(trees.tokens, DRAWN_ALIKE[trees.law]),
+        laws=laws,
+        targets=row_addresses(targets, trees.tokens.shape[1]),
         uniforms=uniforms,
         vocab=targets.shape[-1],
         device=targets.device,

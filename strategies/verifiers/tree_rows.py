@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood import Outcome, TokenTree
-from draftwood.kernels.support import to_device
+from draftwood import Outcome, TokenTree, TreeBatch
+from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan import Ints, links, padded
 
 
@@ -41,6 +41,8 @@ class TreeRows:
     @classmethod
     def of(cls, trees: Sequence[TokenTree]) -> TreeRows:
         """The arrays of `trees`, at least one."""
+        if isinstance(trees, TreeBatch):
+            return cls(trees.tokens, trees.parents, trees.counts)
         tokens = [tree.tokens[: tree.size].tolist() for tree in trees]
         parents = [tree.parents[: tree.size].tolist() for tree in trees]
         return cls(padded(tokens, 0), padded(parents, -1), np.array([tree.size for tree in trees]))
@@ -48,7 +50,7 @@ class TreeRows:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """`parents`, 0 for none, and `tokens` on `device`, by one copy."""
         both = np.stack([self.parents.clip(min=0), self.tokens])
-        parents, tokens = to_device(torch.from_numpy(both), device)
+        parents, tokens = sent(both, device)
         return parents, tokens
 
     def follow(self, accepted: NDArray[np.bool_]) -> list[list[int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -17,6 +17,7 @@ from draftwood import (
     PerChild,
     Proposal,
     TokenTree,
+    TreeBatch,
     TreeBuilder,
     WithoutReplacement,
     WithReplacement,
@@ -119,16 +120,16 @@ def test_a_batch_needs_no_look_at_its_nodes(law: type[Proposal]) -> None:
     tapes = [tape_of(number, number) for number in (7, 3, 5)]
     cases = [tree_case(tree, target, tape) for tree, target, tape in zip(trees, targets, tapes, strict=True)]
     expected = TreeArrays.of([case for case in cases if case is not None])
-    arrays = batch_arrays(
+    batch = TreeBatch(
         tokens=expected.tokens,
         parents=expected.parents,
+        depths=np.zeros_like(expected.tokens),
         counts=expected.counts,
         law=law,
-        drafts=drafts,
-        asked=asked,
-        targets=targets,
-        uniforms=padded_uniforms(tapes),
+        levels=(drafts[:, :2], drafts[:, 2:]),
+        asked=np.stack([asked >= 2, asked - 2 * (asked >= 2)], 2).astype(np.int64),
     )
+    arrays = batch_arrays(batch, targets, padded_uniforms(tapes))
     assert arrays is not None
     child = expected.parents >= 0
     assert (arrays.draw_kinds == expected.draw_kinds)[child].all()
@@ -142,16 +143,17 @@ def test_a_batch_needs_no_look_at_its_nodes(law: type[Proposal]) -> None:
 def test_what_no_kernel_reads_is_left_to_a_look_at_the_nodes() -> None:
     probs = torch.rand(1, 2, 5)
     ints = np.zeros((1, 2), dtype=np.int64)
-    fits: dict[str, Any] = {
-        "tokens": ints,
-        "parents": ints - 1,
-        "counts": np.array([2]),
-        "asked": ints,
-        "uniforms": np.zeros((1, 3)),
-        "law": WithoutReplacement,
-        "drafts": probs,
-        "targets": probs,
-    }
-    assert batch_arrays(**fits) is not None
-    for misfit in ({"drafts": probs.double()}, {"targets": probs.mT.contiguous().mT}, {"law": PerChild}):
-        assert batch_arrays(**{**fits, **misfit}) is None
+    batch = TreeBatch(
+        tokens=ints,
+        parents=ints - 1,
+        depths=ints,
+        counts=np.array([2]),
+        law=WithoutReplacement,
+        levels=(probs,),
+        asked=np.zeros((1, 2, 2), dtype=np.int64),
+    )
+    uniforms = np.zeros((1, 3))
+    assert batch_arrays(batch, probs, uniforms) is not None
+    assert batch_arrays(attrs.evolve(batch, levels=(probs.double(),)), probs, uniforms) is None
+    assert batch_arrays(batch, probs.mT.contiguous().mT, uniforms) is None
+    assert batch_arrays(attrs.evolve(batch, law=PerChild), probs, uniforms) is None
