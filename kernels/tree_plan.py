@@ -20,7 +20,7 @@ LINE = 8
 """Integers of a node in a plan."""
 
 DUST = 2.0**-54
-"""Chances below count as none: no uniform of 53 bits tells them apart, and rounding makes one of the other."""
+"""Chances below count as none: no uniform of 53 bits can tell, and rounding makes each of the other."""
 
 
 @dataclass(frozen=True, eq=False)
