@@ -81,7 +81,8 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
 def bucket_of(target: Floats, proposed: Floats) -> NDArray[np.int64]:
     """The bucket, from 1 on, of tokens with these weights; where nothing is proposed, the first."""
     octaves = ((target / proposed).astype(np.float32).view(np.int32) + _HALF) >> _SHIFT
-    return np.clip(octaves - _LOWEST, 1, BUCKETS - 1, dtype=np.int64)
+    bucket: NDArray[np.int64] = np.clip(octaves - _LOWEST, 1, BUCKETS - 1, dtype=np.int64)
+    return bucket
 
 
 def _prefixes(mass: Floats) -> Floats:

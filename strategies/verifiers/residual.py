@@ -9,7 +9,7 @@ import attrs
 from jaxtyping import Float
 from torch import Tensor, float64, tensor
 
-from draftwood.kernels.tree_plan import DUST
+from draftwood.kernels.tree_plan.arrays import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.vocabulary import checked_total, total
 

@@ -136,7 +136,7 @@ def residual_of_the_token(self: Residual, candidate: Candidate) -> None:
     """`Residual.reject` that keeps the allowance right but forgets it in the residual."""
     target = self.weights / self.weights.sum()
     _reject(self, candidate)
-    left = (target - candidate.law.weights / candidate.law.total).clamp(min=0)
+    left = candidate.law.rejected(target, 1.0)
     self.weights = left * (self.weights.sum() / left.sum())
 
 

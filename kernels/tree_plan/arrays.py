@@ -130,7 +130,7 @@ class TreeArrays:
     @property
     def lines(self) -> int:
         """Of a row in the plan: as many as nodes, and as uniforms with NaN behind the last."""
-        return max(self.tokens.shape[1], self.uniforms.shape[1]) + 1
+        return max(int(self.tokens.shape[1]), int(self.uniforms.shape[1])) + 1
 
     def plan(self, spare: int = 0) -> Tensor:
         """int64 `[rows, lines + spare, LINE]` on the host, a line for every node and `spare` lines of zeros.
@@ -189,14 +189,14 @@ def row_addresses(targets: Tensor | Sequence[Tensor], nodes: int) -> Ints:
         size, (by_row, by_node) = targets.element_size(), targets.stride()[:2]
         starts = targets.data_ptr() + size * by_row * np.arange(len(targets))
         return starts[:, None] + size * by_node * np.arange(nodes)
-    starts = np.array([row.data_ptr() for row in targets])
-    steps = np.array([row.stride(0) * row.element_size() for row in targets])
+    starts = np.array([row.data_ptr() for row in targets], dtype=np.int64)
+    steps = np.array([row.stride(0) * row.element_size() for row in targets], dtype=np.int64)
     return starts[:, None] + steps[:, None] * np.arange(nodes)
 
 
 def padded(rows: Sequence[Sequence[int]], filler: int) -> Ints:
     """`rows` as one array `[rows, longest]`."""
-    result = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    result: Ints = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for row, values in zip(result, rows, strict=True):
         row[: len(values)] = values
     return result
