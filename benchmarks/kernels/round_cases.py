@@ -26,7 +26,7 @@ from draftwood.kernels.ordered_draws import blocks
 from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan import TreeArrays, TreeCase, Walk
+from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
 from draftwood.strategies.verifiers.on_device import tree_case

@@ -8,7 +8,7 @@ from torch import Tensor
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.transfer import sent
-from draftwood.kernels.tree_plan import TreeArrays, Walk, walks_of
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk, walks_of
 
 SMALL = 4096
 """Tokens of a vocabulary that few threads judge faster than many."""

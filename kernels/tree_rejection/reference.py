@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from draftwood.kernels.tree_plan import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
+from draftwood.kernels.tree_plan.arrays import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
 
 
 def walk(case: TreeCase) -> Walk:

@@ -8,7 +8,7 @@ from torch import Tensor
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.transfer import sent
-from draftwood.kernels.tree_plan import TreeArrays, Walk, links, walks_of
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk, links, walks_of
 
 PROGRAMS = 32
 """At most for a row."""

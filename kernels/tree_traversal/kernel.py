@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from draftwood.kernels.tree_traversal import records as r
-from draftwood.kernels.tree_traversal.class_window import (
+from draftwood.kernels.class_window.kernel import (
     BUCKETS,
     STAKE,
     UNIT,
@@ -16,6 +15,7 @@ from draftwood.kernels.tree_traversal.class_window import (
     second_law,
     window_law,
 )
+from draftwood.kernels.tree_plan import kernel as r
 
 DUST = tl.constexpr(5.551115123125783e-17)  # 2^-54
 

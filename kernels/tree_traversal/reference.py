@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.kernels.tree_plan import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
-from draftwood.kernels.tree_traversal import class_reference
+from draftwood.kernels.class_window.reference import Window
+from draftwood.kernels.tree_plan.arrays import DUST, FIXED, REMAINING, TreeCase, Undecidable, Walk
 
 Tries = Generator[tuple[int, Tensor]]
 """Siblings in the order in which they are tried, each with the law `[vocab]` by which it is."""
@@ -104,7 +104,7 @@ def _class_order(case: TreeCase, siblings: list[int], law: Tensor, left: Left, t
     """Of a waiting sibling and the next one the better one first; the other one waits."""
     waiting, h, draft = siblings[0], law, law
     for number, following in enumerate(siblings[1:], start=2):
-        window = class_reference.Window.open(h, draft, left.share, further=len(siblings) - number)
+        window = Window.open(h, draft, left.share, further=len(siblings) - number)
         stays, comes = (tape.toss() < float(window.f[case.tokens[one]]) for one in (waiting, following))
         first, waiting = (following, waiting) if comes and not stays else (waiting, following)
         yield first, window.first()

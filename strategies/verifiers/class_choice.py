@@ -39,6 +39,9 @@ class Columns:
     draft: Floats
     odds: Floats
 
+    def at(self, tokens: NDArray[np.int64]) -> Columns:
+        return Columns(*(weights[tokens] for weights in self.rows()))
+
     def rows(self) -> tuple[Floats, Floats, Floats, Floats]:
         return self.target, self.h, self.draft, self.odds
 
@@ -56,9 +59,12 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
         total: sums over the whole vocabulary, `[1]` each.
         further: siblings after the two; their number must not depend on these two.
     """
-    proposed = tokens.h + tokens.draft / total.draft
+    proposed = tokens.draft / total.draft
+    proposed += tokens.h
     bucket = bucket_of(tokens.target, proposed)
-    sums = np.stack([np.bincount(bucket, weights, BUCKETS) for weights in (*tokens.rows(), proposed)])
+    sums = np.empty((5, BUCKETS))
+    for line, weights in zip(sums, (*tokens.rows(), proposed), strict=True):
+        line[:] = np.bincount(bucket, weights, BUCKETS)
     # What the others have, whose bucket is the last of the order.
     whole = np.concatenate(total.rows())
     sums[:4, 0] = np.maximum(whole - sums[:4].sum(1), 0)
@@ -75,7 +81,7 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
 def bucket_of(target: Floats, proposed: Floats) -> NDArray[np.int64]:
     """The bucket, from 1 on, of tokens with these weights; where nothing is proposed, the first."""
     octaves = ((target / proposed).astype(np.float32).view(np.int32) + _HALF) >> _SHIFT
-    bucket: NDArray[np.int64] = np.maximum(np.minimum(octaves - _LOWEST, BUCKETS - 1), 1)
+    bucket: NDArray[np.int64] = np.clip(octaves - _LOWEST, 1, BUCKETS - 1, dtype=np.int64)
     return bucket
 
 

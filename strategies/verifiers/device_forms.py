@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood.kernels.tree_plan import TreeArrays, Walk
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
 from draftwood.kernels.tree_rejection import dispatch as tree_rejection
 from draftwood.kernels.tree_traversal import dispatch as tree_traversal
 from draftwood.strategies.verifiers.on_device import DeviceForm

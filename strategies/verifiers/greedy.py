@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.target_rows import most_likely, on_the_host
+from draftwood.strategies.verifiers.target_rows import Targets, most_likely, on_the_host
 from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
@@ -47,7 +47,7 @@ class Greedy(Verifier):
         return greedy_rows(TreeRows.of(trees), target_probs)
 
 
-def greedy_rows(trees: TreeRows, target_probs: Sequence[Tensor]) -> list[Outcome]:
+def greedy_rows(trees: TreeRows, target_probs: Targets) -> list[Outcome]:
     """The longest greedy match of every row, with one wait for all."""
     best = most_likely(target_probs, trees.tokens.shape[1])
     paths = trees.follow(trees.tokens == np.take_along_axis(best, trees.parents.clip(min=0), axis=1))

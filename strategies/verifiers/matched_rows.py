@@ -11,15 +11,13 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness
 from draftwood.kernels.transfer import sent
-from draftwood.kernels.tree_plan import Floats, Ints
+from draftwood.kernels.tree_plan.arrays import Floats, Ints
 from draftwood.randomness import UniformRandomness
-from draftwood.strategies.verifiers.target_rows import stacked
+from draftwood.strategies.verifiers.target_rows import Targets, stacked
 from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
-def matched_rows(
-    trees: TreeRows, target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
-) -> list[Outcome | None]:
+def matched_rows(trees: TreeRows, target_probs: Targets, rngs: Sequence[Randomness]) -> list[Outcome | None]:
     """What sample and match makes of every row, with one wait for all, by the uniforms that it would take.
 
     A node of the path takes two uniforms, so that those of every node are known by its depth, and all nodes

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, TreeBatch, Verifier
-from draftwood.kernels.tree_plan import (
+from draftwood.kernels.tree_plan.arrays import (
     FIXED,
     FULL,
     REMAINING,

@@ -9,7 +9,7 @@ import attrs
 from jaxtyping import Float
 from torch import Tensor, float64, tensor
 
-from draftwood.kernels.tree_plan import DUST
+from draftwood.kernels.tree_plan.arrays import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.vocabulary import checked_total, total
 
@@ -41,9 +41,9 @@ class Law(TriedLaw):
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
         """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
         rest = whole - float(weights[list(removed)].sum(dtype=float64))
-        if rest > 1e-6 * whole:
+        if rest > whole / 2:
             return cls(weights, rest, tuple(removed))
-        # Summing the survivors keeps the precision that the difference has lost.
+        # Summing the survivors keeps the precision that the difference loses.
         left = weights.index_fill(0, tensor(list(removed), device=weights.device), 0)
         rest = total(left)
         return cls((left.double() / rest).to(left) if rest > 0 else left)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood import Outcome, TokenTree, TreeBatch
 from draftwood.kernels.transfer import sent
-from draftwood.kernels.tree_plan import Ints, links, padded
+from draftwood.kernels.tree_plan.arrays import Ints, links, padded
 
 
 @attrs.frozen(eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.target_rows import on_the_host, stacked
+from draftwood.strategies.verifiers.target_rows import Targets, on_the_host, stacked
 from draftwood.strategies.verifiers.tree_rows import TreeRows
 from draftwood.validators import probability
 
@@ -54,7 +54,7 @@ class Typical(Verifier):
         return typical_rows(self, TreeRows.of(trees), target_probs)
 
 
-def typical_rows(rule: Typical, trees: TreeRows, target_probs: Sequence[Tensor]) -> list[Outcome]:
+def typical_rows(rule: Typical, trees: TreeRows, target_probs: Targets) -> list[Outcome]:
     """What `rule` accepts of every row, with one wait for all."""
     nodes = trees.tokens.shape[1]
     target = stacked(target_probs, nodes)

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.proposals import check_distribution
 
+Tokens = NDArray[np.int64]
+"""Tokens `[n]` on the host."""
+
 
 def total(weights: Float[Tensor, " vocab"]) -> float:
-    """Their sum in float64."""
-    return float(weights.sum(dtype=torch.float64))
+    """Their sum, in float32 or in float64 as they are."""
+    return float(weights.sum(dtype=None if weights.dtype == torch.float64 else torch.float32))
 
 
 def checked_total(p: Float[Tensor, " vocab"], what: str) -> float:
@@ -37,25 +40,30 @@ def largest(weights: Float[Tensor, " vocab"]) -> tuple[int, float]:
     return token, float(weights[token])
 
 
-def above(weights: Float[Tensor, " vocab"], bound: float) -> Int[Tensor, " n"]:
+def above(weights: Float[Tensor, " vocab"], bound: float) -> Tokens:
     """The tokens whose weights exceed `bound`, in order."""
     array = _array(weights)
     if array is None:
-        return (weights > bound).nonzero().flatten()
-    return torch.from_numpy(np.flatnonzero(array > bound))
+        return np.asarray((weights > bound).nonzero().flatten().numpy(force=True))
+    return np.flatnonzero(array > bound)
 
 
-def gathered(weights: Float[Tensor, " vocab"], tokens: Int[Tensor, " n"]) -> NDArray[np.float64]:
+def gathered(weights: Float[Tensor, " vocab"], tokens: Tokens) -> NDArray[np.float64]:
     """The weights of `tokens` on the host."""
     array = _array(weights)
     if array is None:
-        return np.asarray(weights[tokens].double().cpu().numpy())
-    return np.asarray(array[tokens.numpy()], dtype=np.float64)
+        index = torch.from_numpy(tokens).to(weights.device)
+        return np.asarray(weights[index].double().numpy(force=True))
+    return array[tokens].astype(np.float64)
 
 
-def put(weights: Float[Tensor, " vocab"], tokens: Int[Tensor, " n"], values: NDArray[np.float64]) -> None:
+def put(weights: Float[Tensor, " vocab"], tokens: Tokens, values: NDArray[np.float64]) -> None:
     """Write `values` `[n]` for `tokens` into `weights`."""
-    weights[tokens] = torch.from_numpy(values).to(weights)
+    array = _array(weights)
+    if array is None:
+        weights[torch.from_numpy(tokens).to(weights.device)] = torch.from_numpy(values).to(weights)
+    else:
+        array[tokens] = values
 
 
 def _array(weights: Tensor) -> NDArray[Any] | None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import attrs
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.strategies.verifiers.class_choice import STAKE, Columns, choose_class
 from draftwood.strategies.verifiers.residual import Law, Residual, TriedLaw
-from draftwood.strategies.verifiers.vocabulary import above, checked_total, gathered, largest, put, total
+from draftwood.strategies.verifiers.vocabulary import (
+    Tokens,
+    above,
+    checked_total,
+    gathered,
+    largest,
+    put,
+    total,
+)
 
 Floats = NDArray[np.float64]
 
@@ -29,14 +36,14 @@ class RemainingDraft:
         total: their sum.
         top: the token that holds more than half of that, or None.
         rest: the sum of all others, where there is such a token: their sum is not lost in the total.
-        stakes: tokens that may be of the class, `[n]`.
+        stakes: tokens that may be of the class, in order, on the host `[n]`.
     """
 
     weights: Float[Tensor, " vocab"]
     total: float
     top: int | None
     rest: float
-    stakes: Int[Tensor, " n"]
+    stakes: Tokens
 
     @classmethod
     def of(cls, p: Float[Tensor, " vocab"]) -> RemainingDraft:
@@ -51,7 +58,7 @@ class RemainingDraft:
         return cls._of(p, whole, above(p, STAKE))
 
     @classmethod
-    def _of(cls, weights: Float[Tensor, " vocab"], whole: float, stakes: Int[Tensor, " n"]) -> RemainingDraft:
+    def _of(cls, weights: Float[Tensor, " vocab"], whole: float, stakes: Tokens) -> RemainingDraft:
         top, most = largest(weights)
         if most <= whole / 2:
             return cls(weights, whole, None, whole, stakes)
@@ -92,16 +99,18 @@ class Window:
         draft: D without the tried tokens.
         odds: h over q, times the total of h, with q(z) what D holds beside the tried tokens and z, `[vocab]`.
         odds_total: the sum of the odds beside the draft's `top`, over the total of h.
-        members: tokens that may be of the class, in order, `[members]`.
+        members: tokens that may be of the class, in order, on the host `[members]`.
         f: the chances with which they are, float64 on the host, `[members]`.
+        columns: h, D and the odds of the members.
     """
 
     h: Law
     draft: RemainingDraft
     odds: Float[Tensor, " vocab"]
     odds_total: float
-    members: Int[Tensor, " members"]
+    members: Tokens
     f: Floats
+    columns: Columns
 
     @classmethod
     def open(cls, h: Law, draft: RemainingDraft, *, further: int, residual: Residual) -> Window:
@@ -123,61 +132,48 @@ class Window:
             odds.zero_()
         elif draft.top is not None and not float(odds[draft.top]) < math.inf:
             odds[draft.top] = 0
-        none = draft.stakes[:0]
-        window = cls(h, draft, odds, _total_beside(odds, draft.top) / h.total, none, np.zeros(0))
+        odds_total = _total_beside(odds, draft.top) / h.total
+        window = cls(
+            h, draft, odds, odds_total, draft.stakes, np.zeros(0), columns_of(h, draft, draft.stakes)
+        )
         f = window._choice(residual, further)
         live = np.flatnonzero(f)
-        return attrs.evolve(window, members=draft.stakes[torch.from_numpy(live)], f=f[live])
+        return cls(h, draft, odds, odds_total, draft.stakes[live], f[live], window.columns.at(live))
 
     def _choice(self, residual: Residual, further: int) -> Floats:
-        """The chances of the tokens that may be of the class."""
-        stakes, draft = self.draft.stakes, self.draft
-        if not len(stakes):
+        """The chances of the tokens that may be of the class, which are all `members` so far."""
+        if not len(self.members):
             return np.zeros(0)
-        _, h, weights, odds = self._columns(stakes).rows()
-        target = gathered(residual.weights, stakes) / residual.scale
-        top_odds = 0.0 if draft.top is None else float(self.odds[draft.top]) / self.h.total
-        sums = (residual.allowance, 1.0, draft.total, self.odds_total + top_odds)
+        target = gathered(residual.weights, self.members) / residual.scale
+        sums = (residual.allowance, 1.0, self.draft.total, self.odds_total + self._top_odds)
         whole = Columns(*(np.array([number]) for number in sums))
-        return choose_class(Columns(target, h, weights, odds), whole, further=further)
-
-    def _columns(self, tokens: Int[Tensor, " n"]) -> Columns:
-        """h, the draft and the odds of `tokens`; no target."""
-        h, odds = (gathered(weights, tokens) / self.h.total for weights in (self.h.weights, self.odds))
-        return Columns(h[:0], h, gathered(self.draft.weights, tokens), odds)
-
-    @cached_property
-    def _member_columns(self) -> Columns:
-        return self._columns(self.members)
+        return choose_class(attrs.evolve(self.columns, target=target), whole, further=further)
 
     def chance_of_class(self, token: int) -> float:
         """f(token)."""
-        return float(self.f[self.members.numpy(force=True) == token].sum())
+        return float(self.f[self.members == token].sum())
 
     @cached_property
-    def better(self) -> float:
-        """What beats a waiting one outside the class: the sum of f D."""
-        return float(self.f @ self._member_columns.draft)
+    def rivals(self) -> tuple[float, float]:
+        """What beats a waiting one outside the class, and, over q, the waiting ones that one inside beats.
+
+        They are the sums of f D and of (1 - f) h / q.
+        """
+        better, worse = self.rivals_of_top
+        if self.draft.top is None:
+            return better, worse
+        f = self.chance_of_class(self.draft.top)
+        return better + f * float(self.draft.weights[self.draft.top]), worse + (1 - f) * self._top_odds
 
     @cached_property
-    def worse(self) -> float:
-        """Over q, the waiting ones that one of the class beats: the sum of (1 - f) h / q."""
-        return self._rivals_of_top[1] + self._top_odds * (1 - self._top_chance)
-
-    @cached_property
-    def _top_chance(self) -> float:
-        return 0.0 if self.draft.top is None else self.chance_of_class(self.draft.top)
+    def rivals_of_top(self) -> tuple[float, float]:
+        """Those of the draft's top, without it: what it takes from itself would cancel too badly."""
+        f = self.f if self.draft.top is None else self.f * (self.members != self.draft.top)
+        return float(f @ self.columns.draft), max(self.odds_total - float(f @ self.columns.odds), 0.0)
 
     @cached_property
     def _top_odds(self) -> float:
         return 0.0 if self.draft.top is None else float(self.odds[self.draft.top]) / self.h.total
-
-    @cached_property
-    def _rivals_of_top(self) -> tuple[float, float]:
-        """`better` and `worse` without the draft's top: what it takes from itself would cancel too badly."""
-        others = self.members.numpy(force=True) != (-1 if self.draft.top is None else self.draft.top)
-        f, columns = self.f[others], self._member_columns
-        return float(f @ columns.draft[others]), max(self.odds_total - float(f @ columns.odds[others]), 0.0)
 
     def first(self) -> TriedLaw:
         """The law of the one that is tried first."""
@@ -195,12 +191,26 @@ class Window:
         weights = self.draft.weights * stayed
         if came > 0:
             weights.add_(self.odds, alpha=came / self.h.total)
-        f, columns = self.f, self._member_columns
+        f, columns = self.f, self.columns
         if len(f):
             fixed = stayed * (1 - (1 - belongs) * f) * columns.draft + came * (1 - f) * columns.odds
             put(weights, self.members, fixed)
         weights[token] = 0
         return Law(weights, total(weights) or 1.0)
+
+
+def columns_of(h: Law, draft: RemainingDraft, tokens: Tokens) -> Columns:
+    """h, the draft and the odds of `tokens`, which have no target yet."""
+    mass = gathered(draft.weights, tokens)
+    waits = mass if h.weights is draft.weights else gathered(h.weights, tokens)
+    beside = draft.total - mass
+    if draft.top is not None:
+        beside[tokens == draft.top] = draft.rest
+    waits = waits / h.total
+    with np.errstate(all="ignore"):
+        odds = waits / beside
+    odds[~np.isfinite(odds)] = 0.0
+    return Columns(np.zeros_like(mass), waits, mass, odds)
 
 
 def _total_beside(weights: Float[Tensor, " vocab"], token: int | None) -> float:
@@ -224,28 +234,28 @@ class FirstLaw(TriedLaw):
         window = self.window
         f, h = window.chance_of_class(token), window.h[token]
         odds, draft = float(window.odds[token]) / window.h.total, float(window.draft.weights[token])
-        return float(self._of(token == window.draft.top, f, h, odds, draft))
+        better, worse = window.rivals_of_top
+        if token != window.draft.top:
+            # What a token takes from itself is no rival's.
+            better, worse = window.rivals
+            better, worse = max(better - f * draft, 0.0), max(worse - (1 - f) * odds, 0.0)
+        return f * h + (1 - f) * max(h - odds * better, 0.0) + f * draft * worse
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
         window = self.window
         h, top = window.h, window.draft.top
         after = left.sub(h.weights, alpha=scale / h.total)
         if len(window.f):
-            after.add_(window.odds, alpha=scale * window.better / h.total)
-            columns, tokens = window._member_columns, window.members
-            is_top = tokens.numpy(force=True) == (-1 if top is None else top)
-            p1 = self._of(is_top, window.f, columns.h, columns.odds, columns.draft)
-            put(after, tokens, gathered(left, tokens) - scale * p1)
+            after.add_(window.odds, alpha=scale * window.rivals[0] / h.total)
+            put(after, window.members, gathered(left, window.members) - scale * self._of_members())
             if top is not None:
                 after[top] = float(left[top]) - scale * self[top]
         return after.clamp_(min=0)
 
-    def _of(self, top: NDArray[np.bool_] | bool, f: Any, h: Any, odds: Any, draft: Any) -> Any:
-        """p1 of tokens with these numbers; `top` says which one is the draft's top."""
-        window = self.window
-        rivals = window._rivals_of_top
-        # What a token takes from itself is no rival's.
-        better = np.where(top, rivals[0], window.better - f * draft)
-        worse = np.where(top, rivals[1], window.worse - (1 - f) * odds)
-        lost = np.maximum(h - odds * np.maximum(better, 0), 0)
-        return f * h + (1 - f) * lost + f * draft * np.maximum(worse, 0)
+    def _of_members(self) -> Floats:
+        """The law of all members but the draft's top."""
+        f, columns = self.window.f, self.window.columns
+        better, worse = self.window.rivals
+        inside, outside = f * columns.draft, (1 - f) * columns.odds
+        lost = np.maximum(columns.h - columns.odds * np.maximum(better - inside, 0), 0)
+        return f * columns.h + (1 - f) * lost + inside * np.maximum(worse - outside, 0)

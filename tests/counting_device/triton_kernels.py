@@ -26,7 +26,7 @@ from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan import Undecidable, Walk
+from draftwood.kernels.tree_plan.arrays import Undecidable, Walk
 from draftwood.kernels.tree_rejection import reference as tree_rejection
 from tests.counting_device.tensor import DeviceTensor, held
 

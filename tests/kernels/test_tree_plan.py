@@ -23,7 +23,7 @@ from draftwood import (
     WithReplacement,
 )
 from draftwood.kernels.testing import TOPOLOGIES
-from draftwood.kernels.tree_plan import (
+from draftwood.kernels.tree_plan.arrays import (
     LINE,
     TreeArrays,
     TreeCase,

@@ -31,7 +31,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan import TreeArrays, Undecidable, Walk
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
 from draftwood.kernels.tree_rejection import dispatch, reference
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter

@@ -33,7 +33,7 @@ from draftwood import (
 )
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan import TreeArrays, TreeCase, Undecidable, Walk
+from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Undecidable, Walk
 from draftwood.kernels.tree_traversal import dispatch, reference
 from draftwood.protocols import Verifier
 from draftwood.strategies.drafters.model import ModelDrafter

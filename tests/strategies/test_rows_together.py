@@ -25,7 +25,7 @@ TOGETHER = [Greedy(), Typical(), Typical(epsilon=0.01, delta=0.9), SampleAndMatc
 
 
 def judged_together(
-    verifier: Verifier, trees: Sequence[TokenTree], targets: Sequence[Tensor], rngs: Sequence[Randomness]
+    verifier: Verifier, trees: Sequence[TokenTree], targets: Any, rngs: Sequence[Randomness]
 ) -> list[Outcome]:
     """The form for all rows, which other devices than the CPU have."""
     with pytest.MonkeyPatch.context() as patch:
@@ -55,9 +55,8 @@ def agree(verifier: Verifier, trees: Sequence[TokenTree], targets: Sequence[Tens
 
     alone, *together = tapes(), tapes(), tapes()
     expected = [verifier.verify(*row) for row in zip(trees, targets, alone, strict=True)]
-    forms: list[Any] = [targets, one_tensor(targets)]
-    for given_targets, rngs in zip(forms, together, strict=True):
-        assert judged_together(verifier, trees, given_targets, rngs) == expected
+    for target_rows, rngs in zip((targets, one_tensor(targets)), together, strict=True):
+        assert judged_together(verifier, trees, target_rows, rngs) == expected
         assert [rng.used for rng in rngs] == [rng.used for rng in alone]
 
 

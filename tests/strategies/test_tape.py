@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -65,9 +66,8 @@ class Choices:
         def recording(window, residual, further):
             f = choose(window, residual, further)
             draft = window.draft.weights
-            whole = torch.zeros(len(draft), dtype=torch.float64).index_put(
-                (window.draft.stakes,), torch.tensor(f)
-            )
+            whole = np.zeros(len(draft))
+            whole[window.draft.stakes] = f
             target = residual.weights / residual.weights.sum()
             h = window.h.weights / window.h.total
             self.made.append((h, draft, target, residual.allowance, further, whole.tolist()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from draftwood import TapeRandomness
 from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.residual import Law, Residual
-from draftwood.strategies.verifiers.window import RemainingDraft, Window
+from draftwood.strategies.verifiers.window import RemainingDraft, Window, columns_of
 from draftwood.testing.generators import distributions
 from tests.strategies import plain
 
@@ -72,8 +72,9 @@ def opened(arguments, dtype):
 
 def other_classes(window, f):
     """The window with other chances of the class, for any tokens."""
-    members = torch.arange(len(f))[f > 0]
-    return attrs.evolve(window, members=members, f=f[members].double().numpy())
+    members = (f > 0).nonzero().flatten().numpy()
+    columns = columns_of(window.h, window.draft, members)
+    return attrs.evolve(window, members=members, f=f.double().numpy()[members], columns=columns)
 
 
 def normalised(law):

@@ -20,7 +20,7 @@ LINE = 8
 """Integers of a node in a plan."""
 
 DUST = 2.0**-54
-"""Chances below count as none: no uniform of 53 bits tells them apart, and rounding exchanges them."""
+"""Chances below count as none: no uniform of 53 bits can tell, and rounding makes each of the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class TreeArrays:
     @property
     def lines(self) -> int:
         """Of a row in the plan: as many as nodes, and as uniforms with NaN behind the last."""
-        return int(max(self.tokens.shape[1], self.uniforms.shape[1])) + 1
+        return max(int(self.tokens.shape[1]), int(self.uniforms.shape[1])) + 1
 
     def plan(self, spare: int = 0) -> Tensor:
         """int64 `[rows, lines + spare, LINE]` on the host, a line for every node and `spare` lines of zeros.
@@ -196,7 +196,7 @@ def row_addresses(targets: Tensor | Sequence[Tensor], nodes: int) -> Ints:
 
 def padded(rows: Sequence[Sequence[int]], filler: int) -> Ints:
     """`rows` as one array `[rows, longest]`."""
-    result = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    result: Ints = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for row, values in zip(result, rows, strict=True):
         row[: len(values)] = values
     return result

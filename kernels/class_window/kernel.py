@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from draftwood.kernels.tree_traversal import records as r
+from draftwood.kernels.tree_plan import kernel as r
 
 BUCKETS = tl.constexpr(64)
 SIZES = tl.constexpr(32)

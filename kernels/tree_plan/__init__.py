@@ -1,0 +1,1 @@
+"""Drafted trees of several rows, as kernels read them."""
