@@ -162,14 +162,20 @@ class Graph:
         # Dynamo keeps what it compiled by code object, and looks through all of one's entries at every call.
         code = inner.__code__.replace(co_name=f"pass_{rows}_{nodes}_{shape.text}_{shape.columns}_{by_bits}")
         alone = FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
-        self._function = torch.compile(alone, fullgraph=True, dynamic=False, backend=captured.compiled)
+        # torch 2.7 checks all guards.
+        options = {"guard_filter_fn": _kept} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else None
+        self._function = torch.compile(
+            alone, fullgraph=True, dynamic=False, backend=captured.compiled, options=options
+        )
+        self._on_host = self._layout.arrays(self._buffer) if device.type == "cpu" else None
 
     def fill(self, tree: TreePass) -> dict[str, Tensor]:
         """Write the inputs of a pass in place; gives what `TreePass.in_call` needs on the device."""
         seen, buffer, nodes = tree.visibility, self._buffer, self._shape.nodes
-        on_host = buffer.device.type == "cpu"
-        host = buffer if on_host else pinned(self._layout.size, buffer.device)
-        held = self._layout.arrays(host)
+        held, host = self._on_host, None
+        if held is None:
+            host = pinned(self._layout.size, buffer.device)
+            held = self._layout.arrays(host)
         rows, real = tree.tokens.shape
         held["slots"][:] = np.arange(tree.start, tree.start + nodes)
         held["at"][:] = seen.start
@@ -184,7 +190,7 @@ class Graph:
             place[:rows, :real, : bits.shape[2]] = bits.view(np.int32)
             _write(held[f"first of {kind}"], first)
         _write(held["tokens"], tree.host_tokens() if tree.on_host else None)
-        if not on_host:
+        if host is not None:
             buffer.copy_(host, non_blocking=True)
         more = tree.arrays()
         more.pop("tokens", None)
@@ -198,6 +204,25 @@ class Graph:
         with self._cache.written_at(self._tensors["slots"]), self._attention():
             logits: Tensor = self._function(self._tensors)
         return logits
+
+
+CHECKED = {
+    "AUTOGRAD_SAVED_TENSORS_HOOKS",
+    "DEFAULT_DEVICE",
+    "DETERMINISTIC_ALGORITHMS",
+    "GLOBAL_STATE",
+    "GRAD_MODE",
+    "TENSOR_MATCH",
+    "TORCH_FUNCTION_STATE",
+}
+"""What is looked at before every replay; what else a trace relied on is the model's structure."""
+
+
+def _kept(guards: Sequence[Any]) -> list[bool]:
+    """Which of Dynamo's guards are checked: hundreds would cost as much as a small model's pass."""
+    return [
+        guard.guard_type in CHECKED and not isinstance(guard.value, torch.nn.Parameter) for guard in guards
+    ]
 
 
 def _write(place: NDArray[Any], values: NDArray[Any] | None) -> None:

@@ -44,7 +44,7 @@ class ModelBackend(StateBackend):
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
-        _refuse_training(model)
+        refuse_training(model)
         if chunk < 1:
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
@@ -142,7 +142,7 @@ class ModelBackend(StateBackend):
 
         Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
         """
-        _refuse_training(self._module)
+        refuse_training(self._module)
         options[self._cache_name] = cache
         options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
         if self._reader is not None:
@@ -170,7 +170,8 @@ def served_part(model: Any) -> Any:
     return model.get_base_model()
 
 
-def _refuse_training(model: Any) -> None:
+def refuse_training(model: Any) -> None:
+    """`InvalidInput` for a model in training mode."""
     if model.training:
         raise InvalidInput(
             f"{type(model).__name__} is in training mode, where dropout makes its output random; call "

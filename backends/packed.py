@@ -29,7 +29,7 @@ from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Reach
-from draftwood.backends.model import ModelBackend
+from draftwood.backends.model import ModelBackend, refuse_training
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.region import Accepted, Ints, Region, Staged, chain_bits
 from draftwood.backends.staging import send
@@ -304,6 +304,7 @@ class PackedBackend(ModelBackend):
         )
         tree = TreePass(tokens, staged, positions, visibility, start)
         if captured is not None:
+            refuse_training(self._module)
             plan = self._cache.plan
             shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room)
             return captured.score(shape, tree, by_bits=self._uses_tree_kernel)

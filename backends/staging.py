@@ -28,16 +28,12 @@ DTYPES: dict[str, torch.dtype] = {
 
 @attrs.frozen
 class Part:
-    """Where one array lies in a buffer."""
+    """Where one array lies in a buffer: bytes `[start, stop)`."""
 
     start: int
+    stop: int
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 @attrs.frozen
@@ -57,22 +53,22 @@ class Layout:
         """That of arrays with these shapes and dtypes, one behind the other."""
         parts, at = dict[str, Part](), 0
         for name, array in arrays.items():
-            parts[name] = part = Part(at, array.shape, array.dtype.name)
-            at += -(-part.size // ALIGNED) * ALIGNED
+            parts[name] = Part(at, at + array.nbytes, array.shape, array.dtype.name)
+            at += -(-array.nbytes // ALIGNED) * ALIGNED
         return cls(parts, at)
 
     def arrays(self, buffer: Tensor) -> dict[str, NDArray[Any]]:
         """The arrays in `buffer`, uint8 on the host, over its memory."""
         held = buffer.numpy()
         return {
-            name: held[part.start : part.start + part.size].view(part.dtype).reshape(part.shape)
+            name: held[part.start : part.stop].view(part.dtype).reshape(part.shape)
             for name, part in self.parts.items()
         }
 
     def read(self, buffer: Tensor) -> dict[str, Tensor]:
         """The arrays in `buffer`, uint8 on any device, as views of it."""
         return {
-            name: buffer[part.start : part.start + part.size].view(DTYPES[part.dtype]).view(part.shape)
+            name: buffer[part.start : part.stop].view(DTYPES[part.dtype]).view(part.shape)
             for name, part in self.parts.items()
         }
 

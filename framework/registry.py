@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from draftwood.errors import DraftwoodError, InvalidInput, UnknownStrategy, nearest
 from draftwood.import_object import import_object, is_strategy_class
@@ -162,14 +162,21 @@ def check_not_gone(name: str, option: str) -> None:
 
 
 def load(
-    model: Any, *, dtype: Any = None, device: Any = None, trust_remote_code: bool = False
+    model: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    trust_remote_code: bool = False,
+    capture: Literal["off", "compile", "cuda-graphs"] = "off",
 ) -> StateBackend:
     """The backend that can decode `model`: an object, a folder or a hub name.
 
-    `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded.
+    `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded; `capture`, whether its
+    passes run in a few fixed shapes, each compiled when it is first met (see `draftwood.backends.loading`).
 
     Raises:
         UnsupportedModel: no backend serves it; the message says why.
     """
     loader = get("loaders", "auto")
-    return loader(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]
+    more = {} if capture == "off" else {"capture": capture}
+    return loader(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **more)  # type: ignore[no-any-return]
