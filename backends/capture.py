@@ -163,7 +163,8 @@ class Graph:
         code = inner.__code__.replace(co_name=f"pass_{rows}_{nodes}_{shape.text}_{shape.columns}_{by_bits}")
         alone = FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
         # torch 2.7 checks all guards.
-        options = {"guard_filter_fn": _kept} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else None
+        filters = hasattr(torch.compiler, "keep_tensor_guards_unsafe")
+        options: Any = {"guard_filter_fn": _kept} if filters else None
         self._function = torch.compile(
             alone, fullgraph=True, dynamic=False, backend=captured.compiled, options=options
         )
