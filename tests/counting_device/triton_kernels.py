@@ -26,8 +26,11 @@ from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
 from draftwood.kernels.tree_rejection import reference as tree_rejection
+from draftwood.kernels.tree_traversal import reference as tree_traversal
 from tests.counting_device.tensor import DeviceTensor, held
+from tests.kernels.judged_trees import cases_of
 
 
 class Launches(Protocol):
@@ -115,21 +118,20 @@ def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Calla
         return entry(*args, **kwargs)
 
 
-def _walk(cases: Any) -> Any:
-    if not isinstance(cases, Sequence):
-        return NotImplemented
-    walks: list[tree_rejection.Walk | None] = []
-    for case in cases:
+def _walks(walk: Callable[..., Walk], trees: TreeArrays, **options: bool) -> list[Walk | None]:
+    walks: list[Walk | None] = []
+    for case in cases_of(trees):
         try:
-            walks.append(tree_rejection.walk(case))
-        except tree_rejection.Undecidable:
+            walks.append(walk(case, **options))
+        except Undecidable:
             walks.append(None)
     return walks
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "ordered_draws:draw_on_device": ordered_draws.draw,
-    "tree_rejection:walk": _walk,
+    "tree_rejection:walk": functools.partial(_walks, tree_rejection.walk),
+    "tree_traversal:walk": functools.partial(_walks, tree_traversal.walk),
 }
 """By operation and function: what gives the results of one that launches without asking."""
 
