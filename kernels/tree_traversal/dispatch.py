@@ -13,8 +13,8 @@ from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk, links, walks_of
 PROGRAMS = 32
 """At most for a row."""
 
-BLOCKS = 4
-"""Of tokens, that a program reads in a pass, or more where the programs would be too many."""
+SPAN = 4096
+"""Tokens that a program reads in a pass, or more where the programs would be too many."""
 
 _POINTERS = {"plan": "*i64", "numbers": "*fp64", "shares": "*fp64", "tally": "*i64"}
 _KERNEL = "draftwood.kernels.tree_traversal.kernel"
@@ -67,9 +67,8 @@ def walk(trees: TreeArrays, *, leaf_first: bool, classes: bool) -> list[Walk | N
         the plain verifier will say when it judges the row.
     """
     begin, step = CONFIGURATIONS[2 * classes : 2 * classes + 2]
-    block = step.constants["BLOCK"]
     rows, lines, device = len(trees.counts), trees.lines, trees.device
-    span = block * max(BLOCKS, -(-trees.vocab // (block * PROGRAMS)))
+    span = SPAN * -(-trees.vocab // (SPAN * PROGRAMS))
     programs = -(-trees.vocab // span)
 
     def empty(*size: int, dtype: torch.dtype = torch.float64) -> Tensor:

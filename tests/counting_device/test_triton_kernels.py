@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood import TokenTree, WithoutReplacement, draw_children
+from draftwood import TokenTree, Verifier, WithoutReplacement, draw_children
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
@@ -25,7 +25,9 @@ from draftwood.kernels.tree_attention import dispatch as tree_attention
 from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 from draftwood.randomness import Streams
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.traversal import Traversal
 from tests.counting_device.counts import Kind
 from tests.counting_device.device import counting_device
 from tests.counting_device.tensor import DeviceTensor, held
@@ -115,13 +117,13 @@ def drawn() -> Any:
     return [(one.tokens, one.chances) for one in draws]
 
 
-def judged() -> Any:
+def judged(verifier: Verifier) -> Any:
     law = WithoutReplacement(probabilities(1)[0])
     tree = TokenTree(
         torch.tensor([0, 3, 5, 7, 2]), torch.tensor([-1, 0, 0, 1, 2]), dict.fromkeys(range(3), law)
     )
     streams = [Streams.seeded(seed).verify for seed in (1, 2)]
-    outcomes = RecursiveRejection().verify_rows([tree, tree], [probabilities(NODES)] * 2, streams)
+    outcomes = verifier.verify_rows([tree, tree], [probabilities(NODES)] * 2, streams)
     return [(list(one.path), one.extra, one.bonus) for one in outcomes]
 
 
@@ -153,12 +155,17 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "lru_tree": (lru, ["lru_tree:attend"]),
     "kv_commit": (moved, ["kv_commit:move"]),
     "ordered_draws": (drawn, ["ordered_draws:draw"]),
-    "tree_rejection": (judged, ["tree_rejection:walk"]),
+    "tree_rejection": (lambda: judged(RecursiveRejection()), ["tree_rejection:walk"]),
+    "tree_traversal": (lambda: judged(Traversal()), ["tree_traversal:start", "tree_traversal:step"]),
+    "tree_traversal, class order": (
+        lambda: judged(ClassOrderedTraversal()),
+        ["tree_traversal:start", "tree_traversal:step"],
+    ),
 }
 
 
 def test_every_operation_is_tried() -> None:
-    folders = Path(str(support.__file__)).parent.glob("*/kernel.py")
+    folders = Path(str(support.__file__)).parent.glob("*/dispatch.py")
     assert {name.split(",")[0] for name in CALLS} == {path.parent.name for path in folders}
 
 
@@ -178,7 +185,7 @@ def test_references_and_interpreter_agree(operation: str, monkeypatch: pytest.Mo
             found.append(held(call()))
             events.append({(event.kind, event.operation): n for event, n in device.counts.events.items()})
     # What launches without asking may be interpreted both times.
-    assert set(run) == {True} or (True in run and operation == "tree_rejection")
+    assert set(run) == {True} or (True in run and operation.startswith("tree_rejection"))
     assert events[0] == events[1]
     assert [one.operation for one in device.counts.events if ":" in one.operation] == kernels
     assert _close(*found)

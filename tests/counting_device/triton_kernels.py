@@ -26,9 +26,15 @@ from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
+<<<<<<< HEAD
 from draftwood.kernels.tree_plan.arrays import Undecidable, Walk
+=======
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
+>>>>>>> verify
 from draftwood.kernels.tree_rejection import reference as tree_rejection
+from draftwood.kernels.tree_traversal import reference as tree_traversal
 from tests.counting_device.tensor import DeviceTensor, held
+from tests.kernels.judged_trees import cases_of
 
 
 class Launches(Protocol):
@@ -116,6 +122,7 @@ def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Calla
         return entry(*args, **kwargs)
 
 
+<<<<<<< HEAD
 def _walk(cases: Any) -> Any:
     if not isinstance(cases, Sequence):
         return NotImplemented
@@ -123,6 +130,13 @@ def _walk(cases: Any) -> Any:
     for case in cases:
         try:
             walks.append(tree_rejection.walk(case))
+=======
+def _walks(walk: Callable[..., Walk], trees: TreeArrays, **options: bool) -> list[Walk | None]:
+    walks: list[Walk | None] = []
+    for case in cases_of(trees):
+        try:
+            walks.append(walk(case, **options))
+>>>>>>> verify
         except Undecidable:
             walks.append(None)
     return walks
@@ -130,7 +144,8 @@ def _walk(cases: Any) -> Any:
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "ordered_draws:draw_on_device": ordered_draws.draw,
-    "tree_rejection:walk": _walk,
+    "tree_rejection:walk": functools.partial(_walks, tree_rejection.walk),
+    "tree_traversal:walk": functools.partial(_walks, tree_traversal.walk),
 }
 """By operation and function: what gives the results of one that launches without asking."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from draftwood import (
     WithReplacement,
     draw_children,
 )
+from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase
 
 LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
 DRAFTS = ["smooth", "sharp", "sparse", "one-hot"]
@@ -78,3 +81,30 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
 
 def tape_of(numbers: int, seed: int) -> Tensor:
     return torch.rand(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def cases_of(trees: TreeArrays) -> list[TreeCase]:
+    """The cases that `trees`, of the CPU, were made of."""
+
+    def at(address: int, rows: int = 1) -> Tensor:
+        size = rows * trees.vocab
+        return torch.from_numpy(
+            np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(rows, -1)
+        )
+
+    cases = []
+    for row, count in enumerate(trees.counts.tolist()):
+        laws = [None if not address else at(address)[0] for address in trees.laws[row, :count].tolist()]
+        targets = torch.cat([at(address) for address in trees.targets[row, :count].tolist()])
+        tape = torch.from_numpy(trees.uniforms[row])
+        cases.append(
+            TreeCase(
+                tokens=trees.tokens[row, :count].tolist(),
+                parents=trees.parents[row, :count].tolist(),
+                draw_kinds=trees.draw_kinds[row, :count].tolist(),
+                laws=laws,
+                targets=targets,
+                uniforms=tape[~tape.isnan()],
+            )
+        )
+    return cases

@@ -61,13 +61,11 @@ SIBLINGS: list[list[type[Proposal]]] = [[WithoutReplacement], *([law] for law in
 
 @contextmanager
 def programs_of(tokens: int) -> Iterator[None]:
-    """Programs that read so many tokens each in a pass: a power of two."""
-    small = tuple(
-        replace(one, constants={**one.constants, "BLOCK": tokens}) for one in dispatch.CONFIGURATIONS
-    )
+    """Programs that read so many tokens each in a pass, in blocks of 8."""
+    small = tuple(replace(one, constants={**one.constants, "BLOCK": 8}) for one in dispatch.CONFIGURATIONS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "CONFIGURATIONS", small)
-        patch.setattr(dispatch, "BLOCKS", 1)
+        patch.setattr(dispatch, "SPAN", tokens)
         yield
 
 
