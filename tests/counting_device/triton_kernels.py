@@ -26,11 +26,7 @@ from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
-<<<<<<< HEAD
-from draftwood.kernels.tree_plan.arrays import Undecidable, Walk
-=======
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
->>>>>>> verify
 from draftwood.kernels.tree_rejection import reference as tree_rejection
 from draftwood.kernels.tree_traversal import reference as tree_traversal
 from tests.counting_device.tensor import DeviceTensor, held
@@ -122,21 +118,11 @@ def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Calla
         return entry(*args, **kwargs)
 
 
-<<<<<<< HEAD
-def _walk(cases: Any) -> Any:
-    if not isinstance(cases, Sequence):
-        return NotImplemented
-    walks: list[Walk | None] = []
-    for case in cases:
-        try:
-            walks.append(tree_rejection.walk(case))
-=======
 def _walks(walk: Callable[..., Walk], trees: TreeArrays, **options: bool) -> list[Walk | None]:
     walks: list[Walk | None] = []
     for case in cases_of(trees):
         try:
             walks.append(walk(case, **options))
->>>>>>> verify
         except Undecidable:
             walks.append(None)
     return walks
