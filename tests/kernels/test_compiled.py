@@ -134,6 +134,27 @@ def test_moves_are_read_by_all_threads_before_any_is_written() -> None:
         assert "bar.sync" in kernel[kernel.rindex("ld.global") : kernel.index("st.global")]
 
 
+def test_the_last_program_sees_what_the_others_wrote() -> None:
+    """What the interpreter, which runs one program after another, cannot see."""
+    code = (
+        "from draftwood.kernels.compiled import build\n"
+        "from draftwood.kernels.tree_traversal.dispatch import CONFIGURATIONS\n"
+        "for one in CONFIGURATIONS[:2]: print(build(one, 80).asm['ptx'], '// END')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=COMPILING, capture_output=True, text=True, check=True
+    )
+    start, step = done.stdout.split("// END")[:-1]
+    for kernel in (start, step):
+        before, arrives, after = kernel.partition("atom.global.gpu.acq_rel.add")
+        assert arrives
+        # All threads have written before one counts the program in, and all wait for the count.
+        assert "bar.sync" in before[before.rindex("st.global") :]
+        assert "bar.sync" in after[: after.index("ld.global")]
+    # What other programs wrote in this launch is not read through the first-level cache.
+    assert "ld.volatile.global" in step
+
+
 def test_the_interpreter_compiles_nothing() -> None:
     done = run("kv_commit", TRITON_INTERPRET="1")
     assert done.returncode == 1
