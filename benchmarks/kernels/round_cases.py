@@ -29,8 +29,11 @@ from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
+from draftwood.kernels.tree_traversal import dispatch as traversal
+from draftwood.kernels.tree_traversal import reference as plain_traversal
 from draftwood.strategies.verifiers.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.traversal import Traversal
 
 Answer = tuple[tuple[int, ...], int]
 """The accepted path and the token after it."""
@@ -49,6 +52,8 @@ def ragged(device: torch.device) -> list[Case]:
         ),
         judged(device, rows=3, nodes=9, vocab=50),
         judged(device, rows=2, nodes=30, vocab=5000),
+        judged(device, rows=3, nodes=9, vocab=50, leaf_first=True),
+        judged(device, rows=2, nodes=12, vocab=5000, leaf_first=True),
         drawn(device, nodes=2, vocab=11, count=3),
         drawn(device, nodes=3, vocab=5000, count=3),
     ]
@@ -117,11 +122,24 @@ def commit_of(
 
 
 def judged(
-    device: torch.device, *, rows: int = 1, nodes: int = 64, vocab: int = 128_256, children: int = 4
+    device: torch.device,
+    *,
+    rows: int = 1,
+    nodes: int = 64,
+    vocab: int = 128_256,
+    children: int = 4,
+    leaf_first: bool = False,
 ) -> Case:
-    """Trees drawn without replacement; a third of the target's mass is the draft's."""
+    """Trees drawn without replacement; a third of the target's mass is the draft's.
+
+    By rejection from the root down; with `leaf_first` by traversal.
+    """
+    verifier = Traversal() if leaf_first else RecursiveRejection()
+    rule: Any = {"leaf_first": True, "classes": False} if leaf_first else {}
+    plain_walk: Any = plain_traversal.walk if leaf_first else plain_rejection.walk
+    kernel_walk: Any = traversal.walk if leaf_first else rejection.walk
     grown = [_grown(nodes, vocab, children, seed) for seed in range(rows)]
-    tapes = [_tape(nodes, seed) for seed in range(rows)]
+    tapes = [_tape(nodes + 1, seed) for seed in range(rows)]
     there = [(_moved(tree, device), targets.to(device)) for tree, targets in grown]
 
     def prepared(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[TreeCase]:
@@ -130,13 +148,13 @@ def judged(
         return [row for row in made if row is not None]
 
     on_device = prepared(there)
-    walks = [plain_rejection.walk(row) for row in prepared(grown)]
+    walks = [plain_walk(row, **rule) for row in prepared(grown)]
 
     def plainly() -> list[Answer]:
         outcomes = []
         with kernels_enabled(False):
             for (tree, targets), tape in zip(there, tapes, strict=True):
-                outcome = RecursiveRejection().verify(tree, targets, TapeRandomness(tape))
+                outcome = verifier.verify(tree, targets, TapeRandomness(tape))
                 outcomes.append((outcome.path, outcome.extra))
         return outcomes
 
@@ -144,14 +162,19 @@ def judged(
         return [None if walk is None else (walk.path, walk.extra) for walk in outcomes]
 
     return Case(
-        operation="tree_rejection",
+        operation="tree_traversal" if leaf_first else "tree_rejection",
         size=f"{nodes} nodes, {vocab} tokens, rows: {rows}",
         expected=partial(answers, walks),
         contenders=[
-            Contender("kernel", lambda: rejection.walk(TreeArrays.of(on_device)), read=answers, kernel=True),
+            Contender(
+                "kernel", lambda: kernel_walk(TreeArrays.of(on_device), **rule), read=answers, kernel=True
+            ),
             Contender("plain verifier", plainly),
         ],
-        bytes=sum(4 * vocab * _passes(tree, walk) for (tree, _), walk in zip(grown, walks, strict=True)),
+        # Going by leaves, a child that fails costs a pass over its law and what is left, which is written too.
+        bytes=12 * vocab * nodes * rows
+        if leaf_first
+        else sum(4 * vocab * _passes(tree, walk) for (tree, _), walk in zip(grown, walks, strict=True)),
     )
 
 

@@ -51,6 +51,7 @@ def drawn_left(plan, numbers, node, until, token, inside):
         left = tl.maximum(
             left - r.number(numbers, child, r.ALPHA) * tl.where(kind == r.FIXED, alone, rest), 0.0
         )
+        rest = tl.where((token == name) & (kind != r.FULL), 0.0, rest)
         child = r.entry(plan, child, r.NEXT_SIBLING)
     name = r.entry(plan, until, r.TOKEN)
     kind = r.entry(plan, until, r.KIND)

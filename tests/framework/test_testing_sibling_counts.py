@@ -128,17 +128,21 @@ def test_where_the_verifiers_are_off_the_check_says_so(law, seed):
 
 
 @pytest.mark.parametrize(
-    ("policy", "where"),
+    ("policy", "seed", "where"),
     [
-        (WinnerUndeclared(), r"after \(1,\) the children \(\d,.*\) come"),
-        (CousinsUndeclared(), r"after \(1, \d\) the children .* and after \(1, \d\) the children .* come"),
+        (WinnerUndeclared(), 1, r"after \(1,\) the children \(\d,.*\) come"),
+        (
+            CousinsUndeclared(),
+            10,
+            r"after \(\d, \d\) the children .* and after \(\d, \d\) the children .* come",
+        ),
     ],
     ids=["what came below a sibling", "two nodes together"],
 )
-def test_counts_that_tell_are_named_with_their_nodes(policy, where):
-    trees, drafter, error = declared(policy, 1)
+def test_counts_that_tell_are_named_with_their_nodes(policy, seed, where):
+    trees, drafter, error = declared(policy, seed)
     assert error > 1e-4
-    assert off(policy, trees, drafter, 1) > 1e-5
+    assert off(policy, trees, drafter, seed) > 1e-5
     with pytest.raises(LawBroken, match=rf"declares adaptive = False, but {where}.*declare adaptive = True"):
         assert_proposal_law(policy, drafter, prompt=PROMPT)
 

@@ -69,6 +69,7 @@ def small(bench: Any, device: torch.device) -> list[Any]:
         *replays.replays(device, models=models, depth=3),
         bench.round_cases.commit(device, layers=2, rows=2, kv_heads=1, dim=16, prefix=20, nodes=16, path=3),
         bench.round_cases.judged(device, rows=2, nodes=9, vocab=40),
+        bench.round_cases.judged(device, rows=2, nodes=9, vocab=40, leaf_first=True),
         bench.round_cases.drawn(device, nodes=2, vocab=40, count=3),
     ]
 

@@ -260,4 +260,4 @@ def _rows_of(drafter: Any) -> int:
     inner = getattr(drafter, "members", None) or ([drafter.drafter] if hasattr(drafter, "drafter") else None)
     if inner is not None:
         return sum(_rows_of(one) for one in inner)
-    return len(drafter._rows)
+    return len(drafter._round._pending if isinstance(drafter, ModelDrafter) else drafter._rows)
