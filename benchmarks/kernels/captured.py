@@ -16,7 +16,7 @@ import typer
 from transformers import CompileConfig
 
 from benchmarks.research.prompts import prompts_of
-from draftwood import SpeculativeDecoder, StateBackend, create, load, zoo
+from draftwood import Recipe, SpeculativeDecoder, StateBackend, create, load, zoo
 from draftwood.apps.machine import device_name
 from draftwood.errors import DraftwoodError
 
@@ -66,14 +66,17 @@ def pass_times(
     return {name: 1e3 * median(times) for name, times in seconds.items()}, off
 
 
-def writers(model: Any, draft: Any, *, policy: Any, capture: Any) -> dict[str, Writer]:
-    """The ways of writing that are compared, by name."""
+def writers(model: Any, draft: Any, *, recipe: Recipe, capture: Any) -> dict[str, Writer]:
+    """The ways of writing that are compared, by name; `model` no longer ends texts by itself."""
+    model.generation_config.eos_token_id = None
 
     def by_generate(**options: Any) -> Writer:
         def write(prompt: list[int], count: int) -> list[int]:
             ids = torch.tensor([prompt], device=model.device)
-            asked = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, **options}
-            written = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)
+            mask = torch.ones_like(ids)
+            written = model.generate(
+                ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options
+            )
             tokens: list[int] = written[0, len(prompt) :].tolist()
             return tokens
 
@@ -83,8 +86,8 @@ def writers(model: Any, draft: Any, *, policy: Any, capture: Any) -> dict[str, W
         decoder = SpeculativeDecoder(
             target=load(model, capture=how),
             drafter=create("drafters", "model", {"backend": load(draft, capture=how)}),
-            policy=policy,
-            verifier=create("verifiers", "greedy"),
+            policy=recipe.policy,
+            verifier=recipe.verifier,
         )
 
         def write(prompt: list[int], count: int) -> list[int]:
@@ -111,8 +114,9 @@ def captured(
     capture: Annotated[str, typer.Option(help="compile, or on a GPU cuda-graphs.")] = "compile",
     device: Annotated[str, typer.Option(help="Where both run.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of both.")] = "float32",
-    policy: Annotated[str, typer.Option(help="How trees are grown.")] = "chain",
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Of the policy, as a=b.")] = None,
+    recipe: Annotated[str, typer.Option(help="How trees are grown and judged.")] = "opt-tree",
+    budget: Annotated[int, typer.Option(help="Its nodes beside the root.", min=1)] = 15,
+    depth: Annotated[int, typer.Option(help="Its levels, and calls of the draft.", min=1)] = 6,
     nodes: Annotated[str, typer.Option(help="Sizes of the trees of single passes.")] = "1,2,4,8,16,32",
     context: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 200,
     repetitions: Annotated[int, typer.Option(help="Timed passes of each, in turns.", min=2)] = 50,
@@ -142,8 +146,8 @@ def captured(
             plain, fast = times["off"], times[capture]
             typer.echo(f"{name:<24}{size:6}{plain:8.2f} ms{fast:8.2f} ms{plain / fast:7.2f}x{off:10.1e}")
     if tokens:
-        chosen = create("policies", policy, dict(pair.split("=", 1) for pair in option or []))
-        ways = writers(models[target], models[draft], policy=chosen, capture=capture)
+        chosen = create("recipes", recipe, {"budget": budget, "depth": depth})
+        ways = writers(models[target], models[draft], recipe=chosen, capture=capture)
         _decode(ways, prompts_of(data, zoo.tokenizer(), prompts), tokens, torch.device(device))
 
 
