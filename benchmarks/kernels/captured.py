@@ -178,5 +178,6 @@ def _decode(ways: dict[str, Writer], texts: list[list[int]], tokens: int, device
 
 def _model(name: str, device: str, dtype: str) -> Any:
     if (Path(zoo.__file__).parent / name).is_dir():
-        return zoo.load(name).to(device=device, dtype=getattr(torch, dtype))
+        model: Any = zoo.load(name)
+        return model.to(device=device, dtype=getattr(torch, dtype))
     return load(name, device=device, dtype=dtype).model

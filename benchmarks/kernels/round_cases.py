@@ -158,6 +158,10 @@ def judged(
                 outcomes.append((outcome.path, outcome.extra))
         return outcomes
 
+    def launched() -> list[Walk | None]:
+        walked: list[Walk | None] = kernel_walk(TreeArrays.of(on_device), **rule)
+        return walked
+
     def answers(outcomes: Sequence[Walk | None]) -> list[Answer | None]:
         return [None if walk is None else (walk.path, walk.extra) for walk in outcomes]
 
@@ -171,7 +175,7 @@ def judged(
             ),
             Contender("plain verifier", plainly),
         ],
-        # Going by leaves, a child that fails costs a pass over its law and what is left, which is written too.
+        # Going by leaves, a child that fails costs a pass over its law, its target and what is left.
         bytes=12 * vocab * nodes * rows
         if leaf_first
         else sum(4 * vocab * _passes(tree, walk) for (tree, _), walk in zip(grown, walks, strict=True)),

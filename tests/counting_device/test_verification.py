@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def asked(verifier: Verifier, sizes: list[int]) -> dict[Kind, int]:
     with pytest.MonkeyPatch.context() as patch, counting_device() as device, kernels_enabled(True):
         patch.setattr(dispatch, "SPAN", 16)
         trees = [placed(tree, torch.device("cuda")) for tree, _ in rows]
-        on_device = DeviceTensor(targets)
+        on_device: Any = DeviceTensor(targets)
         before = {kind: device.counts.of(kind) for kind in Kind}
         outcomes = verifier.verify_rows(trees, on_device, tapes)
         counts = {kind: device.counts.of(kind) - before[kind] for kind in Kind}

@@ -159,7 +159,7 @@ def test_all_results_agree_and_every_contender_has_its_rows(
     assert ours["of_arithmetic"] == pytest.approx(cases[0].operations / 2e-3 / 500e12)
     kernels = [row for row in rows if row["contender"] == "kernel"]
     assert all(row["of_bandwidth"] > 0 for row in kernels)
-    moved = ("kv_commit", "tree_rejection", "ordered_draws", "tree_conv", "lru_tree")
+    moved = ("kv_commit", "tree_rejection", "tree_traversal", "ordered_draws", "tree_conv", "lru_tree")
     assert all(row["of_arithmetic"] or row["operation"] in moved for row in kernels)
     seen = cases[0].expected.keywords["mask"].visible()
     assert cases[0].operations == 4 * 2 * 16 * int(seen.sum())
