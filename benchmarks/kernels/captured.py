@@ -98,7 +98,7 @@ def writers(model: Any, draft: Any, *, recipe: Recipe, capture: Any) -> dict[str
 
         return write
 
-    compiled = CompileConfig(mode="default" if model.device.type == "cpu" else "reduce-overhead")
+    compiled: Any = CompileConfig(mode="default" if model.device.type == "cpu" else "reduce-overhead")
     compiled._compile_all_devices = True
     return {
         "generate()": by_generate(),
