@@ -234,7 +234,7 @@ def _peeking_window(self: ClassOrder, residual: Any, held: Any) -> Any:
 
 
 def _open_by_token(cls: type[Window], h: Law, draft: RemainingDraft, *, further: int, **given: Any) -> Window:
-    return _open(cls, h, draft, further=further + _seen["token"] % 2, **given)  # type: ignore[no-any-return]
+    return _open(cls, h, draft, further=further + 9 * (_seen["token"] % 2), **given)  # type: ignore[no-any-return]
 
 
 def _verifier(name: str, story: str, wrong: Any, right: Any = Tokenwise) -> Mistake:
