@@ -116,15 +116,16 @@ class SamplingParams:
             InvalidDistribution: a row holds NaN, or, unless `may_be_empty`, is -inf throughout or holds +inf
                 above temperature 0.
         """
-        scores = self.scores(logits, prefixes)
         if not may_be_empty:
-            return self.probabilities(scores)
+            return self.probabilities(self.scores(logits, prefixes))
+        empty = (logits.amax(-1) == -torch.inf).unsqueeze(-1)
+        # A processor may make anything of a row of -inf, NaN too.
+        scores = self.scores(logits.masked_fill(empty, 0) if self.processors else logits, prefixes)
         try:
             probs = self.probabilities(scores, may_be_empty=True)
         except InvalidDistribution:
             probs = self.probabilities(scores.clamp(max=torch.finfo(scores.dtype).max), may_be_empty=True)
-        # A processor may have written into a row of -inf.
-        return probs.masked_fill_((logits.amax(-1) == -torch.inf).unsqueeze(-1), 0)
+        return probs.masked_fill_(empty, 0)
 
     def proposals(self, logits: Tensor, scratch: Scratch) -> Tensor:
         """`distribution` of a draft's logits `[..., vocab]`, in standing memory and without a wait.
