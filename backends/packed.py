@@ -24,7 +24,7 @@ from draftwood.backends.buckets import (
     text_bucket,
 )
 from draftwood.backends.capture import Capture, Captured
-from draftwood.backends.features import Pieces
+from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
 from draftwood.backends.kv import RowCache
@@ -220,6 +220,17 @@ class PackedBackend(ModelBackend):
         self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
         self._fresh = [fresh and not path for fresh, path in zip(self._fresh, paths, strict=True)]
         self._base = max(self._lengths, default=0)
+
+    def keep_features(
+        self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
+    ) -> None:
+        """As `StateBackend.keep_features`; captured passes give none."""
+        if self.captured is not None and len(layers):
+            raise UnsupportedModel(
+                f"The passes of {type(self.model).__name__} are captured and give no features; load it with "
+                'capture="off".'
+            )
+        super().keep_features(layers, last=last, through=through)
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""

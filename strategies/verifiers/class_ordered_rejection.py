@@ -23,7 +23,7 @@ class ClassOrderedRejection(RejectionVerifier):
     Siblings drawn without replacement are put in class order; those of other laws are tried as drawn.
     Adaptive trees are refused; plain `RecursiveRejection` serves them.
 
-    Cost: about 15 passes over the vocabulary for every pair of siblings on the accepted path.
+    Cost: several passes over the vocabulary for every pair of siblings on the accepted path.
     Source: draftwood; RSD, theorem 3.1, allows any order whose laws are known.
     """
 

@@ -23,7 +23,7 @@ class ClassOrderedTraversal(TraversalVerifier):
     Siblings drawn without replacement are put in order; those of other laws are tried as drawn. Adaptive
     trees are refused; plain `Traversal` serves them.
 
-    Cost: about 15 passes over the vocabulary for every pair of siblings that is visited.
+    Cost: several passes over the vocabulary for every pair of siblings that is visited.
 
     Source: draftwood; the traversal is arXiv 2505.12398's.
     """
