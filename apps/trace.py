@@ -53,7 +53,7 @@ def document(
         "prompts": [dict(prompt) for prompt in prompts],
         "outputs": outputs,
         "statistics": generation.statistics.summary(),
-        "rounds": [_round(one, tokenizer, texts) for one in generation.statistics.rounds],
+        "rounds": [_round(one, tokenizer, texts) for one in generation.statistics.history],
     }
 
 

@@ -51,6 +51,8 @@ class PackedBackend(ModelBackend):
     way the rest is forgotten without a second pass.
     """
 
+    gives_first_logits = True
+
     def __init__(
         self,
         model: Any,
@@ -108,14 +110,30 @@ class PackedBackend(ModelBackend):
             InvalidInput: a token outside the vocabulary, a row beyond `max_length`, or uncommitted nodes.
             OutOfMemory: the rows do not fit; those that were there are as they were.
         """
+        self._join(rows, scored=False)
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `prefill`, errors too, and the logits behind every row's last token, in the model's dtype.
+
+        Raises:
+            InvalidInput: a row without tokens.
+        """
+        empty = next((index for index, row in enumerate(rows) if not len(row)), None)
+        if empty is not None:
+            raise InvalidInput(f"Row {empty} has no token, so no logits either; prefill() takes it.")
+        return self._join(rows, scored=True)
+
+    def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:
+        """Append rows; logits `[rows, vocab]` behind them, where `scored`."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         if any(self._region.counts):
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
-        if not texts:
-            return
         have, more = len(self._lengths), len(texts)
+        logits = torch.empty(more if scored else 0, self.vocab_size, dtype=self.model.dtype, device=self.device)
+        if not texts:
+            return logits
         lengths = [len(text) for text in texts]
         longest = max(lengths)
         with guarded_pass(have + more):
@@ -126,7 +144,7 @@ class PackedBackend(ModelBackend):
             features: list[Pieces] = [()] * more
             self._states.begin()
             for start in range(0, longest, self.chunk):
-                self._prefill_chunk(padded, start, lengths, features)
+                self._prefill_chunk(padded, start, lengths, features, logits)
                 self._cache.settle(slots=longest)
             joined = self._states.joined(have, more)
             self._features += features
@@ -135,6 +153,7 @@ class PackedBackend(ModelBackend):
         self._lengths += lengths
         self._fresh += [True] * more
         self._base = max(self._lengths)
+        return logits
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
@@ -258,11 +277,12 @@ class PackedBackend(ModelBackend):
         return self._attention is not None and self._attention.takes_bits(self.device)
 
     def _prefill_chunk(
-        self, padded: Tensor, start: int, lengths: Sequence[int], features: list[Pieces]
+        self, padded: Tensor, start: int, lengths: Sequence[int], features: list[Pieces], first: Tensor
     ) -> None:
         """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there.
 
-        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row.
+        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row, and
+        writes the logits of texts that end in it to `first` `[rows or 0, vocab]`.
         """
         have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
@@ -283,14 +303,25 @@ class PackedBackend(ModelBackend):
         mask = self._mask(visibility, tensors)
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
-        self._forward(tokens, mask, tensors["positions"].expand(rows, -1), **self._prefill_options)
+        ends = {row: length - 1 - start for row, length in enumerate(lengths[: len(first)])}
+        ends = {row: column for row, column in ends.items() if 0 <= column < n}
+        columns = sorted(set(ends.values()))
+        options = dict(self._prefill_options)
+        if options and columns:
+            # A number keeps the last ones.
+            options["logits_to_keep"] = 1 if columns == [n - 1] else torch.tensor(columns, device=self.device)
+        logits = self._forward(tokens, mask, tensors["positions"].expand(rows, -1), **options)
+        if columns:
+            places = {column: place for place, column in enumerate(columns if options else range(n))}
+            kept = [places[column] for column in ends.values()]
+            first[list(ends)] = logits[list(ends), kept].to(first.device)
         if self._reader is not None:
             for row, length in enumerate(lengths):
                 last = self._reader.request.last or length
-                first = max(length - last - start, 0)
-                if first < min(length - start, n):
+                kept_from = max(length - last - start, 0)
+                if kept_from < min(length - start, n):
                     # Not a view, which would hold other rows and padding too.
-                    new = self._pass_features[row, first : length - start].clone()
+                    new = self._pass_features[row, kept_from : length - start].clone()
                     features[row] = self._reader.trimmed([*features[row], new])
 
     def _score(self, tokens: Tensor, staged: Staged, *, keep: bool) -> Tensor:

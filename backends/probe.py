@@ -44,15 +44,16 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     """
     vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
-    root, *fillers, first, second, last = [(13 * i + 7) % vocab for i in range(FILLERS + 4)]
-    chain = [first, second]
+    root, *fillers, child, grandchild, last = [(13 * i + 7) % vocab for i in range(FILLERS + 4)]
+    chain = [child, grandchild]
     nodes = [root, *fillers, *chain]
     parents = [-1] + [0] * (FILLERS + 1) + [FILLERS + 1]
     path, leaf = [0, FILLERS + 1, FILLERS + 2], FILLERS
     # A longer text may change the logits at each of its tokens.
     by_length = rope_depends_on_length(model)
     try:
-        backend.prefill([torch.tensor(prefix) for prefix in prefixes])
+        rows = [torch.tensor(prefix) for prefix in prefixes]
+        first = backend.first_logits(rows) if backend.gives_first_logits else backend.prefill(rows)
         tree = backend.extend(torch.tensor([nodes] * 2), torch.tensor([parents] * 2))
         backend.commit([path] * 2)
         after = backend.extend(torch.tensor([[last]] * 2), torch.tensor([[-1]] * 2))
@@ -66,7 +67,11 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             if by_length:
                 ends = range(n + 1, len(text) + 1)
                 steps = torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
-            differences.append(difference(logits, torch.cat([steps[:-1], aside[-1:], steps[-1:]])))
+            expected = torch.cat([steps[:-1], aside[-1:], steps[-1:]])
+            if first is not None:
+                begin = plain_logits(model, prefix)[-1:] if by_length else along[n - 1 : n]
+                logits, expected = torch.cat([logits, first[row, None]]), torch.cat([expected, begin])
+            differences.append(difference(logits, expected))
             if not row:
                 rounding = difference(plain_logits(model, text + fillers)[: len(text)], along)
     except UnsupportedModel:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from numbers import Integral
 from os import PathLike
-from time import perf_counter
 from typing import Any, cast
 
 import attrs
@@ -14,19 +12,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draftwood import locks, policy_states, registry
+from draftwood import policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_strategy_fits
-from draftwood.constraints import ConstrainedRow, Constraint
+from draftwood.constraints import Constraint
 from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
 from draftwood.generation import Generation, PartialGeneration
-from draftwood.loop import BatchRow, RoundLoop
-from draftwood.prefixes import RowText
-from draftwood.processing import check_processors
+from draftwood.loop import RoundLoop
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
-from draftwood.randomness import Streams, row_seeds
-from draftwood.round_records import Round, Statistics, TokenDetails, peak_memory
+from draftwood.randomness import SpawnedSeeds, row_seeds
+from draftwood.round_records import Round, Statistics, TokenDetails
 from draftwood.sampling import SamplingParams
+from draftwood.session import Session, checked_count
 from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
@@ -81,6 +78,7 @@ class SpeculativeDecoder:
         attention_mask: Tensor | None = None,
         *,
         max_new_tokens: int = 128,
+        max_rows: int | None = None,
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
@@ -104,6 +102,7 @@ class SpeculativeDecoder:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
                 token lists. A tensor comes back as it is, in front of what was written.
             max_new_tokens: exact; a text that the model can hold no more of ends earlier.
+            max_rows: how many rows are written at once; the others wait. Default: all.
             sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
@@ -139,6 +138,7 @@ class SpeculativeDecoder:
             rounds = self.stream(
                 prompts,
                 max_new_tokens=max_new_tokens,
+                max_rows=max_rows,
                 sampling=sampling,
                 draft_sampling=draft_sampling,
                 constraint=constraint,
@@ -178,6 +178,7 @@ class SpeculativeDecoder:
         prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int = 128,
+        max_rows: int | None = None,
         sampling: SamplingParams | None = None,
         draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
@@ -200,6 +201,55 @@ class SpeculativeDecoder:
         processors and criteria are then shown as transformers' `generate` shows it. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
+        prompts = as_prompts(prompts)
+        check_prompts(prompts, self.target)
+        constraints = _per_row(constraint, len(prompts))
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
+        seeds = row_seeds(seed, len(prompts))
+        session = self.session(
+            max_new_tokens=max_new_tokens,
+            max_rows=max_rows,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            stop_strings=stop_strings,
+            tokenizer=tokenizer,
+            stopping_criteria=stopping_criteria,
+            trace=trace,
+            keep=keep,
+            statistics=statistics,
+            padded=padded,
+        )
+        for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
+            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed)
+        with session:
+            while session.unfinished:
+                yield session.run()
+
+    def session(
+        self,
+        *,
+        max_new_tokens: int = 128,
+        max_rows: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+        stopping_criteria: Sequence[Any] = (),
+        trace: bool = False,
+        keep: TokenDetails | None = None,
+        statistics: Statistics | None = None,
+        padded: Int[Tensor, "rows length"] | None = None,
+    ) -> Session:
+        """A session without rows, which join, leave and go on between its rounds.
+
+        The arguments are those of `stream`, for all rows; `max_rows`, how many are held at once, and `seed`,
+        from which those of rows added without one are spawned.
+        """
         sampling = sampling or SamplingParams()
         if self.verifier.greedy and sampling.temperature != 0:
             raise IncompatibleStrategy(
@@ -214,168 +264,55 @@ class SpeculativeDecoder:
             if tokenizer is None:
                 raise InvalidInput(f"stop_strings={stop_strings!r} needs the tokenizer; pass tokenizer=.")
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
-        prompts = as_prompts(prompts)
-        check_prompts(prompts, self.target)
-        keep = keep or TokenDetails()
-        reads_prefix = sampling.reads_prefix or draft_sampling.reads_prefix
-        texts = _texts(prompts, padded, self.target.device) if reads_prefix else []
-        check_processors(
-            [*sampling.processors, *draft_sampling.processors], texts, vocab_size=self.target.vocab_size
-        )
-        stops = _stops(prompts, max_new_tokens, eos_token_id, self.target)
-        stops.batches = _criteria(criteria, prompts, padded, stops, pad=self._pad(pad_token_id), keep=keep)
-        drafter = fit_vocabulary(self.drafter, self.target.vocab_size)
-        constraints = _constraints(
-            constraint, prompts, vocab_size=self.target.vocab_size, ends=stops.eos_token_ids
-        )
-        states = policy_states.row_states(self.policy, policy_state, len(prompts))
+        if max_rows is not None:
+            max_rows = checked_count("max_rows", max_rows)
+        if padded is not None and max_rows is not None:
+            raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
+        ends = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        stops = StopConditions(frozenset([ends] if isinstance(ends, int) else ends))
+        keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
+        if criteria and padded is not None:
+            together = bool(stops.eos_token_ids) or any(hasattr(one, "eos_token_id") for one in criteria)
+            rows = range(len(padded))
+            batch = padded.to(torch.int64)
+            stops.batches.append(
+                CriteriaBatch(criteria, rows, batch, pad, together, keeps_scores=keep.scores)
+            )
+        statistics = statistics if statistics is not None else Statistics()
+        statistics.draft_cost = _draft_cost(self.drafter, self.target)
         loop = RoundLoop(
             target=self.target,
-            drafter=drafter,
+            drafter=fit_vocabulary(self.drafter, self.target.vocab_size),
             verifier=self.verifier,
             sampling=sampling,
             draft_sampling=draft_sampling,
             stops=stops,
-            rows=[
-                BatchRow(
-                    i,
-                    prompts[i][-1],
-                    self.policy,
-                    Streams.seeded(row_seed),
-                    texts[i] if texts else None,
-                    constraints[i],
-                    states[i],
-                )
-                for i, row_seed in enumerate(row_seeds(seed, len(prompts)))
-            ],
             trace=trace,
             keep=keep,
         )
-        statistics = statistics if statistics is not None else Statistics()
-        statistics.draft_cost = _draft_cost(self.drafter, self.target)
-        parts = {"target": self.target, "drafter": self.drafter}
-        parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(self.drafter.backends)}
-        call = object()
-        try:
-            locks.acquire(call, parts, len(prompts))
-            if self.target.lengths:
-                raise InvalidInput(
-                    f"The target is already decoding {len(self.target.lengths)} row(s) for another call; let "
-                    "it end, or load the model into a second backend."
-                )
-            yield from self._rounds(loop, prompts, drafter, statistics)
-        finally:
-            locks.active.pop(call, None)
-
-    def _rounds(
-        self,
-        loop: RoundLoop,
-        prompts: Sequence[Sequence[int]],
-        drafter: Drafter,
-        statistics: Statistics,
-    ) -> Iterator[Round]:
-        started = perf_counter()
-        try:
-            states = [torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in prompts]
-            self.target.prefill(states)
-            drafter.prefill(states)
-            statistics.prefill_seconds = perf_counter() - started
-            while loop.rows:
-                finished_round = loop.run()
-                statistics.rounds.append(finished_round)
-                statistics.seconds = perf_counter() - started
-                if len(statistics.rounds) == 1:
-                    statistics.first_token_seconds = statistics.seconds
-                yield finished_round
-        finally:
-            try:
-                statistics.peak_memory = peak_memory()
-                _release(self.target, drafter)
-            except BaseException:  # Ctrl-C again: whoever caught it must find no rows
-                _release(self.target, drafter)
-                raise
+        return Session(
+            loop,
+            self.policy,
+            SpawnedSeeds(seed),
+            max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
+            max_rows=max_rows,
+            criteria=criteria,
+            pad=pad,
+            statistics=statistics,
+            batch=padded,
+        )
 
     def _pad(self, pad_token_id: int | None) -> int:
         pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id
         return pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
 
 
-def _release(target: StateBackend, drafter: Drafter) -> None:
-    try:
-        target.release()
-    finally:
-        drafter.release()
-
-
 def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
     return drafter.weight_bytes / target.weight_bytes if target.weight_bytes else 0.0
 
 
-def _texts(prompts: Sequence[Sequence[int]], padded: Tensor | None, device: torch.device) -> list[RowText]:
-    """The rows as processors are to see them: alone, or with the padding and row numbers of a batch."""
-    if padded is None:
-        return [RowText.of(torch.tensor(prompt, device=device)) for prompt in prompts]
-    rows = padded.to(device, torch.int64)
-    return [RowText.of(row, row=index, rows=len(rows)) for index, row in enumerate(rows)]
-
-
-def _criteria(
-    criteria: Sequence[Any],
-    prompts: Sequence[Sequence[int]],
-    padded: Tensor | None,
-    stops: StopConditions,
-    *,
-    pad: int,
-    keep: TokenDetails,
-) -> list[CriteriaBatch]:
-    """Each row by itself, or all as one batch."""
-    if not criteria:
-        return []
-    if padded is None:
-        return [
-            CriteriaBatch(criteria, [row], torch.tensor([prompt]), pad, keeps_scores=keep.scores)
-            for row, prompt in enumerate(prompts)
-        ]
-    ends = bool(stops.eos_token_ids) or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    rows = range(len(prompts))
-    return [CriteriaBatch(criteria, rows, padded.to(torch.int64), pad, ends, keeps_scores=keep.scores)]
-
-
-def _constraints(
-    constraint: Constraint | Sequence[Constraint] | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    vocab_size: int,
-    ends: frozenset[int],
-) -> list[ConstrainedRow] | list[None]:
-    if constraint is None:
-        return [None] * len(prompts)
-    per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * len(prompts)
-    if len(per_row) != len(prompts):
-        raise InvalidInput(f"{len(per_row)} constraints were given for {len(prompts)} rows; give one a row.")
-    return [
-        ConstrainedRow.started(row_constraint, prompt, vocab_size=vocab_size, ends=ends)
-        for row_constraint, prompt in zip(per_row, prompts, strict=True)
-    ]
-
-
-def _stops(
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: Any,
-    eos_token_id: int | Sequence[int] | None,
-    target: StateBackend,
-) -> StopConditions:
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
-        raise InvalidInput(f"max_new_tokens is {max_new_tokens!r}; give an integer.")
-    if max_new_tokens < 1:
-        raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1.")
-    if eos_token_id is None:
-        eos_token_id = target.eos_token_ids
-    limit = int(max_new_tokens)
-    # The last token takes no room in the context: nothing is read behind it.
-    room = [limit if target.max_length is None else target.max_length + 1 - len(p) for p in prompts]
-    return StopConditions(
-        eos_token_ids=frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id),
-        limit=[min(limit, tokens) for tokens in room],
-        context_limited=[tokens < limit for tokens in room],
-    )
+def _per_row(constraint: Constraint | Sequence[Constraint] | None, rows: int) -> list[Constraint | None]:
+    per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * rows
+    if len(per_row) != rows:
+        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one a row.")
+    return per_row

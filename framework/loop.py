@@ -22,12 +22,16 @@ from draftwood.randomness import Streams
 from draftwood.request import RequestLog, Requests
 from draftwood.round_records import Round, RowRecord, TokenDetails, TracedTree
 from draftwood.row_growth import RowGrowth
+from draftwood.running_rows import NOTHING, RunningRows
 from draftwood.sampling import SamplingParams
 from draftwood.scratch import Scratch
 from draftwood.stopping import StopConditions
 from draftwood.target_rows import TargetRows
-from draftwood.tree import TokenTree
+from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
+
+READ_AT_ONCE = 64
+"""Tokens of a text's next part in one pass, as each has logits there."""
 
 
 @attrs.define(eq=False)
@@ -43,6 +47,8 @@ class BatchRow:
         constraint: what may be written, or None.
         policy_state: what the policy has learnt from this row.
         grown: the round's tree as a policy that learns grew it, without forced spans; None otherwise.
+        kept: whether its state stays when its text has ended, so that it can go on.
+        idle: whether it has ended and stays.
     """
 
     index: int
@@ -55,6 +61,8 @@ class BatchRow:
         default=attrs.Factory(lambda row: policy_states.first_state(row.policy), takes_self=True)
     )
     grown: TokenTree | None = None
+    kept: bool = False
+    idle: bool = False
 
     @property
     def reads_prefix(self) -> bool:
@@ -77,17 +85,47 @@ class BatchRow:
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.text is None else Prefixes(self.text, paths)
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
+        """`tokens` are more of the text, which nobody wrote."""
         self.root = tokens[-1]
         if self.text is not None:
             self.text.append(tokens)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.read(tokens)
         if self.constraint is not None:
             self.constraint.commit(tokens)
 
 
 @attrs.define(eq=False)
+class Verified:
+    """What verification made of the trees of some rows.
+
+    Attributes:
+        trees: one a row.
+        probs: the target's distributions after their nodes.
+        outcomes: of rows that stay, only what of it they keep.
+        records: one a row.
+        cut: as in `Round`.
+        seconds: that verification took.
+    """
+
+    trees: Sequence[TokenTree]
+    probs: Sequence[Tensor]
+    outcomes: list[Outcome]
+    records: list[RowRecord]
+    cut: dict[int, int]
+    seconds: float
+
+
+@attrs.define(eq=False)
 class RoundLoop:
-    """The state of one `generate` call: rows that are still being written, and what drives them."""
+    """Rows that are being written, and what drives them.
+
+    Attributes:
+        rows: those that are running, in the order of their states.
+        held: all rows that backends and drafter hold: these, and the idle ones.
+    """
 
     target: StateBackend
     drafter: Drafter
@@ -95,30 +133,116 @@ class RoundLoop:
     sampling: SamplingParams
     draft_sampling: SamplingParams
     stops: StopConditions
-    rows: list[BatchRow]
+    rows: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
     keep: TokenDetails = attrs.field(factory=TokenDetails)
+    held: list[BatchRow] = attrs.field(init=False)
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        self.held = list(self.rows)
+
     def run(self) -> Round:
-        """One round over all rows; finished rows leave the loop and release their state."""
+        """One round over all running rows; finished rows leave the loop and release their state."""
         started = perf_counter()
         self._scratch.reset()
-        trees, draft_calls, draft_seconds = self._draft()
+        batch = self.batch(self.rows)
+        trees, draft_calls, draft_seconds = self._draft(batch)
 
         scoring = perf_counter()
-        logits = self.target.extend(*as_batch(trees))
+        logits = batch.of(self.target.extend(*batch.nodes(*as_batch(trees))))
         target_seconds = perf_counter() - scoring
 
-        verifying = perf_counter()
-        scores, probs = self._scored(trees, logits)
-        outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in self.rows])
-        verify_seconds = perf_counter() - verifying
+        verified = self._verified(self.rows, trees, logits)
+        self.target.commit(batch.spread([outcome.path for outcome in verified.outcomes], ()))
+        self.drafter.commit(batch.spread(verified.outcomes, NOTHING))
+        seconds = self._settled(verified, started, drafter=True)
+        return self._round(
+            verified,
+            seconds=seconds,
+            draft_calls=draft_calls,
+            draft_seconds=draft_seconds,
+            target_seconds=target_seconds,
+        )
 
-        self.target.commit([outcome.path for outcome in outcomes])
-        self.drafter.commit(outcomes)
+    def join(self, rows: Sequence[BatchRow], prompts: Sequence[Tensor]) -> Round:
+        """First tokens of new rows, by the logits that come with the prefill of their prompts `[length]`.
+
+        Before the next round the drafter is to be given the prompts of those that go on.
+        """
+        started = perf_counter()
+        logits = self.target.first_logits(prompts)
+        target_seconds = perf_counter() - started
+        self.rows += rows
+        self.held += rows
+        verified = self._verified(rows, [root_alone(row) for row in rows], logits.unsqueeze(1))
+        seconds = self._settled(verified, started, drafter=False)
+        return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
+
+    def resume(self, rows: Sequence[BatchRow], texts: Sequence[Tensor]) -> Round:
+        """First tokens of rows that waited, behind `texts` `[length]`, more of their text."""
+        started = perf_counter()
+        batch = self.batch(rows)
+        chains = [torch.cat([torch.tensor([row.root]), text]) for row, text in zip(rows, texts, strict=True)]
+        logits = self._read(batch, chains)
+        target_seconds = perf_counter() - started
+        for row, text in zip(rows, texts, strict=True):
+            row.read(text.tolist())
+        self.rows = [row for row in self.held if not row.idle]
+        verified = self._verified(rows, [root_alone(row) for row in rows], logits.unsqueeze(1))
+        read = [
+            Outcome(range(len(chain)), chain.tolist(), extra=outcome.extra, bonus=False, drafted=0)
+            for chain, outcome in zip(chains, verified.outcomes, strict=True)
+        ]
+        self.drafter.commit(batch.spread(read, NOTHING))
+        seconds = self._settled(verified, started, drafter=True)
+        return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
+
+    def _read(self, batch: RunningRows, chains: Sequence[Tensor]) -> Tensor:
+        """Commit a chain `[length]` a row of `batch`; logits `[rows, vocab]` behind their last tokens."""
+        lengths = [len(chain) for chain in chains]
+        padded = pad_sequence(list(chains), batch_first=True)
+        logits: list[Tensor] = [padded] * len(chains)
+        for start in range(0, padded.shape[1], READ_AT_ONCE):
+            tokens = padded[:, start : start + READ_AT_ONCE]
+            counts = [min(max(length - start, 0), tokens.shape[1]) for length in lengths]
+            parents = torch.arange(-1, tokens.shape[1] - 1).repeat(len(chains), 1)
+            scored = batch.of(self.target.extend(*batch.nodes(tokens, parents, counts)))
+            self.target.commit(batch.spread([range(count) for count in counts], ()))
+            for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+                if count and start + count == length:
+                    logits[row] = scored[row, count - 1].clone()
+        return torch.stack(logits)
+
+    def batch(self, rows: Sequence[BatchRow]) -> RunningRows:
+        """The positions of `rows` among all that are held."""
+        if len(rows) == len(self.held):
+            return RunningRows(tuple(range(len(rows))), len(rows))
+        chosen = set(map(id, rows))
+        return RunningRows(
+            tuple(position for position, row in enumerate(self.held) if id(row) in chosen), len(self.held)
+        )
+
+    def release(self, rows: Sequence[BatchRow], *, drafter: bool = True) -> None:
+        """Forget these rows and their states; the drafter's too where it has them."""
+        if not rows:
+            return
+        positions = self.batch(rows).positions
+        self.target.release(positions)
+        if drafter:
+            self.drafter.release(positions)
+        gone = set(map(id, rows))
+        self.rows = [row for row in self.rows if id(row) not in gone]
+        self.held = [row for row in self.held if id(row) not in gone]
+
+    def _verified(self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor) -> Verified:
+        """Verify the trees of `rows` by logits `[rows, nodes, vocab]`, and take what is accepted as text."""
+        started = perf_counter()
+        scores, probs = self._scored(rows, trees, logits)
+        outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in rows])
+        seconds = perf_counter() - started
         records = []
-        for r, (row, tree, outcome) in enumerate(zip(self.rows, trees, outcomes, strict=True)):
+        for r, (row, tree, outcome) in enumerate(zip(rows, trees, outcomes, strict=True)):
             row.observe(outcome, tree)
             path = list(outcome.path)
             details: dict[str, Any] = {}
@@ -128,19 +252,44 @@ class RoundLoop:
             new, reason = self.stops.take(row.index, outcome.emitted, details.get("scores"))
             if scores is not None and row.reads_prefix:
                 self._check_open(row, scores[r][path[: len(new)]])
-            if reason is None:
-                row.commit(new)
             details = {name: values[: len(new)] for name, values in details.items()}
             policy_state = row.policy_state
             records.append(
                 RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=policy_state, **details)
             )
         records, cut = self._ended_by_criteria(records)
-        self._release([position for position, record in enumerate(records) if record.finished])
-        seconds = perf_counter() - started
+        for position, (row, record) in enumerate(zip(rows, records, strict=True)):
+            if record.finished is None or row.kept:
+                row.commit(record.tokens)
+                outcomes[position] = outcomes[position].shortened(len(record.tokens))
+        return Verified(trees, probs, outcomes, records, cut, seconds)
 
+    def _settled(self, verified: Verified, started: float, *, drafter: bool) -> float:
+        """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
+        finished = {record.row for record in verified.records if record.finished}
+        if finished:
+            ended = [row for row in self.rows if row.index in finished]
+            self.release([row for row in ended if not row.kept], drafter=drafter)
+            for row in ended:
+                row.idle = row.kept
+            self.rows = [row for row in self.rows if not row.idle]
+        return perf_counter() - started
+
+    def _round(
+        self,
+        verified: Verified,
+        *,
+        seconds: float,
+        target_seconds: float,
+        draft_calls: int = 0,
+        draft_seconds: float = 0.0,
+        prefill: bool = False,
+    ) -> Round:
+        records = verified.records
         if self.trace:  # what a trace costs is no part of the round
-            traced = map(TracedTree.of, trees, probs, outcomes)
+            traced = map(
+                TracedTree.of, verified.trees, verified.probs, [record.outcome for record in records]
+            )
             records = [attrs.evolve(record, tree=tree) for record, tree in zip(records, traced, strict=True)]
         return Round(
             rows=tuple(records),
@@ -148,11 +297,12 @@ class RoundLoop:
             seconds=seconds,
             draft_seconds=draft_seconds,
             target_seconds=target_seconds,
-            verify_seconds=verify_seconds,
-            cut=cut,
+            verify_seconds=verified.seconds,
+            cut=verified.cut,
+            prefill=prefill,
         )
 
-    def _draft(self) -> tuple[Sequence[TokenTree], int, float]:
+    def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
         """Grow all rows' trees; returns them, the draft calls and the time of the passes."""
         growing = policy_states.grow_rows(
             self.rows[0].policy,
@@ -160,12 +310,12 @@ class RoundLoop:
             [row.streams.draft for row in self.rows],
             [row.policy_state for row in self.rows],
         )
-        logs = [RequestLog() for _ in self.rows] if self._reads_prefix else []
+        logs = [RequestLog() for _ in self.rows] if _reads_prefix(self.rows) else []
         calls, seconds, probs = 0, 0.0, None
         requests, trees = _advanced(growing, None)
         while requests is not None:
             calling = perf_counter()
-            logits = self.drafter.distributions(requests)
+            logits = batch.of(self.drafter.distributions(batch.requests(requests)))
             seconds += perf_counter() - calling
             calls += 1
             probs = self._draft_probs(requests, logits, logs)
@@ -195,13 +345,9 @@ class RoundLoop:
             for row, tree, room in zip(self.rows, trees, rooms, strict=True)
         ]
 
-    @property
-    def _reads_prefix(self) -> bool:
-        return any(row.reads_prefix for row in self.rows)
-
     def _draft_probs(self, requests: Requests, logits: Tensor, logs: Sequence[RequestLog]) -> Tensor:
         """What the policy receives for `logits` `[rows, nodes, ..., vocab]`."""
-        if not self._reads_prefix:
+        if not logs:
             return self.draft_sampling.proposals(logits, self._scratch)
         probs = torch.zeros_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
         for r, (row, log, request) in enumerate(zip(self.rows, logs, requests, strict=True)):
@@ -222,15 +368,15 @@ class RoundLoop:
         return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
 
     def _scored(
-        self, trees: Sequence[TokenTree], logits: Tensor
+        self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor
     ) -> tuple[Sequence[Tensor] | None, Sequence[Tensor]]:
         """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
-        if self._reads_prefix:
-            rows = list(zip(self.rows, trees, logits, strict=True))
-            scores = [self._target_scores(row, tree, of_row) for row, tree, of_row in rows]
-            return scores, [
-                self._target_probs(row, of_row) for row, of_row in zip(self.rows, scores, strict=True)
+        if _reads_prefix(rows):
+            scores = [
+                self._target_scores(row, tree, of_row)
+                for row, tree, of_row in zip(rows, trees, logits, strict=True)
             ]
+            return scores, [self._target_probs(row, of_row) for row, of_row in zip(rows, scores, strict=True)]
         if logits.device.type == "cpu":
             stand_ins: list[Any] = [
                 TargetRows(of_row[: tree.size], self.sampling)
@@ -286,14 +432,17 @@ class RoundLoop:
                 records[position] = record.shortened(left, "criteria")
         return records, ends
 
-    def _release(self, positions: list[int]) -> None:
-        if positions:
-            self.target.release(positions)
-            self.drafter.release(positions)
-            self.rows = [row for position, row in enumerate(self.rows) if position not in positions]
-
 
 _NO_DETAILS = TokenDetails()
+
+
+def root_alone(row: BatchRow) -> TokenTree:
+    """The tree of a row for which nothing was drafted."""
+    return TreeBuilder(row.root).finish()
+
+
+def _reads_prefix(rows: Sequence[BatchRow]) -> bool:
+    return any(row.reads_prefix for row in rows)
 
 
 def _advanced(growing: RowGrowth, probs: Tensor | None) -> tuple[Requests | None, Sequence[TokenTree]]:

@@ -4,11 +4,12 @@ A figure is a ratio of sums over texts, so that it can be worked out for one cal
 and for every resample of a bootstrap. The sums, all over texts unless said otherwise:
 
     texts, tokens, rounds       batch rows, tokens written, rounds that a row took part in
-    first_tokens                tokens of first rounds
+    first_tokens                tokens that came at first_token_seconds
+    prefill_tokens              tokens that the prompts' own passes gave
     drafted, accepted, depth    draft tokens in trees, those accepted, depths of trees
     seconds                     wall time; rows of one batch share it
     text_seconds                wall time of every text; equal to `seconds` where texts are written one by one
-    first_token_seconds         time of every text up to the end of its first round
+    first_token_seconds         time of every text until its first token was there
     round_seconds               of the rounds alone
     prefill_seconds, draft_seconds, target_seconds, verify_seconds      parts of `seconds`
     draft_cost_calls            draft passes, each as a share of a target pass by the bytes of its weights
@@ -50,6 +51,10 @@ def _rest(s: Sums) -> Any:
     return s["seconds"] - sum(s[part] for part in _PARTS)
 
 
+def _of_rounds(s: Sums) -> Any:
+    return s["tokens"] - s["prefill_tokens"]
+
+
 METRICS = (
     Metric("tokens_per_second", "tokens/s", lambda s: s["tokens"] / s["seconds"]),
     Metric("seconds_per_token", "s", lambda s: s["seconds"] / s["tokens"]),
@@ -65,7 +70,7 @@ METRICS = (
         lambda s: (s["text_seconds"] - s["first_token_seconds"]) / (s["tokens"] - s["first_tokens"]),
     ),
     # Block efficiency: the extra token is counted.
-    Metric("tokens_per_round", "tokens", lambda s: s["tokens"] / s["rounds"]),
+    Metric("tokens_per_round", "tokens", lambda s: _of_rounds(s) / s["rounds"]),
     Metric("acceptance_rate", "share", lambda s: s["accepted"] / s["drafted"]),
     # Root and extra token are not counted.
     Metric("path_length", "tokens", lambda s: s["accepted"] / s["rounds"]),
@@ -77,7 +82,7 @@ METRICS = (
     Metric(
         "memory_bound_speed_up",
         "times generate()",
-        lambda s: s["tokens"] / (s["rounds"] + s["draft_cost_calls"]),
+        lambda s: _of_rounds(s) / (s["rounds"] + s["draft_cost_calls"]),
     ),
     Metric("prefill_seconds", "s a text", lambda s: s["prefill_seconds"] / s["texts"]),
     Metric("draft_seconds", "s a token", lambda s: s["draft_seconds"] / s["tokens"]),

@@ -34,6 +34,13 @@ class Outcome:
         tokens = tree.tokens[list(path)].tolist()
         return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
 
+    def shortened(self, count: int) -> Outcome:
+        """The outcome that emits only the first `count` tokens of what this one does, 1 or more."""
+        if count > self.accepted:
+            return self
+        path, tokens, extra = self.path[:count], self.tokens[:count], self.tokens[count]
+        return Outcome(path, tokens, extra=extra, bonus=False, drafted=self.drafted)
+
     @property
     def accepted(self) -> int:
         """Accepted draft tokens."""

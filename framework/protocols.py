@@ -163,7 +163,11 @@ class Drafter(Protocol):
         ...
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest."""
+        """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest.
+
+        Tokens may be among them that nobody asked about, such as leaves, a constraint's or the next turn of
+        a chat. An outcome without tokens leaves its row's text as it is.
+        """
         ...
 
 
@@ -185,6 +189,7 @@ class StateBackend(Protocol):
         hidden_size: width of the states that the output head reads, and features of a layer; None: not known.
         feature_layers: the model's decoder layers, where `keep_features` can keep what they read; 0: it
             cannot.
+        gives_first_logits: whether `first_logits` is offered.
         device: where token ids go, and logits are unless a model is spread over several.
         model: what it runs, for the checks to compare with: a torch module, which answers by its plain
             forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or None.
@@ -198,6 +203,7 @@ class StateBackend(Protocol):
     skippable_layers: int = 0
     hidden_size: int | None = None
     feature_layers: int = 0
+    gives_first_logits: bool = False
     device: torch.device = torch.device("cpu")
     model: Any = None
 
@@ -209,6 +215,16 @@ class StateBackend(Protocol):
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none)."""
         ...
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `prefill`, and the logits behind the last token of each of these rows, `[len(rows), vocab]`.
+
+        So a text's first token costs no pass of its own. Offered where `gives_first_logits` is true; a row
+        has one token at least.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
+        )
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all of them; never raises for a row that it does not have."""

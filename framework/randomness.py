@@ -235,22 +235,43 @@ class Streams:
         return cls(CounterRandomness.seeded(draft), CounterRandomness.seeded(verify))
 
 
+class SpawnedSeeds:
+    """A seed for one row after another: the first has the seed itself, the others are spawned from it."""
+
+    def __init__(self, seed: int | None) -> None:
+        """None takes the seed from torch's global generator.
+
+        Raises:
+            InvalidInput: a seed that is no integer >= 0.
+        """
+        seed = _as_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+        self._seeds = [seed]
+        self._taken = 0
+
+    def take(self, given: int | None = None) -> int:
+        """The next row's seed; `given` is taken instead of it."""
+        self._taken += 1
+        if given is not None:
+            return _as_seed(given)
+        if self._taken > len(self._seeds):
+            sequence = np.random.SeedSequence(self._seeds[0], spawn_key=(1,))
+            more = sequence.generate_state(2 * self._taken, np.uint64)
+            self._seeds = [self._seeds[0], *map(int, more)]
+        return self._seeds[self._taken - 1]
+
+
 def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
-    """One seed a row: row 0 has `seed` itself, the others are spawned from it, so that calls with
-    consecutive seeds share no row. None takes a seed from torch's global generator.
+    """One seed a row, as `SpawnedSeeds` gives them, so that calls with consecutive seeds share no row.
 
     Raises:
         InvalidInput: another number of seeds than of rows, or one that is no integer >= 0.
     """
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
     if isinstance(seed, Sequence):
         if len(seed) != rows:
             raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
         return [_as_seed(row_seed) for row_seed in seed]
-    seed = _as_seed(seed)
-    spawned = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(max(rows - 1, 0), np.uint64)
-    return [seed, *(int(row_seed) for row_seed in spawned)][:rows]
+    seeds = SpawnedSeeds(seed)
+    return [seeds.take() for _ in range(rows)]
 
 
 def _as_seed(seed: object) -> int:

@@ -6,7 +6,7 @@ Records are information for people; nothing in them is read by a later round.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -96,11 +96,12 @@ class TokenDetails:
 
 @attrs.frozen
 class Round:
-    """One round over all rows; times in seconds.
+    """One round over all rows, or the prefill of rows that join; times in seconds.
 
     `draft_seconds` and `target_seconds` are the passes alone; `seconds` is the whole round. `cut` has the
     number of new tokens that a row keeps in all, for rows that a criterion ended before this round's tokens:
-    criteria that look at several rows at once are asked when the slowest row has come as far.
+    criteria that look at several rows at once are asked when the slowest row has come as far. `prefill` is
+    True where the target read the prompts of `rows`, or more of their text, and gave each its first token.
     """
 
     rows: tuple[RowRecord, ...]
@@ -110,6 +111,7 @@ class Round:
     target_seconds: float
     verify_seconds: float
     cut: Mapping[int, int] = attrs.field(factory=dict)
+    prefill: bool = False
 
 
 @attrs.define
@@ -117,22 +119,28 @@ class Statistics:
     """Totals of one `generate` call, computed from its rounds.
 
     Attributes:
+        history: rounds and scored prefills, in order.
         draft_cost: bytes a draft pass reads over bytes a target pass reads.
         prefill_seconds: time of the prompts' passes.
         peak_memory: bytes; of the accelerator where there is one, else of the process (0 on Windows).
     """
 
     draft_cost: float = 0.0
-    rounds: list[Round] = attrs.field(factory=list, repr=False)
+    history: list[Round] = attrs.field(factory=list, repr=False)
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
     seconds: float = 0.0
     peak_memory: int = 0
 
     @property
+    def rounds(self) -> list[Round]:
+        """Those in which trees were verified."""
+        return [entry for entry in self.history if not entry.prefill]
+
+    @property
     def new_tokens(self) -> int:
         """Tokens added to all rows."""
-        return sum(len(record.tokens) for finished_round in self.rounds for record in finished_round.rows)
+        return _tokens(self.history)
 
     @property
     def target_calls(self) -> int:
@@ -146,27 +154,29 @@ class Statistics:
     @property
     def sums(self) -> dict[str, float]:
         """What figures are worked out from; `metrics` says what each sum is."""
-        records = [record for finished_round in self.rounds for record in finished_round.rows]
-        texts = len({record.row for record in records})
-        first = sum(len(record.tokens) for record in self.rounds[0].rows) if self.rounds else 0
+        rounds = self.rounds
+        records = [record for finished_round in rounds for record in finished_round.rows]
+        texts = len({record.row for entry in self.history for record in entry.rows})
+        by_prefill = _tokens(entry for entry in self.history if entry.prefill)
         # One draft pass serves all rows of a round.
-        passes = self.draft_calls * len(records) / max(len(self.rounds), 1)
+        passes = self.draft_calls * len(records) / max(len(rounds), 1)
         return {
             "texts": texts,
             "tokens": self.new_tokens,
             "rounds": len(records),
-            "first_tokens": first,
+            "first_tokens": by_prefill or _tokens(rounds[:1]),
+            "prefill_tokens": by_prefill,
             "drafted": sum(record.outcome.drafted for record in records),
             "accepted": sum(record.outcome.accepted for record in records),
             "depth": sum(record.depth for record in records),
             "seconds": self.seconds,
             "text_seconds": self.seconds * texts,
             "first_token_seconds": self.first_token_seconds * texts,
-            "round_seconds": sum(finished_round.seconds for finished_round in self.rounds),
+            "round_seconds": sum(finished_round.seconds for finished_round in rounds),
             "prefill_seconds": self.prefill_seconds,
-            "draft_seconds": sum(finished_round.draft_seconds for finished_round in self.rounds),
-            "target_seconds": sum(finished_round.target_seconds for finished_round in self.rounds),
-            "verify_seconds": sum(finished_round.verify_seconds for finished_round in self.rounds),
+            "draft_seconds": sum(finished_round.draft_seconds for finished_round in rounds),
+            "target_seconds": sum(finished_round.target_seconds for finished_round in rounds),
+            "verify_seconds": sum(finished_round.verify_seconds for finished_round in rounds),
             "draft_cost_calls": self.draft_cost * passes,
         }
 
@@ -189,6 +199,10 @@ class Statistics:
         counted: dict[str, float] = {name: getattr(self, name) for name in _COUNTED}
         sums = self.sums
         return counted | {name: value(name, sums) for name in _FIGURES}
+
+
+def _tokens(rounds: Iterable[Round]) -> int:
+    return sum(len(record.tokens) for finished_round in rounds for record in finished_round.rows)
 
 
 _COUNTED = (

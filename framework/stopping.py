@@ -131,13 +131,24 @@ class StopConditions:
     """
 
     eos_token_ids: frozenset[int]
-    limit: Sequence[int]
-    context_limited: Sequence[bool]
-    batches: Sequence[CriteriaBatch] = ()
+    limit: list[int] = attrs.field(factory=list)
+    context_limited: list[bool] = attrs.field(factory=list)
+    batches: list[CriteriaBatch] = attrs.field(factory=list)
     written: list[int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.written = [0] * len(self.limit)
+
+    def join(self, limit: int, context_limited: bool) -> None:
+        """One more row."""
+        self.limit.append(limit)
+        self.context_limited.append(context_limited)
+        self.written.append(0)
+
+    def extend(self, row: int, limit: int, context_limited: bool) -> None:
+        """Let `row` have up to `limit` new tokens more, and be asked about anew."""
+        self.limit[row], self.context_limited[row] = self.written[row] + limit, context_limited
+        self.batches = [batch for batch in self.batches if list(batch.rows) != [row]]
 
     def room(self, row: int) -> int:
         """New tokens that the row may still have."""

@@ -181,6 +181,8 @@ def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDAr
 
     quantities = {name: sums(lambda c, name=name: c.get(name)) for name in _COUNTED}  # type: ignore[misc]
     quantities["tokens"] = sums(lambda c: len(c["tokens"]))
+    # Runs of before the first token came with the prompt say nothing of it.
+    quantities["prefill_tokens"] = sums(lambda c: c.get("prefill_tokens", 0))
     quantities["texts"] = sums(lambda c: 1)
     quantities["text_seconds"] = quantities["seconds"]  # one after another
     quantities["scored"] = sums(lambda c: c["right"] is not None)

@@ -29,6 +29,7 @@ class Text:
         first_token_seconds: until the first token was known.
         first_tokens: how many tokens came with it.
         rounds: passes of the target that made new tokens.
+        prefill_tokens: tokens that came without a round, with the prompt's passes.
         draft_calls: passes of the draft.
         draft_cost: bytes that a draft pass reads over bytes that a target pass reads.
         drafted: draft tokens in all trees.
@@ -60,6 +61,7 @@ class Text:
     verify_seconds: float | None = None
     prefill_seconds: float | None = None
     accept_lengths: list[int] | None = None
+    prefill_tokens: int = 0
 
 
 class Writer(Protocol):
@@ -152,7 +154,7 @@ class Speculative(Writer):
             tokens=generation.tokens[0],
             seconds=seconds,
             first_token_seconds=s.first_token_seconds,
-            first_tokens=len(s.rounds[0].rows[0].tokens),
+            first_tokens=int(sums["first_tokens"]),
             rounds=s.target_calls,
             peak_memory=s.peak_memory,
             draft_calls=s.draft_calls,
@@ -166,6 +168,7 @@ class Speculative(Writer):
             verify_seconds=sums["verify_seconds"],
             prefill_seconds=s.prefill_seconds,
             accept_lengths=[len(record.tokens) for one in s.rounds for record in one.rows],
+            prefill_tokens=int(sums["prefill_tokens"]),
         )
 
 

@@ -43,12 +43,16 @@ class Mirror:
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False, repr=False)
 
     def prefill(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append rows."""
+        """Append rows, and compare the logits behind them where the backend gives those."""
         self.log.prefill(rows)
-        self.backend.prefill([torch.tensor(row, dtype=torch.int64) for row in rows])
+        texts = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        scored = self.backend.gives_first_logits and all(rows)
+        logits = self.backend.first_logits(texts) if scored else self.backend.prefill(texts)
         self.texts += [list(row) for row in rows]
         self.nodes += [[] for _ in rows]
         self._after("prefill")
+        if logits is not None:
+            self._compare_first(logits, rows)
 
     def release(self, rows: Sequence[int] | None) -> None:
         """Forget rows; None means all."""
@@ -120,6 +124,20 @@ class Mirror:
                     likely="a buffer is returned that the next call writes to; return a copy of it.",
                 )
         self.check_lengths()
+
+    def _compare_first(self, logits: Tensor, rows: Sequence[Sequence[int]]) -> None:
+        have = len(self.texts) - len(rows)
+        for row, (of_row, text) in enumerate(zip(logits, rows, strict=True), have):
+            off = difference(of_row, self.logits_after(list(text)).to(of_row.device))
+            self.worst = max(self.worst, off)
+            if off > self.tolerance:
+                raise LawBroken(
+                    f"first_logits() of row {row} of {len(self.texts)}, behind {len(text)} tokens, is off by "
+                    f"{off:.2e}.",
+                    error=off,
+                    likely="they are those of another token or row, or of padding; take those behind the "
+                    "last token of each row's own text.",
+                )
 
     def _compare(self, logits: Tensor, row: int, column: int, start: int) -> None:
         node = start + column

@@ -73,11 +73,12 @@ def by_scores(change: Callable[[RoundLoop, BatchRow, TokenTree, Tensor], Tensor]
     """`RoundLoop._scored` with the scores that `change` makes of a row's logits."""
 
     def scored(
-        self: RoundLoop, trees: Sequence[TokenTree], logits: Tensor
+        self: RoundLoop, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        rows = zip(self.rows, trees, logits, strict=True)
-        scores = [change(self, row, tree, of_row) for row, tree, of_row in rows]
-        return scores, [self._target_probs(row, one) for row, one in zip(self.rows, scores, strict=True)]
+        scores = [
+            change(self, row, tree, of_row) for row, tree, of_row in zip(rows, trees, logits, strict=True)
+        ]
+        return scores, [self._target_probs(row, one) for row, one in zip(rows, scores, strict=True)]
 
     return scored
 
