@@ -195,6 +195,7 @@ class Session:
             InvalidInput: a row that is not there or still runs.
         """
         state = self._idle(row)
+        self._prefill_drafter()
         self._loop.release([state])
         del self._rows[row]
 

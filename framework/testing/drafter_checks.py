@@ -113,6 +113,13 @@ def check_rows(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> Non
         mirror.commit([[0, 1], [0], [0, 9], [0], [0, 1]])
         mirror.release([0])
         mirror.ask([[(row, -1)] for row in range(4)])
+        mirror.commit([[0], [0], [0], [0]])
+        # Rows that wait for their next turn ask for nothing, and nothing comes of them.
+        mirror.ask([None, [(4, -1), (2, 0)], None, [(1, -1)]])
+        mirror.commit([[], [0, 1], [], [0, 9]])
+        mirror.ask([[(6, -1)], None, [(5, -1), (3, 0)], [(7, -1)]])
+        mirror.commit([[0], [], [0, 1], [0]])
+        mirror.ask([[(row, -1)] for row in range(4)])
     finally:
         drafter.release()
     mirror.compare(oracle)

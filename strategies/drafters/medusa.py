@@ -218,9 +218,13 @@ class MedusaHeads(Drafter):
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         # The target has committed these by now.
         self._requests = [RequestLog() for _ in outcomes]
-        self._hidden = [None for _ in outcomes]
+        self._hidden = [
+            None if outcome.tokens else states for outcome, states in zip(outcomes, self._hidden, strict=True)
+        ]
         self._read()
-        if None in self._hidden:
+        if any(
+            states is None and outcome.tokens for states, outcome in zip(self._hidden, outcomes, strict=True)
+        ):
             raise InvalidInput(
                 f"Row {self._hidden.index(None)} has committed tokens, but its target gives no features of "
                 "them; give MedusaHeads a backend whose features nobody else takes."
