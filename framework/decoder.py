@@ -223,9 +223,12 @@ class SpeculativeDecoder:
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
             session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed)
-        with session:
-            while session.unfinished:
-                yield session.run()
+        try:
+            with session:
+                while session.unfinished:
+                    yield session.run()
+        finally:
+            session.close()  # Ctrl-C may fall between the lock and the block
 
     def session(
         self,

@@ -77,15 +77,17 @@ class Session:
         loop = self._loop
         parts: dict[str, Any] = {"target": loop.target, "drafter": loop.drafter}
         parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(loop.drafter.backends)}
-        locks.acquire(self, parts, max(self.unfinished, 1))
-        self._open = True
-        if loop.target.lengths:
-            have = len(loop.target.lengths)
+        try:
+            locks.acquire(self, parts, max(self.unfinished, 1))
+            if loop.target.lengths:
+                raise InvalidInput(
+                    f"The target is already decoding {len(loop.target.lengths)} row(s) for another call; let it "
+                    "end, or load the model into a second backend."
+                )
+            self._open = True
+        except BaseException:
             locks.active.pop(self, None)
-            raise InvalidInput(
-                f"The target is already decoding {have} row(s) for another call; let it end, or load the "
-                "model into a second backend."
-            )
+            raise
         return self
 
     def __exit__(
@@ -97,6 +99,7 @@ class Session:
         """Release the states of all rows."""
         if not self._open:
             return
+        self._open = False
         try:
             self.statistics.peak_memory = peak_memory()
             self._release()
