@@ -81,8 +81,8 @@ class Session:
             locks.acquire(self, parts, max(self.unfinished, 1))
             if loop.target.lengths:
                 raise InvalidInput(
-                    f"The target is already decoding {len(loop.target.lengths)} row(s) for another call; let it "
-                    "end, or load the model into a second backend."
+                    f"The target is already decoding {len(loop.target.lengths)} row(s) for another call; let "
+                    "it end, or load the model into a second backend."
                 )
             self._open = True
         except BaseException:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, InvalidDistribution, InvalidInput, Streams, TapeRandomness
+from draftwood.randomness import SpawnedSeeds, row_seeds
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 
@@ -98,3 +100,10 @@ def test_numbers_ahead_stay_in_the_stream(seed, steps):
         seen += [float(rng.uniforms(1)) for _ in range(90 - len(seen))]
         assert seen == ahead.tolist()
     assert rng.ahead(90).tolist() == u[90:].tolist()
+
+
+def test_seeds_taken_one_by_one_are_those_of_a_batch():
+    spawned = np.random.SeedSequence(9, spawn_key=(1,)).generate_state(49, np.uint64).tolist()
+    seeds = SpawnedSeeds(9)
+    assert [seeds.take() for _ in range(50)] == row_seeds(9, 50) == [9, *spawned]
+    assert SpawnedSeeds(9).take(4) == 4

@@ -124,6 +124,21 @@ def test_a_kept_row_ends_within_an_accepted_path():
         assert session.text(row) == text + expected[:stop]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_drafter_reads_the_next_turn_too(target):
+    """A draft that is the target itself is right in every round, if it stands on the same text."""
+    one = decoder(target=target(TARGET), draft=drafter(TARGET), policy=Chain(3, "top-k"))
+    with one.session(max_new_tokens=9) as session:
+        session.add([0, 4], max_new_tokens=30)
+        row = session.add([1, 2, 3], kept=True)
+        while row not in {held.index for held in session._loop.held if held.idle}:
+            session.run()
+        session.extend(row, [2, 0, 1])
+        records = [record for one_round in drain(session) for record in one_round.rows if record.row == row]
+    assert sum(record.outcome.accepted for record in records) > 3
+    assert all(record.outcome.accepted == record.outcome.drafted for record in records)
+
+
 def law_of_session(target):
     """The law of two turns of two tokens."""
     toy = ToyModel(2, seed=5)
