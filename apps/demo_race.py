@@ -131,6 +131,7 @@ def result(texts: Sequence[RaceText], contender: str) -> Result:
         "tokens": sum(len(text.tokens) for text in ours),
         "seconds": sum(text.seconds for text in ours),
         "rounds": sum(text.rounds for text in ours),
+        "prefill_tokens": sum(text.prefill_tokens for text in ours),
         "drafted": sum(text.drafted or 0 for text in ours),
         "accepted": sum(text.accepted or 0 for text in ours),
         "plain_tokens": sum(len(text.tokens) for text in plain),

@@ -131,9 +131,9 @@ class PackedBackend(ModelBackend):
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
         have, more = len(self._lengths), len(texts)
-        logits = torch.empty(more if scored else 0, self.vocab_size, dtype=self.model.dtype, device=self.device)
+        first: dict[int, Tensor] = {}
         if not texts:
-            return logits
+            return self._stacked(first)
         lengths = [len(text) for text in texts]
         longest = max(lengths)
         with guarded_pass(have + more):
@@ -144,7 +144,7 @@ class PackedBackend(ModelBackend):
             features: list[Pieces] = [()] * more
             self._states.begin()
             for start in range(0, longest, self.chunk):
-                self._prefill_chunk(padded, start, lengths, features, logits)
+                self._prefill_chunk(padded, start, lengths, features, first if scored else None)
                 self._cache.settle(slots=longest)
             joined = self._states.joined(have, more)
             self._features += features
@@ -153,7 +153,14 @@ class PackedBackend(ModelBackend):
         self._lengths += lengths
         self._fresh += [True] * more
         self._base = max(self._lengths)
-        return logits
+        return self._stacked(first)
+
+    def _stacked(self, logits: dict[int, Tensor]) -> Tensor:
+        """Logits `[rows, vocab]` of the rows from 0 on, in the order of the rows."""
+        if not logits:
+            return torch.empty(0, self.vocab_size, dtype=self.model.dtype, device=self.device)
+        with guarded_pass(len(logits)):
+            return torch.stack([logits[row] for row in range(len(logits))])
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
@@ -277,12 +284,17 @@ class PackedBackend(ModelBackend):
         return self._attention is not None and self._attention.takes_bits(self.device)
 
     def _prefill_chunk(
-        self, padded: Tensor, start: int, lengths: Sequence[int], features: list[Pieces], first: Tensor
+        self,
+        padded: Tensor,
+        start: int,
+        lengths: Sequence[int],
+        features: list[Pieces],
+        first: dict[int, Tensor] | None,
     ) -> None:
         """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there.
 
-        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row, and
-        writes the logits of texts that end in it to `first` `[rows or 0, vocab]`.
+        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row,
+        and puts the logits `[vocab]` behind texts that end in it into `first`, by row, where they are wanted.
         """
         have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
@@ -303,18 +315,18 @@ class PackedBackend(ModelBackend):
         mask = self._mask(visibility, tensors)
         self._plan(have, have + rows, start=start, stop=start + n)
         self._states.prefill(start, n, lengths, self.device)
-        ends = {row: length - 1 - start for row, length in enumerate(lengths[: len(first)])}
-        ends = {row: column for row, column in ends.items() if 0 <= column < n}
+        ends = {row: length - 1 - start for row, length in enumerate(lengths) if 0 < length - start <= n}
+        ends = ends if first is not None else {}
         columns = sorted(set(ends.values()))
         options = dict(self._prefill_options)
         if options and columns:
             # A number keeps the last ones.
             options["logits_to_keep"] = 1 if columns == [n - 1] else torch.tensor(columns, device=self.device)
         logits = self._forward(tokens, mask, tensors["positions"].expand(rows, -1), **options)
-        if columns:
+        if first is not None and columns:
             places = {column: place for place, column in enumerate(columns if options else range(n))}
-            kept = [places[column] for column in ends.values()]
-            first[list(ends)] = logits[list(ends), kept].to(first.device)
+            # Not views, which would hold other tokens' logits too.
+            first |= {row: logits[row, places[column]].clone() for row, column in ends.items()}
         if self._reader is not None:
             for row, length in enumerate(lengths):
                 last = self._reader.request.last or length

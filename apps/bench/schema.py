@@ -22,6 +22,7 @@ _LATER = {
     "accept_lengths": list[int] | None,
     "depth": int | None,
     "lossless": bool,
+    "prefill_tokens": int,
     "round_seconds": float | None,
 }
 _TEXT = {name: kind for name, kind in get_type_hints(Text).items() if name not in _LATER}

@@ -18,6 +18,7 @@ def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     A line is a question with all its turns; each repetition is one of its choices. Contenders of
     transformers but the ordinary one do not tell what a round gave, so their `accept_lengths` are empty.
+    A first token that the prompt's own pass gives is no step, and not in them.
 
     Args:
         folder: where they go; made where it is missing.

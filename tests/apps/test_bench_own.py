@@ -52,7 +52,7 @@ def test_own_classes_run_beside_the_registered_ones(draftwood, mine):
         "--temperature",
         0.7,
     ]
-    words += ["--prompts", 1, "--new-tokens", 3, "--to", "r"]
+    words += ["--prompts", 1, "--new-tokens", 6, "--to", "r"]
     result = draftwood("bench", *words)
     assert result.exit_code == 0, result.output
     found = json.loads((mine / "r" / "results.json").read_text())["results"]

@@ -46,6 +46,7 @@ def phases_of(decoder: SpeculativeDecoder, device: CountingDevice) -> Iterator[C
         (type(target), "commit", COMMIT, target),
         (drafter, "commit", COMMIT, None),
         (type(target), "prefill", PREFILL, target),
+        (type(target), "first_logits", PREFILL, target),
         (drafter, "prefill", PREFILL, None),
     ]
     with ExitStack() as stack:

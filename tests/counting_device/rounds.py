@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -150,25 +149,29 @@ def counted_rounds(
     counts, tokens, draft_calls = [], [list[int]() for _ in range(call.rows)], 0
     stream = decoder.stream(prompts(call.rows), **call.options)
     with phases_of(decoder, device) as begun, closing(stream):
-        for _ in range(before + rounds):
+        while len(counts) < before + rounds:
             device.counts = Counts()
             done = next(stream)
             device.counts.drop(PREFILL)
-            counts.append(device.counts)
-            draft_calls += done.draft_calls if len(counts) > before else 0
             for record in done.rows:
                 tokens[record.row] += record.tokens
+            if not done.prefill:
+                counts.append(device.counts)
+                draft_calls += done.draft_calls if len(counts) > before else 0
     return CountedRounds(tuple(counts[before:]), tokens, draft_calls / rounds, begun)
 
 
 def tokens_on_the_cpu(call: Call, *, rounds: int) -> list[list[int]]:
-    """What every row writes in as many rounds of `call` on the CPU."""
+    """What every row writes in as many rounds of `call` on the CPU, first tokens included."""
     tokens = [list[int]() for _ in range(call.rows)]
     with kernels_enabled(False):
         stream = call.decoder(on_device=False).stream(prompts(call.rows), **call.options)
         with closing(stream):
-            for done in islice(stream, rounds):
-                for record in done.rows:
+            done = 0
+            while done < rounds:
+                finished_round = next(stream)
+                done += not finished_round.prefill
+                for record in finished_round.rows:
                     tokens[record.row] += record.tokens
     return tokens
 
