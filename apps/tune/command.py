@@ -79,8 +79,8 @@ def tune(
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
     """
     trace.check_writable(to)
-    if new_tokens < 1:
-        raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 1.")
+    if new_tokens < 2:
+        raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 2, as the first takes no round.")
     plan = BenchPlan(
         data=tuple(data or ()),
         prompts=prompts,

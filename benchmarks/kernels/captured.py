@@ -132,7 +132,7 @@ def captured(
       python -m benchmarks captured --capture cuda-graphs --device cuda --dtype bfloat16 --nodes 1,16,64
     """
     sizes = [int(size) for size in nodes.split(",")]
-    models = {name: _model(name, device, dtype) for name in (target, draft)}
+    models = {name: zoo_model(name, device, dtype) for name in (target, draft)}
     typer.echo(f"{device_name()}: {target} and {draft}, {dtype}, {torch.get_num_threads()} threads")
     typer.echo(
         f"{'a pass and its commit':<24}{'nodes':>6}{'as it is':>11}{'captured':>11}{'ratio':>8}{'off':>10}"
@@ -176,7 +176,8 @@ def _decode(ways: dict[str, Writer], texts: list[list[int]], tokens: int, device
         )
 
 
-def _model(name: str, device: str, dtype: str) -> Any:
+def zoo_model(name: str, device: str, dtype: str) -> Any:
+    """A model of the zoo by its name, or any other by its folder or hub name."""
     if (Path(zoo.__file__).parent / name).is_dir():
         model: Any = zoo.load(name)
         return model.to(device=device, dtype=getattr(torch, dtype))

@@ -35,6 +35,7 @@ class Tally:
     valid: int = 0
     equal: int = 0
     tokens: int = 0
+    first_tokens: int = 0
     rounds: int = 0
     free_tokens: int = 0
     free_rounds: int = 0
@@ -43,7 +44,8 @@ class Tally:
 
     @property
     def tokens_per_round(self) -> float:
-        return self.tokens / self.rounds
+        """Without the tokens that came with the prompts' passes."""
+        return (self.tokens - self.first_tokens) / self.rounds
 
     @property
     def free(self) -> float:
@@ -114,8 +116,10 @@ def measured(
         tokens = written.tokens[0]
         tally.texts += 1
         tally.tokens += len(tokens)
+        sums = written.statistics.sums
+        tally.first_tokens += int(sums["prefill_tokens"])
         tally.rounds += written.statistics.target_calls
-        tally.nodes += int(written.statistics.sums["drafted"])
+        tally.nodes += int(sums["drafted"])
         try:
             schema.model_validate_json(tokenizer.decode(tokens, skip_special_tokens=True))
             tally.valid += written.finish_reasons[0] == "eos"
@@ -132,7 +136,7 @@ def measured(
             )
             tally.equal += plain[0, len(prompt) :].tolist() == tokens
         text = free.write(prompt, len(tokens), number)
-        tally.free_tokens += len(text.tokens)
+        tally.free_tokens += len(text.tokens) - text.prefill_tokens
         tally.free_rounds += text.rounds
     return tally
 

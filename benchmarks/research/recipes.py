@@ -138,7 +138,8 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
         "budget": cell.budget,
         "label": setting.label,
         "options": setting.words,
-        "tokens": task.tokens,
+        # The first comes with the prompt's own pass.
+        "tokens": task.tokens - (1 if target.gives_first_logits else 0),
         "nodes": drafted / sum(map(sum, rounds.values())),
         "rounds": rounds,
     }
