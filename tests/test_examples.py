@@ -12,6 +12,12 @@ PRINTED = {
     "batch": ["def fibonacci(n):", "Dear Sir,", "(eos)", "alone writes the same text"],
     "hybrid_target": ["The river runs", "HybridBackend: "],
     "prove_a_verifier": ["Rejection is lossless.", "TargetAgain() is biased: tokens (", "should have"],
+    "queue_and_chat": [
+        "Row 6 has ended (length).",
+        "Once upon a time",
+        "The next day",
+        "writes the same text",
+    ],
     "speed_up_hugging_face": ["There are 30 students", "The same tokens in ", "instead of 48."],
     "stream": ["        ", " events"],
 }
