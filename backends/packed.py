@@ -318,7 +318,7 @@ class PackedBackend(ModelBackend):
         ends = {row: length - 1 - start for row, length in enumerate(lengths) if 0 < length - start <= n}
         ends = ends if first is not None else {}
         columns = sorted(set(ends.values()))
-        options = dict(self._prefill_options)
+        options: dict[str, Any] = dict(self._prefill_options)
         if options and columns:
             # A number keeps the last ones.
             options["logits_to_keep"] = 1 if columns == [n - 1] else torch.tensor(columns, device=self.device)

@@ -53,7 +53,11 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     by_length = rope_depends_on_length(model)
     try:
         rows = [torch.tensor(prefix) for prefix in prefixes]
-        first = backend.first_logits(rows) if backend.gives_first_logits else backend.prefill(rows)
+        first = None
+        if backend.gives_first_logits:
+            first = backend.first_logits(rows)
+        else:
+            backend.prefill(rows)
         tree = backend.extend(torch.tensor([nodes] * 2), torch.tensor([parents] * 2))
         backend.commit([path] * 2)
         after = backend.extend(torch.tensor([[last]] * 2), torch.tensor([[-1]] * 2))

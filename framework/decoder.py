@@ -315,6 +315,7 @@ def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
 
 
 def _per_row(constraint: Constraint | Sequence[Constraint] | None, rows: int) -> list[Constraint | None]:
+    per_row: list[Constraint | None]
     per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * rows
     if len(per_row) != rows:
         raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one a row.")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from draftwood import locks, policy_states
+from draftwood.batch_row import BatchRow
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import InvalidInput
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts

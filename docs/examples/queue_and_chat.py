@@ -1,4 +1,4 @@
-"""A queue of prompts that a few rows serve, and a chat whose next turn joins without reading the text again."""
+"""A queue of prompts that a few rows serve, and a chat that goes on without reading itself again."""
 
 from draftwood import SpeculativeDecoder, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter

@@ -8,8 +8,9 @@ import attrs
 import torch
 
 from draftwood import policy_states
+from draftwood.batch_row import BatchRow
 from draftwood.errors import InvalidInput
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.loop import RoundLoop
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
 from draftwood.sampling import SamplingParams

@@ -46,8 +46,11 @@ class Mirror:
         """Append rows, and compare the logits behind them where the backend gives those."""
         self.log.prefill(rows)
         texts = [torch.tensor(row, dtype=torch.int64) for row in rows]
-        scored = self.backend.gives_first_logits and all(rows)
-        logits = self.backend.first_logits(texts) if scored else self.backend.prefill(texts)
+        logits = None
+        if self.backend.gives_first_logits and all(rows):
+            logits = self.backend.first_logits(texts)
+        else:
+            self.backend.prefill(texts)
         self.texts += [list(row) for row in rows]
         self.nodes += [[] for _ in rows]
         self._after("prefill")

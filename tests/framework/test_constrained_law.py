@@ -8,9 +8,10 @@ import torch
 
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, WithoutReplacement
 from draftwood import forced_tokens as forced_module
+from draftwood.batch_row import BatchRow
 from draftwood.constraints import ConstrainedRow
 from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.loop import RoundLoop
 from draftwood.outcome import Outcome
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.batch_row import BatchRow
+from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.stopping import StopConditions
 from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, TokenTree, decoder, randomness
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.batch_row import BatchRow
+from draftwood.loop import RoundLoop
 from draftwood.prefixes import Path, Prefixes
 from draftwood.stopping import StopConditions
 from tests.mutations import suite

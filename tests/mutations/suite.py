@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftwood import Randomness, TokenTree, randomness
-from draftwood.loop import BatchRow, RoundLoop
+from draftwood.batch_row import BatchRow
+from draftwood.loop import RoundLoop
 from draftwood.stopping import StopConditions
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
