@@ -146,7 +146,8 @@ def counted_rounds(
     decoder: SpeculativeDecoder, device: CountingDevice, call: Call, *, rounds: int, before: int
 ) -> CountedRounds:
     """Count rounds of a `decoder` that is on `device`; what else it needs is in `call`."""
-    counts, tokens, draft_calls = [], [list[int]() for _ in range(call.rows)], 0
+    counts: list[Counts] = []
+    tokens, draft_calls = [list[int]() for _ in range(call.rows)], 0
     stream = decoder.stream(prompts(call.rows), **call.options)
     with phases_of(decoder, device) as begun, closing(stream):
         while len(counts) < before + rounds:

@@ -273,7 +273,7 @@ def test_a_session_locks_its_parts_and_lets_go():
 @pytest.mark.parametrize("name", ["llama-7m", "mamba2-5m"])
 @pytest.mark.parametrize("kind", ["model", "lookup"])
 def test_real_models_go_on_with_a_chat_beside_other_rows(name, kind):
-    model = zoo.load(name)
+    model: Any = zoo.load(name)
     model.generation_config.eos_token_id = None
     target = load(model)
     drafts = (
