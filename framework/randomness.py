@@ -62,6 +62,10 @@ class UniformRandomness(Randomness):
     def ahead(self, n: int) -> Tensor:
         """As `uniforms`, and they stay in the stream; fewer where a tape ends."""
 
+    def uniform(self) -> float:
+        """The next number of the stream."""
+        return float(self.uniforms(1))
+
     def skip(self, n: int) -> None:
         """Take the next `n` numbers, which nobody needs to see any more."""
         self.uniforms(n)
@@ -72,12 +76,12 @@ class UniformRandomness(Randomness):
 
     def accept(self, p: float) -> bool:
         # Strict: a coin of exactly 0 must not accept a token of probability 0.
-        return float(self.uniforms(1)) < p
+        return self.uniform() < p
 
     def choose(self, p: Tensor) -> int:
         # float64 throughout: uniforms of low resolution starve the tail of a large vocabulary.
         heights = p.cumsum(-1, dtype=torch.float64)
-        return _at(heights, float(self.uniforms(1)))
+        return _at(heights, self.uniform())
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.to(torch.float64, copy=True)
@@ -86,7 +90,7 @@ class UniformRandomness(Randomness):
             heights = rest.cumsum(-1)
             if not float(heights[-1]) > 0:
                 break
-            drawn.append(_at(heights, float(self.uniforms(1))))
+            drawn.append(_at(heights, self.uniform()))
             rest[drawn[-1]] = 0
         return drawn
 
@@ -107,6 +111,7 @@ def _at(heights: Tensor, u: float) -> int:
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that 2**64 numbers come before the first comes again
 _WORDS = 2.0**53
+_LOW = 2**64 - 1
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -114,6 +119,14 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def _mixed_word(word: int) -> int:
+    """The same of one word, of which the low 64 bits count."""
+    word &= _LOW
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _LOW
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _LOW
+    return word ^ (word >> 31)
 
 
 @attrs.define(eq=False)
@@ -133,12 +146,17 @@ class CounterRandomness(UniformRandomness):
     @classmethod
     def seeded(cls, seed: int) -> CounterRandomness:
         """The stream of an integer, of which the low 64 bits count."""
-        return cls(int(_mixed(np.array([seed % 2**64], dtype=np.uint64))[0]))
+        return cls(_mixed_word(seed))
 
     def uniforms(self, n: int) -> Tensor:
         numbers = self.ahead(n)
         self.used += n
         return numbers
+
+    def uniform(self) -> float:
+        # A coin is asked for node by node, and an array of one number costs thirty times as much.
+        self.used += 1
+        return (_mixed_word(self.key + self.used * int(_STEP)) >> 11) / _WORDS
 
     def skip(self, n: int) -> None:
         self.used += n

@@ -107,3 +107,11 @@ def test_seeds_taken_one_by_one_are_those_of_a_batch():
     seeds = SpawnedSeeds(9)
     assert [seeds.take() for _ in range(50)] == row_seeds(9, 50) == [9, *spawned]
     assert SpawnedSeeds(9).take(4) == 4
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
+def test_numbers_taken_one_by_one_are_those_of_an_array(seed, used):
+    alone, together = CounterRandomness.seeded(seed), CounterRandomness.seeded(seed)
+    alone.used = together.used = used
+    assert [alone.uniform() for _ in range(5)] == together.uniforms(5).tolist()
+    assert alone.used == together.used == used + 5
