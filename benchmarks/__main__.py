@@ -7,6 +7,8 @@ import typer
 from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
 from benchmarks.kernels.first_token import first_token
+from benchmarks.kernels.gpu import gpu
+from benchmarks.kernels.offloaded import offloaded
 from benchmarks.kernels.packed import packed
 from benchmarks.kernels.prefix_cost import prefix_cost
 from benchmarks.kernels.round import round_times
@@ -27,7 +29,7 @@ KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 measurement: Any
-for measurement in (captured, first_token, kernels, packed, prefix_cost, speed):
+for measurement in (gpu, captured, first_token, kernels, offloaded, packed, prefix_cost, speed):
     app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
 app.command("round", rich_help_panel=KERNELS)(with_plain_errors(round_times))
 for measurement in (

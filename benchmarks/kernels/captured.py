@@ -15,6 +15,8 @@ import torch
 import typer
 from transformers import CompileConfig
 
+from benchmarks.kernels.cuda_timing import synchronize
+from benchmarks.kernels.random_models import SHAPES, random_model
 from benchmarks.research.prompts import prompts_of
 from draftwood import Recipe, SpeculativeDecoder, StateBackend, create, load, zoo
 from draftwood.apps.machine import device_name
@@ -25,12 +27,6 @@ CLOSE = 1e-5
 
 Writer = Callable[[list[int], int], list[int]]
 """Writes so many tokens behind a prompt."""
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for what `device` is still doing."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def pass_times(
@@ -132,7 +128,7 @@ def captured(
       python -m benchmarks captured --capture cuda-graphs --device cuda --dtype bfloat16 --nodes 1,16,64
     """
     sizes = [int(size) for size in nodes.split(",")]
-    models = {name: zoo_model(name, device, dtype) for name in (target, draft)}
+    models = {name: named_model(name, device, dtype) for name in (target, draft)}
     typer.echo(f"{device_name()}: {target} and {draft}, {dtype}, {torch.get_num_threads()} threads")
     typer.echo(
         f"{'a pass and its commit':<24}{'nodes':>6}{'as it is':>11}{'captured':>11}{'ratio':>8}{'off':>10}"
@@ -176,8 +172,10 @@ def _decode(ways: dict[str, Writer], texts: list[list[int]], tokens: int, device
         )
 
 
-def zoo_model(name: str, device: str, dtype: str) -> Any:
-    """A model of the zoo by its name, or any other by its folder or hub name."""
+def named_model(name: str, device: str, dtype: str) -> Any:
+    """A model of the zoo or a random one by its name, or any other by its folder or hub name."""
+    if name in SHAPES:
+        return random_model(name, device, dtype)
     if (Path(zoo.__file__).parent / name).is_dir():
         model: Any = zoo.load(name)
         return model.to(device=device, dtype=getattr(torch, dtype))

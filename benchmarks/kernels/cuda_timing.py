@@ -23,6 +23,12 @@ CYCLES = 10_000_000
 """Of a sleep that is timed, to learn how many make a millisecond."""
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for what `device` is still doing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @attrs.frozen
 class Times:
     """How long a call takes, in milliseconds.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.kernels.captured import zoo_model
+from benchmarks.kernels.captured import named_model
 from draftwood import SamplingParams, create, load
 from draftwood.apps.bench.writers import Speculative, Transformers, Writer
 from draftwood.apps.machine import device_name
@@ -50,8 +50,8 @@ def first_token(
     typer.echo(f"{device_name()}, {threads} thread(s), temperature 0; medians of {repetitions} texts")
     typer.echo(f"{'target':<14}{'prompt':>8}{'generate()':>13}{'draftwood':>12}{'ratio':>8}")
     for name in target or ("llama-7m", "mamba2-5m", "bamba-6m"):
-        model: Any = zoo_model(name, device, dtype)
-        drafts: Any = create("drafters", "model", {"backend": load(zoo_model(draft, device, dtype))})
+        model: Any = named_model(name, device, dtype)
+        drafts: Any = create("drafters", "model", {"backend": load(named_model(draft, device, dtype))})
         decoder = create("recipes", recipe, {"budget": 15}).decoder(load(model), drafts)
         writers: dict[str, Writer] = {
             "generate()": Transformers(model, {}, 0.0),

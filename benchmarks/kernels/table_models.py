@@ -22,16 +22,21 @@ class LogitsTable:
     def after(self, tokens: Tensor) -> Tensor:
         """Logits `[rows, nodes, vocab]`, in memory of their own, as a model gives them."""
         rows, nodes = tokens.shape
-        out = torch.empty(rows * nodes, self.logits.shape[1])
-        return torch.index_select(self.logits, 0, tokens.flatten() % CONTEXTS, out=out).view(rows, nodes, -1)
+        device = self.logits.device
+        out = torch.empty(rows * nodes, self.logits.shape[1], device=device)
+        rows_of = tokens.flatten().to(device, non_blocking=True) % CONTEXTS
+        return torch.index_select(self.logits, 0, rows_of, out=out).view(rows, nodes, -1)
 
 
-def tables(vocab: int, *, spread: float, correlation: float, seed: int) -> tuple[LogitsTable, LogitsTable]:
+def tables(
+    vocab: int, *, spread: float, correlation: float, seed: int, device: str = "cpu"
+) -> tuple[LogitsTable, LogitsTable]:
     """Gaussian logits of a target and a draft, float32, correlated as said."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(CONTEXTS, vocab, generator=generator).mul_(spread)
     noise = torch.randn(CONTEXTS, vocab, generator=generator).mul_(spread * (1 - correlation**2) ** 0.5)
-    return LogitsTable(target), LogitsTable(noise.add_(target, alpha=correlation))
+    draft = noise.add_(target, alpha=correlation)
+    return LogitsTable(target.to(device)), LogitsTable(draft.to(device))
 
 
 @attrs.define(eq=False)
@@ -46,6 +51,10 @@ class TableBackend(StateBackend):
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
         return self.table.logits.shape[1]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.table.logits.device
 
     @property
     def lengths(self) -> list[int]:
