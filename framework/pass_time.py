@@ -35,6 +35,10 @@ class PassTime:
     def __call__(self, tokens: int) -> float:
         return self.constant + self.linear * tokens + self.quadratic * tokens**2
 
+    def shared(self, rows: int) -> PassTime:
+        """A row's share of a pass over so many rows: what does not grow with tokens is paid once for all."""
+        return attrs.evolve(self, constant=self.constant / rows)
+
     @classmethod
     def fit(cls, tokens: Sequence[int], seconds: Sequence[float]) -> PassTime:
         """Least squares under coefficients >= 0, each pass weighted by its time.

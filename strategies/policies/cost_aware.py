@@ -20,7 +20,7 @@ from draftwood import (
 )
 from draftwood.pass_time import PassTime, as_pass_time
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
-from draftwood.validators import probability
+from draftwood.validators import at_least, probability
 
 
 def _integers(value: Sequence[int] | str) -> tuple[int, ...]:
@@ -55,6 +55,11 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
     was hardly tried gets the benefit of the doubt (the upper confidence bound of a discounted bandit).
     Budget 0 is ordinary decoding: one token a round, no draft call.
 
+    Rows of a batch share the part of a pass that does not grow with its tokens, and nothing else. So trees
+    pay less the more rows there are, and beyond some number ordinary decoding is best. `rows` says how many
+    share a pass, as `max_rows` does; it is no count of who is there at the moment, so that a row writes in
+    any batch what it writes alone.
+
     Which budget comes next depends on past rounds alone, so every tree keeps the law of `policy`.
 
     Attributes:
@@ -64,6 +69,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
         draft_time: of a draft call, in the same unit.
         memory: how much a past round counts, round by round.
         doubt: tokens that a budget tried once is thought better than it looked.
+        rows: that share a pass.
 
     Source: STree, section 4.3, equations 7 and 8 (arXiv 2505.14969); the choice among budgets is Garivier
     and Moulines' discounted UCB (arXiv 0805.3415).
@@ -77,6 +83,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
     draft_time: PassTime = attrs.field(default=PassTime(0.05, 0.0005), converter=as_pass_time)
     memory: float = attrs.field(default=0.98, validator=probability)
     doubt: float = attrs.field(default=0.5, converter=float)
+    rows: int = attrs.field(default=1, validator=at_least(1))
     source = "STree, equations 7 and 8"
 
     def __attrs_post_init__(self) -> None:
@@ -99,7 +106,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
             try:
                 request = next(growing)
                 while True:
-                    spent += self.draft_time(len(request))
+                    spent += self.draft_time.shared(self.rows)(len(request))
                     request = growing.send((yield request))
             except StopIteration as finished:
                 tree = finished.value
@@ -107,7 +114,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
 
     def observe(self, state: CostAwareState, outcome: Outcome, tree: TokenTree) -> CostAwareState:
         assert isinstance(tree.note, float)
-        chosen, spent = self._chosen(state), tree.note + self.target_time(len(tree))
+        chosen, spent = self._chosen(state), tree.note + self.target_time.shared(self.rows)(len(tree))
         return CostAwareState(
             self._updated(state.rounds, chosen, 1),
             self._updated(state.tokens, chosen, len(outcome.emitted)),

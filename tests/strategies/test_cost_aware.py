@@ -70,6 +70,18 @@ def test_a_tree_in_the_middle_where_its_price_rises_steeply():
     assert sizes_in(policy, near=0.9)[100:].count(2) > 80
 
 
+def test_large_batches_go_back_to_ordinary_decoding():
+    """What rows share falls with their number, what a node costs does not."""
+    shares = {}
+    for rows in (1, 4, 64):
+        policy = CostAware(budgets=(0, 2, 8), target_time=(1.0, 0.06), draft_time=(0.05, 0.01), rows=rows)
+        sizes = sizes_in(policy, near=0.9)[100:]
+        shares[rows] = [sizes.count(budget) / len(sizes) for budget in (0, 2, 8)]
+    assert shares[1][2] > 0.7
+    assert shares[64][0] > 0.8
+    assert shares[1][2] > shares[4][2] > shares[64][2]
+
+
 def test_the_past_fades():
     policy = CostAware(
         FixedTree(1, 1, 1), budgets=(0, 1), target_time=(1.0, 1.0), draft_time=(0.0,), memory=0.95
@@ -149,6 +161,7 @@ def test_a_real_pair_by_its_own_pass_times():
         ({"budgets": "8,4"}, "each above the last"),
         ({"budgets": (-1, 4)}, ">= 0"),
         ({"budgets": "4,x"}, "'4,x'"),
+        ({"rows": 0}, "rows is 0"),
         ({"target_time": "1,a"}, "'1,a'"),
         ({"target_time": (1, 2, 3, 4)}, "(1, 2, 3, 4)"),
         ({"draft_time": (-1.0,)}, "constant is -1.0"),
