@@ -146,6 +146,20 @@ class EqualRowsShare(Cached):
                 row.text = row.text[: length + len(path)]
 
 
+class FirstLogitsOfTheFirstRows(Cached):
+    """Rows that join behind others get the logits of those."""
+
+    gives_first_logits = True
+
+    def first_logits(self, rows: Sequence[Tensor]) -> Tensor:
+        have = len(self.rows)
+        self.prefill([row[:-1] for row in rows])
+        last = torch.tensor([[0]] * have + [[int(row[-1])] for row in rows])
+        logits = self.extend(last, torch.full_like(last, -1), [0] * have + [1] * len(rows))
+        self.commit([[]] * have + [[0]] * len(rows))
+        return logits[: len(rows), 0]
+
+
 class WindowOneShort(Windowed):
     def seen(self, row: Row, node: int) -> Tensor:
         return super().seen(row, node)[-self.model.window + 1 :]
@@ -374,6 +388,11 @@ MISTAKES: list[Mistake] = [
     _of("tokens that are none go through", "an index clamped", Unchecked),
     _of("parents count from the call's first node", "region indices that do not count on", ParentsOfTheCall),
     _of("an empty row starts with padding", "a prefill of at least one token", EmptyRowStartsWithPadding),
+    _of(
+        "joining rows get the first rows' logits",
+        "rows counted without those there",
+        FirstLogitsOfTheFirstRows,
+    ),
     _of("equal rows share a state", "a prefix cache without a copy on write", EqualRowsShare),
     _of("a sliding window is one token short", "the token itself counted or not", WindowOneShort),
     _of("only the last 128 tokens are seen", "a window that the model does not have", LastTokensAlone),

@@ -18,7 +18,7 @@ from tests.generate_fuzz.processors import Collects
 from tests.soak.result import SoakResult
 from tests.soak.subjects import Call, Subject
 
-BACKEND = ("prefill", "release", "extend", "commit")
+BACKEND = ("prefill", "first_logits", "release", "extend", "commit")
 DRAFTER = ("prefill", "release", "distributions", "commit")
 POLICY = ("grow", "first_state", "observe")
 VERIFIER = ("verify", "verify_rows")
