@@ -32,7 +32,7 @@ CAUGHT = {
     "tokens that are none go through": ("bad-calls-leave-the-state", "beyond the vocabulary goes through"),
     "parents count from the call's first node": ("one-tree", "parents are counted from this call"),
     "an empty row starts with padding": ("empty-rows", "a plain chain of 1 in all is wrong too"),
-    "joining rows get the first rows' logits": ("empty-rows", "first_logits() of row"),
+    "joining rows get the first rows' logits": ("rows-come-and-go", "first_logits() of row"),
     "equal rows share a state": ("many-rows", "rows are mixed up or share a state"),
     "a sliding window is one token short": ("rounds-of-trees", "of the 21 committed ones is not seen"),
     "only the last 128 tokens are seen": ("long-texts", "of the 251 committed ones is not seen"),

@@ -153,6 +153,8 @@ class FirstLogitsOfTheFirstRows(Cached):
 
     def first_logits(self, rows: Sequence[Tensor]) -> Tensor:
         have = len(self.rows)
+        if not rows:
+            return torch.zeros(0, VOCAB)
         self.prefill([row[:-1] for row in rows])
         last = torch.tensor([[0]] * have + [[int(row[-1])] for row in rows])
         logits = self.extend(last, torch.full_like(last, -1), [0] * have + [1] * len(rows))
