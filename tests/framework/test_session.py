@@ -325,3 +325,21 @@ def test_a_row_that_waits_takes_no_part_in_draft_requests():
         drain(session)
     assert seen
     assert all(counts[0] is None and counts[1] for counts in seen)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
+def test_a_queue_of_200_real_prompts_is_written_as_each_alone(sampling):
+    target: Any = zoo.load("llama-7m")
+    target.generation_config.eos_token_id = None
+    one = SpeculativeDecoder(
+        load(target), load(zoo.load("llama-draft")), LayeredDySpec(16), RecursiveRejection()
+    )
+    tokenizer, rng = zoo.tokenizer(), random.Random(3)
+    words = ["the", "cat", "ran", "that", "3", "plus", "def", "return", "Question", "Answer", "said", "and"]
+    prompts = [tokenizer(" ".join(rng.choices(words, k=rng.randint(2, 60))))["input_ids"] for _ in range(200)]
+    options = {"max_new_tokens": 24, "sampling": sampling}
+    out: Any = one.generate(prompts, max_rows=32, seed=8, **options, return_dict_in_generate=True)
+    assert max(len(finished_round.rows) for finished_round in out.statistics.history) == 32
+    for prompt, seed, written in zip(prompts, out.seeds, out.tokens, strict=True):
+        assert one.generate([prompt], seed=seed, **options)[0, len(prompt) :].tolist() == written
