@@ -17,6 +17,7 @@ from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import plain, randomised
+from tests.thorough import marks_unless
 
 VOCAB = 61
 SMALL: dict[str, Any] = {
@@ -130,14 +131,13 @@ EXACT = [
 ]
 # A model of each kind of position and of window, and one whose paths go in batch rows.
 SOME = ["llama", "gemma3", "gpt2", "falcon_alibi"]
-CASES = [pytest.param(name, torch.float32, 1e-4, id=f"{name}-fp32") for name in [*MASKED, *UNROLLED]] + [
-    pytest.param(
-        name,
-        torch.float64,
-        1e-10,
-        id=f"{name}-fp64",
-        marks=[] if name in SOME else pytest.mark.thorough,
-    )
+# With them latent attention, experts, sinks, chunks, and a table that reads positions off the mask.
+KINDS = [*SOME, "deepseek_v3", "gpt_oss", "llama4", "opt", "gpt_neo"]
+CASES = [
+    pytest.param(name, torch.float32, 1e-4, id=f"{name}-fp32", marks=marks_unless(name in KINDS))
+    for name in [*MASKED, *UNROLLED]
+] + [
+    pytest.param(name, torch.float64, 1e-10, id=f"{name}-fp64", marks=marks_unless(name in SOME))
     for name in EXACT
 ]
 
