@@ -16,3 +16,15 @@ def some_of(names: Iterable[str], some: Collection[str]) -> list[Any]:
     known = list(names)
     assert set(some) <= set(known), sorted(set(some) - set(known))
     return [pytest.param(name, marks=marks_unless(name in some)) for name in known]
+
+
+def checks_but(checks: pytest.MarkDecorator, thorough: Collection[str]) -> pytest.MarkDecorator:
+    """What `parametrize_with_checks` gives, with the cases of these ids left to `make thorough`."""
+    names, cases = checks.args
+    known = {case.id for case in cases}
+    assert set(thorough) <= known, sorted(set(thorough) - known)
+    marked = [
+        pytest.param(*case.values, id=case.id, marks=[*case.marks, *marks_unless(case.id not in thorough)])
+        for case in cases
+    ]
+    return pytest.mark.parametrize(names, marked)

@@ -30,7 +30,7 @@ def oracle(name: str) -> Stepwise:
 @pytest.mark.parametrize("name", KINDS)
 class TestRecomputing(StateBackendTests):
     vocab_size = VOCAB
-    examples, longest = 6, 80
+    examples, longest = 3, 50
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str) -> None:
