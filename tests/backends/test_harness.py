@@ -15,6 +15,7 @@ from torch import Tensor
 from draftwood.errors import InvalidInput, InvalidTree
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
+from draftwood.testing.mirror import WrongLogits
 
 VOCAB = 13
 
@@ -159,8 +160,9 @@ class Rough(Lists):
 
 
 @pytest.fixture(autouse=True)
-def _no_shrinking() -> Iterator[None]:
+def _no_shrinking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whether a fault is found is all that counts here."""
+    monkeypatch.setattr(WrongLogits, "explained", lambda wrong: wrong)
     before = settings.get_current_profile_name()
     settings.register_profile("find", phases=[Phase.generate], database=None, derandomize=True)
     settings.load_profile("find")
