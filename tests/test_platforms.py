@@ -63,6 +63,8 @@ PARTS = {
         def ends(*_):
             raise SystemExit("ended")
         kill, os.kill = os.kill, ends
+        # Where the tests run in the background, it is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             interrupts._send(signal.SIGINT)
         except KeyboardInterrupt:
