@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -84,6 +85,12 @@ def caught_as_said(name: str) -> Caught | None:
     return one(name).caught(CAUGHT.get(name))
 
 
+@cache
+def without_mistake(part: str, right: Callable[[], object], check: str) -> Caught | None:
+    """What `check` says of the part without a mistake; many have theirs in the same part."""
+    return Mistake("no mistake", "", part, right).clean(check)
+
+
 @pytest.mark.parametrize("name", [mistake.name for mistake in MINE])
 def test_the_named_check_catches_the_mistake_and_passes_without_it(name: str) -> None:
     mistake = one(name)
@@ -92,7 +99,7 @@ def test_the_named_check_catches_the_mistake_and_passes_without_it(name: str) ->
     assert caught is not None
     assert check is None or caught.check == check
     if check is not None:
-        assert mistake.clean(check) is None
+        assert without_mistake(mistake.part, mistake.right, check) is None
 
 
 @pytest.mark.parametrize("name", LIKELY)
