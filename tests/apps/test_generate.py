@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,11 @@ import pytest
 import torch
 
 from draftwood import registry, zoo
-from draftwood.backends import loading
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 
 
-# Those on trial are what is done with models, which are left as they are, and not how folders are read.
-read_once = cache(loading.load_model)
-
-
-@pytest.fixture(autouse=True)
-def few_reads(monkeypatch):
-    monkeypatch.setattr(loading, "load_model", read_once)
+pytestmark = pytest.mark.usefixtures("few_reads")
 
 
 @pytest.fixture(scope="module")
