@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput, InvalidTree
 from draftwood.protocols import StateBackend
+from draftwood.testing import backends
 from draftwood.testing.backends import Mirror, StateBackendTests
 from draftwood.testing.mirror import WrongLogits
 
@@ -163,6 +164,10 @@ class Rough(Lists):
 def _no_shrinking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whether a fault is found is all that counts here."""
     monkeypatch.setattr(WrongLogits, "explained", lambda wrong: wrong)
+    # Those of the suite name the phases themselves.
+    monkeypatch.setattr(
+        backends, "settings", lambda **options: settings(**options | {"phases": [Phase.generate]})
+    )
     before = settings.get_current_profile_name()
     settings.register_profile("find", phases=[Phase.generate], database=None, derandomize=True)
     settings.load_profile("find")
