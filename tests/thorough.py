@@ -18,7 +18,7 @@ def some_of(names: Iterable[str], some: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=marks_unless(name in some)) for name in known]
 
 
-def checks_but(checks: pytest.MarkDecorator, thorough: Collection[str]) -> pytest.MarkDecorator:
+def checks_but(checks: Any, thorough: Collection[str]) -> pytest.MarkDecorator:
     """What `parametrize_with_checks` gives, with the cases of these ids left to `make thorough`."""
     names, cases = checks.args
     known = {case.id for case in cases}
