@@ -20,7 +20,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.thorough import marks_unless
 
-FEW = 64
+FEW = 48
 PROMPTS = [row["prompt"] for row in json.loads((Path(__file__).parent / "data" / "prompts.json").read_text())]
 TARGETS = ("mamba2-5m", "bamba-6m")
 DRAFTS = ("llama-draft", "mamba2-draft")
@@ -94,13 +94,13 @@ def test_any_draft_writes_what_generate_writes(target, draft, strategy, count, t
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_sampled_trees_of_any_draft(target, draft):
-    check(target, ModelDrafter(load(model(draft))), "sampled DySpec", count=4, tokens=64, rows=3)
+    check(target, ModelDrafter(load(model(draft))), "sampled DySpec", count=4, tokens=FEW, rows=3)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_text_itself_drafts(target):
     drafter = PromptLookup(model(target).config.vocab_size)
-    check(target, drafter, "DySpec", count=4, tokens=64, rows=1)
+    check(target, drafter, "DySpec", count=3, tokens=FEW, rows=1)
 
 
 @pytest.mark.parametrize("draft", TARGETS + DRAFTS)

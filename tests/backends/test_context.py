@@ -29,6 +29,7 @@ from draftwood.testing.backends import StateBackendTests
 from tests.backends import test_architectures as attention
 from tests.backends.attention_models import SMALL, VOCAB, against, plain, randomised, tiny, words
 from tests.backends.recurrent_models import HYBRIDS, PURES
+from tests.thorough import some_of
 
 NAMED = 32
 """Tokens that a configuration names."""
@@ -86,7 +87,10 @@ def prompt_of(length: int, seed: str) -> list[int]:
     return [rng.randrange(6, VOCAB) for _ in range(length)]
 
 
-@pytest.mark.parametrize("name", sorted({*attention.MASKED, *attention.UNROLLED} - TABLES))
+COMPUTED = sorted({*attention.MASKED, *attention.UNROLLED} - TABLES)
+
+
+@pytest.mark.parametrize("name", some_of(COMPUTED, {*attention.KINDS, "bloom"} - TABLES))
 def test_texts_go_on_where_positions_are_computed(name: str) -> None:
     model = built((attention.MASKED | attention.UNROLLED)[name]())
     assert load(model).max_length is None
@@ -224,8 +228,8 @@ class TestSwitchingEarly(SwitchTests):
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        *((phi3, "mask"), (phi3, "paths"), (phimoe, "mask")),
-        pytest.param(phimoe, "paths", marks=pytest.mark.thorough),
+        *((phi3, way) for way in ("mask", "paths")),
+        *(pytest.param(phimoe, way, marks=pytest.mark.thorough) for way in ("mask", "paths")),
     ],
 )
 def test_texts_go_on_over_a_switch_as_generate_does(kind: Any, way: Any) -> None:

@@ -48,6 +48,7 @@ from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, grown, placed, tape_of
 from tests.kernels.test_tree_rejection import Single
+from tests.thorough import marks_unless
 
 pytestmark = pytest.mark.triton
 
@@ -134,8 +135,15 @@ def judged_together(
     return outcomes, [rng.used for rng in rngs]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("form", "seed"),
+    [
+        # Classes are of siblings without replacement alone, which the first two have.
+        pytest.param(form, seed, marks=marks_unless(seed < 2 or form == "traversal"))
+        for form in FORMS
+        for seed in range(6)
+    ],
+)
 def test_as_the_plain_verifier_judges(form: str, seed: int, device: torch.device) -> None:
     chance = random.Random(seed)
     laws = SIBLINGS[seed] if seed else LAWS
