@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from draftwood import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
-TRANSCRIPT = "tutorials/policy.md"
-"""Run as a reader would, by the installed command: its first, that behind an installation, or all of them."""
+TRANSCRIPT = "tutorials/policy.md"  # run as a reader would, by the installed command
 PAGES = (
     "start.md",
     "idea.md",
@@ -109,17 +108,12 @@ def installed(arguments: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout if done.returncode < 2 else done.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "always"),
-    [*((page, False) for page in PAGES), pytest.param(TRANSCRIPT, True, marks=pytest.mark.thorough)],
-)
-def test_a_page_runs_from_top_to_bottom(page, always, folder):
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_from_top_to_bottom(page, folder):
     scope, ran = {"__name__": "tutorial"}, 0
-    as_installed = page == TRANSCRIPT
     for language, title, text in blocks(page):
         if language == "toml":
             install(text, folder)
-            as_installed = page == TRANSCRIPT
         elif title:
             (folder / title).write_text(text, encoding="utf-8")
             compile(text, title, "exec")
@@ -127,9 +121,7 @@ def test_a_page_runs_from_top_to_bottom(page, always, folder):
             exec(compile(text, page, "exec"), scope)
         else:
             for arguments, shown, code in commands(text):
-                run = installed if always or as_installed else in_this_process
-                exit_code, output = run(arguments, folder)
-                as_installed = False
+                exit_code, output = (installed if page == TRANSCRIPT else in_this_process)(arguments, folder)
                 assert exit_code == code, output
                 assert_shown(shown, output)
         ran += 1
