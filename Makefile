@@ -20,7 +20,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
-	@echo "make thorough the same on 200 toy models, and long searches of the laws; tests in full"
+	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
 	@echo "make soak    faults, Ctrl-C, long texts, killed benches and hostile files, at length"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel, and of the tests"
@@ -46,8 +46,8 @@ prove: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
-	@echo "Proving on 200 toy models and searching the laws thoroughly. This takes an hour or more on two cores."
-	@.venv/bin/draftwood prove --models 200 --processes $(WORKERS)
+	@echo "Proving on 100 toy models and searching the laws thoroughly. This takes up to an hour on two cores."
+	@.venv/bin/draftwood prove --models 100 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \

@@ -17,17 +17,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DRAFTWOOD_KERNELS"] = "off"
 
 import pytest
-import torch
-from draftwood_pytest import register_profiles
-from hypothesis import settings
-
-torch.set_num_threads(1)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
-# CI repeats the same cases at every run; `--draftwood-profile thorough` tries ten times as many.
-register_profiles()
-settings.load_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
 
 LACKING = {
     "linux": None if sys.platform == "linux" else "needs Linux: /proc, /dev/full, processes that fork",
@@ -35,6 +24,24 @@ LACKING = {
     "triton": None if find_spec("triton") else "needs Triton, which is made for Linux",
 }
 """By marker: why tests that carry it cannot run here; None where they can."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # What only hands tests to other processes waits for none of these.
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+    from draftwood_pytest import register_profiles
+    from hypothesis import settings
+
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+
+    # CI repeats the same cases at every run; `--draftwood-profile thorough` tries ten times as many.
+    register_profiles()
+    settings.load_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

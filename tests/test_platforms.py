@@ -1,6 +1,7 @@
 """What other systems lack is not needed: the library decodes without it, and tests that need it say so."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -42,46 +43,36 @@ ELSEWHERE = """
 """
 
 
-def elsewhere(code: str) -> str:
-    """What `code` prints in a Python that has nothing of Windows but what Windows lacks."""
-    setting = textwrap.dedent(ELSEWHERE).format(nowhere_else=sorted(NOWHERE_ELSE - {"posix"}))
-    done = subprocess.run(
-        [sys.executable, "-c", setting + textwrap.dedent(code)],
-        cwd=ROOT, env=os.environ, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_simulation_takes_away_what_it_says() -> None:
-    said = elsewhere(
-        """
+# Each by itself; what one of them takes away, it brings back.
+PARTS = {
+    "the simulation": """
         for name in ("resource", "fcntl", "triton"):
             try:
                 __import__(name)
             except ImportError:
                 print("no", name)
-        """
-    )
-    assert said.split("\n")[:3] == ["no resource", "no fcntl", "no triton"]
-
-
-def test_every_module_imports_elsewhere() -> None:
-    names = [name for _, name, _ in modules() if not name.endswith(("__main__", ".kernel", ".lm_eval"))]
-    assert len(names) > 100
-    assert elsewhere(
-        f"""
+        """,
+    "modules": """
         from importlib import import_module
         for name in {names!r}:
             import_module(name)
         print("all")
-        """
-    ).endswith("all\n")
-
-
-def test_a_text_a_proof_and_a_bench_elsewhere(tmp_path: Path) -> None:
-    said = elsewhere(
-        f"""
+        """,
+    "a signal": """
+        from draftwood.apps import interrupts
+        def ends(*_):
+            raise SystemExit("ended")
+        kill, os.kill = os.kill, ends
+        # Where the tests run in the background, it is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            interrupts._send(signal.SIGINT)
+        except KeyboardInterrupt:
+            print("heard")
+        finally:
+            os.kill = kill
+        """,
+    "a text, a proof and a bench": """
         from draftwood import SamplingParams, SpeculativeDecoder, load, zoo
         from draftwood.strategies.drafters.model import ModelDrafter
         from draftwood.strategies.policies.dyspec import DySpec
@@ -101,28 +92,59 @@ def test_a_text_a_proof_and_a_bench_elsewhere(tmp_path: Path) -> None:
 
         from draftwood_cli import app
         words = "bench --prompts 1 --new-tokens 4 --strategy leviathan:length=2 --to".split()
-        ran = typer.testing.CliRunner().invoke(app, [*words, {str(tmp_path / "run")!r}])
+        ran = typer.testing.CliRunner().invoke(app, [*words, {run!r}])
         print("bench:", ran.exit_code)
-        """
-    )
-    assert "as generate() writes: True\npeak: 0\nbench: 0\n" in said
+        """,
+}
+
+EACH = """
+    import contextlib, io, json, traceback
+    said = {}
+    for part, code in json.load(sys.stdin).items():
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            try:
+                exec(code, {**globals(), "__name__": part})
+            except BaseException:
+                traceback.print_exc(file=printed)
+        said[part] = printed.getvalue()
+    print(json.dumps(said))
+"""
 
 
-def test_a_signal_is_sent_again_without_ending_the_process() -> None:
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the parts print, one after another in a Python that lacks what Windows lacks."""
+    setting = ELSEWHERE.format(nowhere_else=sorted(NOWHERE_ELSE - {"posix"}))
+    names = [name for _, name, _ in modules() if not name.endswith(("__main__", ".kernel", ".lm_eval"))]
+    assert len(names) > 100
+    given = {"names": names, "run": str(tmp_path_factory.mktemp("bench") / "run")}
+    parts = {part: textwrap.dedent(code).format(**given) for part, code in PARTS.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(setting) + textwrap.dedent(EACH)],
+        input=json.dumps(parts),
+        cwd=ROOT, env=os.environ, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return printed
+
+
+def test_the_simulation_takes_away_what_it_says(said: dict[str, str]) -> None:
+    assert said["the simulation"].split("\n")[:3] == ["no resource", "no fcntl", "no triton"]
+
+
+def test_every_module_imports_elsewhere(said: dict[str, str]) -> None:
+    assert said["modules"].endswith("all\n")
+
+
+def test_a_signal_is_sent_again_without_ending_the_process(said: dict[str, str]) -> None:
     # There os.kill(pid, SIGINT) is TerminateProcess.
-    said = elsewhere(
-        """
-        from draftwood.apps import interrupts
-        def ends(*_):
-            raise SystemExit("ended")
-        os.kill = ends
-        try:
-            interrupts._send(signal.SIGINT)
-        except KeyboardInterrupt:
-            print("heard")
-        """
-    )
-    assert said.endswith("heard\n")
+    assert said["a signal"].endswith("heard\n")
+
+
+def test_a_text_a_proof_and_a_bench_elsewhere(said: dict[str, str]) -> None:
+    assert "as generate() writes: True\npeak: 0\nbench: 0\n" in said["a text, a proof and a bench"]
 
 
 @pytest.fixture

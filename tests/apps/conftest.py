@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,28 @@ from typer.testing import CliRunner, Result
 from draftwood import zoo
 
 COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
+
+
+@cache
+def of_the_zoo() -> Callable[..., Any]:
+    """Reads every folder once, for all tests."""
+    from draftwood.backends import loading
+
+    return cache(loading.load_model)
+
+
+@pytest.fixture
+def few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process read a model of the zoo once, for tests of what is done with it."""
+    from draftwood.backends import loading
+
+    once, always = of_the_zoo(), loading.load_model
+
+    def read(name: Any, **options: Any) -> Any:
+        known = zoo.path("llama-7m").parent in Path(name).resolve().parents
+        return (once if known else always)(str(name), **options)
+
+    monkeypatch.setattr(loading, "load_model", read)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ TURNS = [["Hello.", "Who are you?", "And I?"], ["Name a river."], ["What is 2 + 
 NEW = 5
 PAIR, CHAIN = "llama-7m,llama-draft", "leviathan:length=2"
 
+pytestmark = pytest.mark.usefixtures("few_reads")
+
 
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch):

@@ -15,6 +15,9 @@ from draftwood import registry, zoo
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 
 
+pytestmark = pytest.mark.usefixtures("few_reads")
+
+
 @pytest.fixture(scope="module")
 def expected() -> Any:
     """What `generate` itself writes, 32 tokens."""
@@ -66,7 +69,7 @@ def test_any_strategy_writes_the_same(draftwood, expected, arguments):
 @pytest.mark.parametrize("recipe", registry.names("recipes"))
 def test_every_recipe_writes_the_same(draftwood, expected, recipe):
     # Those with drafters of their own are given the draft model, like all others.
-    arguments = ["--recipe", recipe, "--drafter", "llama-draft", "--seed", 0, "--max-new-tokens", 16]
+    arguments = ["--recipe", recipe, "--drafter", "llama-draft", "--seed", 0, "--max-new-tokens", 10]
     result = draftwood("generate", "--prompt", PROMPT, *arguments)
     assert result.exit_code == 0, result.output
     assert expected.startswith(result.stdout.removesuffix("\n"))

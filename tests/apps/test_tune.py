@@ -22,6 +22,8 @@ from draftwood.pass_time import PassTime
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
 
+pytestmark = pytest.mark.usefixtures("few_reads")
+
 
 @attrs.frozen
 class Timed:

@@ -159,6 +159,12 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
 
 RECURRENT = PURES | HYBRIDS
 
+KINDS = ("mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma")
+"""A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU."""
+
+MIXED = (*KINDS, "falcon_h1", "zamba2")
+"""And of every way to go with attention: in turn, both in one layer, one attention for several layers."""
+
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """A model with random weights large enough that its logits differ from token to token."""

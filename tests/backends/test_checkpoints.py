@@ -34,8 +34,11 @@ from tests.backends.checkpoint_models import (
     write,
 )
 from tests.backends.recurrent_models import Doubled
+from tests.thorough import some_of
 
 NAMES = [*CONFIGS, *DISTILLED]
+KINDS = ["mamba_options", "mamba2_groups", "half", "all"]
+"""Both layers of `mamba_ssm`, a Llama with some of them, and one with no attention left."""
 
 
 def checkpoint(name: str, folder: Path, form: str = "bin") -> Path:
@@ -70,7 +73,7 @@ def doubled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StateBa
     return backend
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_of(NAMES, KINDS))
 class TestCheckpoints(StateBackendTests):
     """In double precision, where what is not exact shows."""
 

@@ -14,17 +14,24 @@ from draftwood.backends.loading import load
 from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
-from tests.backends.recurrent_models import PURES, RECURRENT, VOCAB, Doubled, Stepwise, build
+from tests.backends.recurrent_models import (
+    KINDS,
+    MIXED,
+    PURES,
+    RECURRENT,
+    VOCAB,
+    Doubled,
+    Stepwise,
+    build,
+)
+from tests.thorough import marks_unless, some_of
 
-# A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU.
-SOME = ["mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma"]
-CASES = [pytest.param(name, torch.float32, 1e-4, id=f"{name}-fp32") for name in RECURRENT] + [
-    pytest.param(
-        name,
-        torch.float64,
-        1e-9,
-        id=f"{name}-fp64",
-        marks=[] if name in SOME else pytest.mark.thorough,
+# Of every family, `make test` has wide trees below and the texts of test_recurrent_decoding, all in fp32.
+CASES = [
+    pytest.param(name, dtype, tolerance, id=f"{name}-{bits}", marks=marks_unless(name in some))
+    for bits, dtype, tolerance, some in (
+        ("fp32", torch.float32, 1e-4, ("qwen3_next", "falcon_h1", "zamba2")),
+        ("fp64", torch.float64, 1e-9, KINDS),
     )
     for name in RECURRENT
 ]
@@ -67,8 +74,14 @@ class TestFamilies(StateBackendTests):
         return self.backend
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        pytest.param(name, rows, marks=marks_unless(rows == 3 or name in KINDS))
+        for name in RECURRENT
+        for rows in (1, 3)
+    ],
+)
 def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
     mirror, rng = Mirror(backend_for(name), oracle(name, torch.float32)), random.Random(rows)
     mirror.prefill([[rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))] for _ in range(rows)])
@@ -86,7 +99,7 @@ def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
     mirror.check_state()
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", some_of(RECURRENT, MIXED))
 def test_long_prompts_in_chunks_and_pieces(name: str) -> None:
     rng = random.Random(5)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (97, 40, 65, 0, 64)]

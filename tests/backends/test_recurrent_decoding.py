@@ -6,7 +6,7 @@ A sampled text is compared with that of a target without cache, mask or state, f
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import randomised
-from tests.backends.recurrent_models import RECURRENT, SMALL, VOCAB, Stepwise, build
+from tests.backends.recurrent_models import KINDS, MIXED, RECURRENT, SMALL, VOCAB, Stepwise, build
+from tests.thorough import marks_unless
 
 TOKENS = 14
 PROMPTS = [[5, 9, 2, 40, 17], [33], [7, 7, 1, 50, 28, 3, 12, 60]]
@@ -66,17 +67,16 @@ class Naive(StateBackend):
 
 
 LLAMA = "llama"
-SOME = ["mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma"]  # of every kind of recurrent layer
-# The first of three rows is also decoded alone.
-ROWS = [pytest.param(name, PROMPTS, id=f"{name}-3 rows") for name in RECURRENT] + [
-    pytest.param(
-        name,
-        PROMPTS[:1],
-        id=f"{name}-1 row",
-        marks=[] if name in SOME else pytest.mark.thorough,
-    )
-    for name in RECURRENT
-]
+
+
+def rows_of(several: Collection[str]) -> list[Any]:
+    """Three rows of `several` families, and one of every kind; the rest is for `make thorough`."""
+    # The first of three rows is also decoded alone.
+    return [
+        pytest.param(name, prompts, id=f"{name}-{words}", marks=marks_unless(name in some))
+        for words, prompts, some in (("3 rows", PROMPTS, several), ("1 row", PROMPTS[:1], KINDS))
+        for name in RECURRENT
+    ]
 
 
 @cache
@@ -113,13 +113,13 @@ def greedy(logits_after: Any, prompt: list[int]) -> list[int]:
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize(("name", "prompts"), ROWS)
+@pytest.mark.parametrize(("name", "prompts"), rows_of(list(RECURRENT)))
 def test_as_target(name: str, prompts: list[list[int]]) -> None:
     out = written(loaded(name, "target"), loaded(LLAMA, "draft"), prompts)
     assert out.tokens == [greedy(oracle(name), prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize(("name", "prompts"), ROWS)
+@pytest.mark.parametrize(("name", "prompts"), rows_of(MIXED))
 def test_as_target_of_sampled_texts(name: str, prompts: list[list[int]]) -> None:
     sampling = SamplingParams(temperature=0.7)
     # Its own draft, so that trees are accepted deeply.
@@ -132,7 +132,7 @@ def test_as_target_of_sampled_texts(name: str, prompts: list[list[int]]) -> None
     assert result.tokens != written(target, draft, prompts, sampling=sampling, seed=9).tokens
 
 
-@pytest.mark.parametrize(("name", "prompts"), ROWS)
+@pytest.mark.parametrize(("name", "prompts"), rows_of(MIXED))
 def test_as_draft(name: str, prompts: list[list[int]]) -> None:
     naive = Naive(oracle(name))
     sampling = SamplingParams(temperature=0.7)

@@ -18,6 +18,7 @@ from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import SMALL, VOCAB, Stepwise, build
 from tests.backends.test_capabilities import check_features, passing_through, rounds
+from tests.thorough import some_of
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
 
@@ -27,10 +28,11 @@ def oracle(name: str) -> Stepwise:
     return Stepwise(build(name))
 
 
-@pytest.mark.parametrize("name", KINDS)
+# Mamba-2 is there beside attention, as bamba.
+@pytest.mark.parametrize("name", some_of(KINDS, [name for name in KINDS if name != "mamba2"]))
 class TestRecomputing(StateBackendTests):
     vocab_size = VOCAB
-    examples, longest = 6, 80
+    examples, longest = 3, 50
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str) -> None:

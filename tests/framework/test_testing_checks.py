@@ -50,7 +50,7 @@ def failing(strategy, models=10):
 
 
 def test_a_third_partys_verifier_is_proved_by_one_call():
-    check_strategy(FirstChildren(), models=5)
+    check_strategy(FirstChildren(), models=2)
 
 
 def test_a_third_partys_mistake_is_named_with_sequence_tree_and_laws():
@@ -166,7 +166,7 @@ def test_every_check_of_a_verifier_can_fail(verifier, check, message):
 
 
 def test_greedy_is_proved_at_temperature_0_alone():
-    check_strategy(Greedy(), models=5)
+    check_strategy(Greedy(), models=2)
 
 
 POLICIES = [
@@ -180,7 +180,7 @@ POLICIES = [
 ]
 
 
-@parametrize_with_checks(POLICIES, models=10)
+@parametrize_with_checks(POLICIES, models=5)
 def test_policies(check):
     check()
 

@@ -1,7 +1,7 @@
 """Every configuration that can be chosen at run time compiles, spills nothing and keeps its promises.
 
 All of them take minutes. `make test` compiles every kernel with every tile for sm_80, which has less shared
-memory, and leaves out bf16, of which the tiles are those of fp16.
+memory, and leaves out bf16, of which the tiles are those of fp16; one operation for both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from draftwood.kernels import compiled
 from draftwood.kernels.compiled import SHARED_PER_MULTIPROCESSOR, TABLE, occupancy
 from draftwood.kernels.configuration import Configuration
+from tests.thorough import some_of
 
 # A process of its own: this one may be under Triton's interpreter.
 COMPILING = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -39,13 +40,11 @@ def keeps_its_promises(one: dict[str, Any], configuration: Configuration) -> Non
     assert one["occupancy"] > 0, one
 
 
-SMALLEST = [op for op in compiled.operations() if len(compiled.configurations(op)) <= 2]
-THOROUGH = [op for op in compiled.operations() if op not in SMALLEST]
+# By the command itself, for every capability.
+AS_PRINTED = ["kv_commit"]
 
 
-@pytest.mark.parametrize(
-    "operation", [*SMALLEST, *(pytest.param(op, marks=pytest.mark.thorough) for op in THOROUGH)]
-)
+@pytest.mark.parametrize("operation", some_of(compiled.operations(), AS_PRINTED))
 def test_every_configuration_compiles(operation: str) -> None:
     done = run(operation, "--json")
     assert done.returncode == 0, done.stderr
@@ -71,19 +70,24 @@ import dataclasses, json, sys
 from draftwood.kernels import compiled
 for operation, places in json.load(sys.stdin).items():
     for place in places:
-        found = compiled.compile_for(compiled.configurations(operation)[place], 80)
-        print(json.dumps(dataclasses.asdict(found)))
+        one = compiled.configurations(operation)[place]
+        found = dataclasses.asdict(compiled.compile_for(one, 80))
+        if operation in ("kv_commit", "tree_traversal"):
+            found["ptx"] = compiled.build(one, 80).asm["ptx"]
+        print(json.dumps(found))
 """
 
 
-def test_every_tile_compiles() -> None:
+@pytest.fixture(scope="module")
+def tiles() -> list[tuple[Configuration, dict[str, Any]]]:
+    """Every tile, and what became of it."""
     chosen = {
         operation: {
             place: one
             for place, one in enumerate(compiled.configurations(operation))
             if not of_another_type(one)
         }
-        for operation in THOROUGH
+        for operation in compiled.operations()
     }
     done = subprocess.run(
         [sys.executable, "-c", TILES],
@@ -93,14 +97,17 @@ def test_every_tile_compiles() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
     declared = [one for places in chosen.values() for one in places.values()]
-    assert {one.kernel for one in declared} == {
-        one.kernel for operation in THOROUGH for one in compiled.configurations(operation)
+    return list(zip(declared, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def test_every_tile_compiles(tiles: list[tuple[Configuration, dict[str, Any]]]) -> None:
+    assert {one.kernel for one, _ in tiles} == {
+        one.kernel for operation in compiled.operations() for one in compiled.configurations(operation)
     }
-    for one, configuration in zip(found, declared, strict=True):
-        assert (one["operation"], one["name"]) == (configuration.operation, configuration.name)
-        keeps_its_promises(one, configuration)
+    for configuration, found in tiles:
+        assert (found["operation"], found["name"]) == (configuration.operation, configuration.name)
+        keeps_its_promises(found, configuration)
 
 
 def test_the_table_holds_what_is_declared() -> None:
@@ -118,33 +125,21 @@ def test_the_table_holds_what_is_declared() -> None:
     }
 
 
-def test_moves_are_read_by_all_threads_before_any_is_written() -> None:
+def test_moves_are_read_by_all_threads_before_any_is_written(
+    tiles: list[tuple[Configuration, dict[str, Any]]],
+) -> None:
     """What the interpreter, which runs one thread, cannot see."""
-    code = (
-        "from draftwood.kernels.compiled import build\n"
-        "from draftwood.kernels.kv_commit.dispatch import CONFIGURATIONS\n"
-        "for one in CONFIGURATIONS: print(build(one, 80).asm['ptx'], '// END')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=COMPILING, capture_output=True, text=True, check=True
-    )
-    kernels = done.stdout.split("// END")[:-1]
+    kernels = [found["ptx"] for one, found in tiles if one.operation == "kv_commit"]
     assert kernels
     for kernel in kernels:
         assert "bar.sync" in kernel[kernel.rindex("ld.global") : kernel.index("st.global")]
 
 
-def test_the_last_program_sees_what_the_others_wrote() -> None:
+def test_the_last_program_sees_what_the_others_wrote(
+    tiles: list[tuple[Configuration, dict[str, Any]]],
+) -> None:
     """What the interpreter, which runs one program after another, cannot see."""
-    code = (
-        "from draftwood.kernels.compiled import build\n"
-        "from draftwood.kernels.tree_traversal.dispatch import CONFIGURATIONS\n"
-        "for one in CONFIGURATIONS[:2]: print(build(one, 80).asm['ptx'], '// END')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=COMPILING, capture_output=True, text=True, check=True
-    )
-    start, step = done.stdout.split("// END")[:-1]
+    start, step, *_ = [found["ptx"] for one, found in tiles if one.operation == "tree_traversal"]
     for kernel in (start, step):
         before, arrives, after = kernel.partition("atom.global.gpu.acq_rel.add")
         assert arrives

@@ -17,6 +17,7 @@ from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, parametrize_with_checks
 from tests.strategies.tables import grow, table
+from tests.thorough import checks_but
 
 SEEDS = st.integers(0, 10**6)
 
@@ -25,7 +26,7 @@ def toy(seed=7, vocab=3):
     return ModelDrafter(ToyBackend(ToyModel(vocab, seed=seed)))
 
 
-@parametrize_with_checks(
+LAWS = parametrize_with_checks(
     [
         Chain(3, stop_below=0.5),
         Chain(2, "with-replacement", 0.6),
@@ -46,6 +47,16 @@ def toy(seed=7, vocab=3):
     ],
     models=5,
 )
+
+
+LEARNT = [
+    *(f"DynaTree{number}-learnt" for number in (3, 4, 5)),
+    *(f"DynamicDepth{number}-learnt" for number in (3, 5)),
+]
+"""A policy learns alike whatever law it draws by; one law that draws and one that does not are always run."""
+
+
+@checks_but(LAWS, LEARNT)
 def test_law_p_and_law_v(check):
     check()
 

@@ -31,6 +31,7 @@ from draftwood.testing import (
     enumerate_outcomes,
     joint_law,
 )
+from tests.thorough import marks_unless
 
 
 def toy(vocab=3, seed=7):
@@ -54,8 +55,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("seed", "sharpness"), [(1, 1.0), (2, 4.0)])
+SHARP = ["chain", "tree without replacement", "tree with replacement", "DySpec over prompt lookup"]
+
+
+@pytest.mark.parametrize(
+    ("case", "seed", "sharpness"),
+    [
+        pytest.param(case, seed, sharpness, marks=marks_unless(sharpness == 1 or case in SHARP))
+        for seed, sharpness in ((1, 1.0), (2, 4.0))
+        for case in CASES
+    ],
+)
 def test_the_emitted_tokens_have_the_targets_law(case, seed, sharpness):
     policy, drafter = CASES[case]
     target = ToyModel(3, seed=seed, sharpness=sharpness)
