@@ -160,10 +160,16 @@ class RowCache(Cache):
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
             self._settled = len(self.layers)
 
-    def lay_out(self, *, rows: int, slots: int, keep: bool) -> None:
-        """Make the buffers exactly so large; without `keep` what they hold may be lost."""
-        if (rows, slots) != (self.plan.rows, self.plan.slots):
+    def lay_out(self, *, rows: int, slots: int, keep: bool) -> bool:
+        """Make the buffers exactly so large; without `keep` what they hold may be lost.
+
+        Returns:
+            Whether they are others now.
+        """
+        changed = (rows, slots) != (self.plan.rows, self.plan.slots)
+        if changed:
             self._build(rows=rows, slots=slots, keep=keep)
+        return changed
 
     @contextmanager
     def written_at(self, index: Tensor) -> Iterator[None]:

@@ -132,6 +132,8 @@ class PackedBackend(ModelBackend):
             self._features += features
             self._region = Region(have + more)
             self._states.settle(joined)
+            if self.captured is not None:
+                self.captured.renew()
         self._lengths += lengths
         self._fresh += [True] * more
         self._base = max(self._lengths)
@@ -341,7 +343,8 @@ class PackedBackend(ModelBackend):
         there = len(self._lengths) > 0
         self._room = max(self._room, columns_bucket(stop - text))
         bucket = text_bucket(text, longest=self.max_length)
-        self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there)
+        if self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there):
+            self.captured.renew()
 
     def _mask_arrays(self, visibility: Visibility) -> dict[str, NDArray[Any]]:
         """What `_mask` needs on the device."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood import Requests
+from draftwood.row_growth import widened
 
 Numbers = NDArray[np.int64]
 
@@ -130,9 +131,9 @@ class RequestedNodes:
 
     def _add(self, requests: Requests, counts: Numbers) -> None:
         width = requests.tokens.shape[1]
-        more = max(int((self._requested + counts).max(initial=0)) - self._tokens.shape[1], 0)
+        most = max(int((self._requested + counts).max(initial=0)), self._tokens.shape[1])
         self._tokens, self._parents, self._depths = (
-            np.pad(numbers, ((0, 0), (0, more))) for numbers in (self._tokens, self._parents, self._depths)
+            widened(numbers, most) for numbers in (self._tokens, self._parents, self._depths)
         )
         rows, columns = np.nonzero(np.arange(width) < counts[:, None])
         new = (rows, self._requested[rows] + columns)
