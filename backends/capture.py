@@ -37,7 +37,6 @@ class Captured:
 
     Attributes:
         graphs: compilations so far: one a shape.
-        capture: how they are made.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Captured:
             dtype: of its masks.
             capture: how.
         """
-        self.graphs, self.capture = 0, capture
+        self.graphs = 0
         self._run, self._name, self._cache, self._attention = run, name, cache, attention
         self._kinds, self._device = tuple(kinds), device
         self._seen = torch.zeros((), dtype=dtype, device=device)

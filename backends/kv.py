@@ -93,8 +93,9 @@ class RowLayer(CacheLayerMixin):
         assert keys is not None
         assert values is not None
         if plan.index is not None:
-            keys.index_copy_(2, plan.index, key_states)
-            values.index_copy_(2, plan.index, value_states)
+            # Autocast may have made them narrower than the buffers.
+            keys.index_copy_(2, plan.index, key_states.to(keys.dtype))
+            values.index_copy_(2, plan.index, value_states.to(values.dtype))
             return keys, values
         if plan.last - plan.first != plan.rows:
             keys = keys.narrow(0, plan.first, plan.last - plan.first)

@@ -82,7 +82,11 @@ class PackedBackend(ModelBackend):
         self._seen = torch.zeros((), dtype=model.dtype, device=self.device)
         self._unseen = torch.full_like(self._seen, torch.finfo(model.dtype).min)
         self._cache = RowCache(standing=capture != "off")
-        self.captured = None if capture == "off" else self._new_captured(capture)
+        self.captured: Captured | None = None
+        if capture != "off":
+            self.captured = self._new_captured(capture)
+            self._options["capture"] = capture
+            self.feature_layers = 0
         # Uncommitted columns for which captured passes have room.
         self._room = COLUMNS
         self._lengths: list[int] = []
