@@ -145,7 +145,7 @@ class Graph:
 
         def first(*inputs: Any) -> Any:
             outputs = function(*inputs)
-            # A model that keeps tensors of a pass has more outputs, which are for Dynamo to put in their place.
+            # A model that keeps tensors of a pass has more outputs, which Dynamo puts in their places.
             self._direct = (function, inputs) if len(outputs) == 1 else None
             return outputs
 
