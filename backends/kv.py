@@ -93,8 +93,9 @@ class RowLayer(CacheLayerMixin):
         assert keys is not None
         assert values is not None
         if plan.index is not None:
-            keys.index_copy_(2, plan.index, key_states)
-            values.index_copy_(2, plan.index, value_states)
+            # Autocast may have made them narrower than the buffers.
+            keys.index_copy_(2, plan.index, key_states.to(keys.dtype))
+            values.index_copy_(2, plan.index, value_states.to(values.dtype))
             return keys, values
         if plan.last - plan.first != plan.rows:
             keys = keys.narrow(0, plan.first, plan.last - plan.first)
@@ -160,10 +161,16 @@ class RowCache(Cache):
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
             self._settled = len(self.layers)
 
-    def lay_out(self, *, rows: int, slots: int, keep: bool) -> None:
-        """Make the buffers exactly so large; without `keep` what they hold may be lost."""
-        if (rows, slots) != (self.plan.rows, self.plan.slots):
+    def lay_out(self, *, rows: int, slots: int, keep: bool) -> bool:
+        """Make the buffers exactly so large; without `keep` what they hold may be lost.
+
+        Returns:
+            Whether they are others now.
+        """
+        changed = (rows, slots) != (self.plan.rows, self.plan.slots)
+        if changed:
             self._build(rows=rows, slots=slots, keep=keep)
+        return changed
 
     @contextmanager
     def written_at(self, index: Tensor) -> Iterator[None]:

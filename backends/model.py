@@ -50,6 +50,8 @@ class ModelBackend(StateBackend):
         text = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
         self.model, self.chunk = model, chunk
+        # What a backend of the same kind for another model is made with.
+        self._options: dict[str, Any] = {"chunk": chunk}
         # What runs: the model, or a copy of its structure over the same weights.
         self._module = model
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
@@ -77,14 +79,16 @@ class ModelBackend(StateBackend):
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
         """A backend of the same class for the same weights without `layers`, with rows of its own.
 
+        Where passes are captured, so are its own, which it compiles anew.
+
         Raises:
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
-        smaller = type(self)(without_layers(self.model, layers), chunk=self.chunk)
+        smaller = type(self)(without_layers(self.model, layers), **self._options)
         plain = reference(smaller.model)
-        checked = smaller if plain is smaller.model else type(self)(plain)
-        if (reason := disagreement(checked, plain)) is not None:
+        # Passes as they are, even where those of `smaller` are captured: the check would compile them.
+        if (reason := disagreement(type(self)(plain, chunk=self.chunk), plain)) is not None:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
                 "use a draft model."

@@ -84,7 +84,11 @@ class PackedBackend(ModelBackend):
         self._seen = torch.zeros((), dtype=model.dtype, device=self.device)
         self._unseen = torch.full_like(self._seen, torch.finfo(model.dtype).min)
         self._cache = RowCache(standing=capture != "off")
-        self.captured = None if capture == "off" else self._new_captured(capture)
+        self.captured: Captured | None = None
+        if capture != "off":
+            self.captured = self._new_captured(capture)
+            self._options["capture"] = capture
+            self.feature_layers = 0
         # Uncommitted columns for which captured passes have room.
         self._room = COLUMNS
         self._lengths: list[int] = []
@@ -150,6 +154,8 @@ class PackedBackend(ModelBackend):
             self._features += features
             self._region = Region(have + more)
             self._states.settle(joined)
+            if self.captured is not None:
+                self.captured.renew()
         self._lengths += lengths
         self._fresh += [True] * more
         self._base = max(self._lengths)
@@ -384,7 +390,8 @@ class PackedBackend(ModelBackend):
         there = len(self._lengths) > 0
         self._room = max(self._room, columns_bucket(stop - text))
         bucket = text_bucket(text, longest=self.max_length)
-        self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there)
+        if self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there):
+            self.captured.renew()
 
     def _mask_arrays(self, visibility: Visibility) -> dict[str, NDArray[Any]]:
         """What `_mask` needs on the device."""

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from draftwood.kernels.tree_attention import dispatch
+from draftwood.kernels.tree_attention import dispatch, operation
 from draftwood.kernels.tree_attention.mask import TreeMask
 
 TREE = "draftwood_tree"
@@ -128,14 +128,16 @@ def tree_attention(
     Returns:
         `[batch, queries, heads, value_dim]` and None.
     """
-    masks = TRACED.masks if torch.compiler.is_compiling() else _now.get()
+    traced = torch.compiler.is_compiling()
+    masks = TRACED.masks if traced else _now.get()
     mask = masks[attention_mask.shape[-1] - 1].to(query.device)
     if any(options.get(name) is not None for name in ("position_bias", "cache")):
         visible = mask.visible().unsqueeze(1)
         return sdpa_attention_forward(
             module, query, key, value, visible, dropout=dropout, scaling=scaling, **options
         )
-    out = dispatch.attend(
+    attend = operation.attend if traced else dispatch.attend
+    out = attend(
         queries=query,
         keys=key,
         values=value,

@@ -86,6 +86,11 @@ class SamplingParams:
         """Whether `distribution` needs prefixes."""
         return any(map(reads_prefix, self.processors))
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the most likely token by the logits alone is certain."""
+        return self.temperature == 0 and not self.processors
+
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
         """Logits `[n, vocab]` after processors and warpers; float32, or float64 for float64 logits.
 

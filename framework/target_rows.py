@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,6 +34,9 @@ class TargetRows(LazyRows):
 
     def row(self, node: int) -> Tensor:
         if node not in self._rows:
+            if self.sampling.is_argmax and (certain := _certain(self.logits[node])) is not None:
+                self._rows[node] = certain
+                return certain
             try:
                 (self._rows[node],) = self.sampling.distribution(self.logits[node : node + 1])
             except InvalidDistribution:
@@ -42,3 +48,14 @@ class TargetRows(LazyRows):
         if -1 not in self._rows:
             self._rows[-1] = self.sampling.distribution(self.logits)
         return self._rows[-1]
+
+
+def _certain(logits: Float[Tensor, " vocab"]) -> Tensor | None:
+    """All of the probability at the first of the largest; None where that is not finite."""
+    best = int(logits.argmax())
+    if not math.isfinite(logits[best]):
+        return None
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    certain = torch.zeros(logits.shape, dtype=dtype)
+    certain[best] = 1
+    return certain

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwood import Deterministic, Requests, TreeBatch, TreesBuilder
-from draftwood.row_growth import Level, aligned
+from draftwood.row_growth import Level, aligned, widened
 from draftwood.strategies.policies.level_draws import Numbers, top_tokens
 
 
@@ -42,8 +42,7 @@ class LikelyRows:
             np.take_along_axis(of, order, 1) for of in (parents, tokens.reshape(values.shape), values)
         )
         new = self._trees.add(parents, tokens, values > 0)
-        padding = int(self._trees.sizes.max()) - self._path_probs.shape[1]
-        self._path_probs = np.pad(self._path_probs, ((0, 0), (0, padding)))
+        self._path_probs = widened(self._path_probs, int(self._trees.sizes.max()))
         rows, columns = np.nonzero(new >= 0)
         self._path_probs[rows, new[rows, columns]] = values[rows, columns]
         return new

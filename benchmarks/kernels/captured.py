@@ -83,7 +83,7 @@ def writers(model: Any, draft: Any, *, recipe: Recipe, capture: Any) -> dict[str
             target=load(model, capture=how),
             drafter=create("drafters", "model", {"backend": load(draft, capture=how)}),
             policy=recipe.policy,
-            verifier=recipe.verifier,
+            verifier=create("verifiers", "greedy"),  # enough at temperature 0
         )
 
         def write(prompt: list[int], count: int) -> list[int]:
@@ -110,7 +110,7 @@ def captured(
     capture: Annotated[str, typer.Option(help="compile, or on a GPU cuda-graphs.")] = "compile",
     device: Annotated[str, typer.Option(help="Where both run.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of both.")] = "float32",
-    recipe: Annotated[str, typer.Option(help="How trees are grown and judged.")] = "opt-tree",
+    recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
     budget: Annotated[int, typer.Option(help="Its nodes beside the root.", min=1)] = 15,
     depth: Annotated[int, typer.Option(help="Its levels, and calls of the draft.", min=1)] = 6,
     nodes: Annotated[str, typer.Option(help="Sizes of the trees of single passes.")] = "1,2,4,8,16,32",

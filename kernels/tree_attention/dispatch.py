@@ -122,99 +122,7 @@ def attend(
     Raises:
         ValueError: shapes that do not belong together.
     """
-    _check(queries, keys, values, mask, sinks)
-    attended = _traced if torch.compiler.is_compiling() else _attend
-    return attended(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=mask,
-        scale=float(scale),
-        softcap=softcap,
-        sinks=sinks,
-    )
-
-
-def _traced(
-    *,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: TreeMask,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """`attend` as one operation of a graph; which blocks are there is found once for all layers."""
-    if any(unsupported(queries.dtype, tensor.shape[3]) for tensor in (queries, values)):
-        return reference.attend(
-            queries=queries, keys=keys, values=values, mask=mask, scale=scale, softcap=softcap, sinks=sinks
-        )
-    group = queries.shape[1] // keys.shape[1]
-    lines = _choice(queries, keys, values)[2]
-    blocks, block_counts = mask.blocks(group=group, lines=lines)
-    out: Tensor = attend_operation(
-        queries,
-        keys,
-        values,
-        [mask.bits, mask.lengths, mask.first, mask.counts, mask.slot],
-        [blocks, block_counts],
-        [mask.start, mask.columns, group, lines],
-        scale,
-        softcap,
-        sinks,
-    )
-    return out
-
-
-@torch.library.custom_op("draftwood::tree_attention", mutates_args=())
-def attend_operation(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: list[Tensor],
-    blocks: list[Tensor],
-    sizes: list[int],
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """`attend` for a graph that is traced; see `_traced`."""
-    bits, lengths, first, counts, at = mask
-    start, columns, group, lines = sizes
-    packed = TreeMask(bits, lengths, start, columns, first, counts, at)
-    packed.know_blocks(blocks[0], blocks[1], group=group, lines=lines)
-    return _attend(
-        queries=queries, keys=keys, values=values, mask=packed, scale=scale, softcap=softcap, sinks=sinks
-    )
-
-
-@attend_operation.register_fake
-def _(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: list[Tensor],
-    blocks: list[Tensor],
-    sizes: list[int],
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    rows, heads, nodes, _ = queries.shape
-    return queries.new_empty(rows, nodes, heads, values.shape[3])
-
-
-def _attend(
-    *,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: TreeMask,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+    check(queries, keys, values, mask, sinks)
     rows, heads, nodes, dim = queries.shape
     kv_heads, value_dim = keys.shape[1], values.shape[3]
     if not rows or not nodes:
@@ -224,7 +132,7 @@ def _attend(
             queries=queries, keys=keys, values=values, mask=mask, scale=scale, softcap=softcap, sinks=sinks
         )
     group = heads // kv_heads
-    kind, width, lines = _choice(queries, keys, values)
+    kind, width, lines = choice(queries, keys, values)
     chosen = ATTENDING[kind, width, lines]
     tiles = -(-nodes * group // lines)
     blocks, block_counts = mask.blocks(group=group, lines=lines)
@@ -282,7 +190,7 @@ def _attend(
     return out
 
 
-def _choice(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[str, int, int]:
+def choice(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[str, int, int]:
     """Of tensors that the kernel takes: their dtype, the padded head dim, and the lines of a tile."""
     heads, nodes, dim = queries.shape[1:]
     kind = TYPES[queries.dtype]
@@ -346,7 +254,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
-def _check(queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, sinks: Tensor | None) -> None:
+def check(queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, sinks: Tensor | None) -> None:
     rows, heads, nodes, dim = queries.shape
     kv_heads, slots = keys.shape[1], min(keys.shape[2], values.shape[2])
     if keys.shape != (rows, kv_heads, keys.shape[2], dim) or values.shape[:2] != (rows, kv_heads):

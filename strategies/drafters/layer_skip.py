@@ -100,7 +100,8 @@ def choose_layers(target: StateBackend, text: Sequence[int], *, count: int) -> t
     no timing.
 
     Args:
-        target: declares `skippable_layers`.
+        target: declares `skippable_layers`. Its passes are best not captured, as every candidate would be
+            compiled.
         text: int token ids, 2 or more; some of what the target writes serves best.
         count: layers to skip, from 1 to all but one.
 

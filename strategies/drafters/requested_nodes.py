@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood import Requests
+from draftwood.row_growth import widened
 
 Numbers = NDArray[np.int64]
 
@@ -130,11 +131,10 @@ class RequestedNodes:
 
     def _add(self, requests: Requests, counts: Numbers) -> None:
         width = requests.tokens.shape[1]
-        more = max(int((self._requested + counts).max(initial=0)) - self._tokens.shape[1], 0)
-        if more:
-            self._tokens, self._parents, self._depths = (
-                _widened(numbers, more) for numbers in (self._tokens, self._parents, self._depths)
-            )
+        most = max(int((self._requested + counts).max(initial=0)), self._tokens.shape[1])
+        self._tokens, self._parents, self._depths = (
+            widened(numbers, most) for numbers in (self._tokens, self._parents, self._depths)
+        )
         rows, columns = np.nonzero(np.arange(width) < counts[:, None])
         new = (rows, self._requested[rows] + columns)
         parents = requests.parents.numpy()[rows, columns]
@@ -146,12 +146,3 @@ class RequestedNodes:
                 break
             self._depths[new] = depths
         self._requested = self._requested + counts
-
-
-def _widened(numbers: Numbers, more: int) -> Numbers:
-    """`numbers` with so many more columns of zeros."""
-    # np.pad takes longer than all the rest of a request.
-    rows, columns = numbers.shape
-    result = np.zeros((rows, columns + more), dtype=np.int64)
-    result[:, :columns] = numbers
-    return result

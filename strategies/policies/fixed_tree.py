@@ -22,7 +22,7 @@ from draftwood import (
 )
 from draftwood.errors import InvalidInput
 from draftwood.randomness import UniformRandomness
-from draftwood.row_growth import Level, aligned
+from draftwood.row_growth import Level, aligned, by_device
 from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.level_draws import draw_level, drawn_at_once
 from draftwood.validators import at_least, probability
@@ -100,7 +100,11 @@ class FixedTree(SingleLawPolicy):
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
-        return self._grow_levels(roots, rngs)
+        together = self._grow_levels(roots, rngs)
+        # The best tokens of a node are one look; what is drawn takes arrays for one row, too.
+        if len(roots) == 1 and self.law is Deterministic:
+            return by_device(self.grow(roots[0], rngs[0]), together)
+        return together
 
     def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
         trees = TreesBuilder(roots)

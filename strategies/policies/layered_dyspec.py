@@ -10,9 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, TreeBuilder, WithoutReplacement
+from draftwood import (
+    Deterministic,
+    Proposal,
+    Randomness,
+    Request,
+    RowGrowth,
+    TokenTree,
+    TreeBuilder,
+    WithoutReplacement,
+)
 from draftwood.randomness import UniformRandomness
-from draftwood.row_growth import Level, aligned
+from draftwood.row_growth import Level, aligned, by_device
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top, start_children
@@ -92,7 +101,11 @@ class LayeredDySpec(GreedyTree):
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
-        return self._grow_levels(roots, rngs)
+        together = self._grow_levels(roots, rngs)
+        # The best tokens of a node are one look; what is drawn takes arrays for one row, too.
+        if len(roots) == 1 and self.law is Deterministic:
+            return by_device(self.grow(roots[0], rngs[0]), together)
+        return together
 
     def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
         grown = SlotTrees(roots)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood import Proposal, TreeBatch, TreesBuilder
-from draftwood.row_growth import Level
+from draftwood.row_growth import Level, widened
 from draftwood.strategies.policies.level_draws import Numbers, Slots, Values
 
 
@@ -65,7 +65,7 @@ class SlotTrees:
 
 def _with(values: Values, most: int, nodes: Numbers, new: Values) -> Values:
     """Values `[rows, nodes]` with the `new` ones of these nodes."""
-    values = np.pad(values, ((0, 0), (0, most - values.shape[1])))
+    values = widened(values, most)
     rows, columns = np.nonzero(nodes >= 0)
     values[rows, nodes[rows, columns]] = new[rows, columns]
     return values

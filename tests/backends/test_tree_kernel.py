@@ -20,6 +20,7 @@ from draftwood.backends.tree_kernel import PackedMasks, tree_attention, under
 from draftwood.backends.visibility import Visibility
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention import dispatch
+from tests.backends.captured_models import as_traced
 
 VOCAB = 53
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -52,10 +53,10 @@ def tiny(config: Any, **options: Any) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def logits_of(model: Any) -> torch.Tensor:
+def logits_of(model: Any, capture: Any = "off") -> torch.Tensor:
     """Of two rows of differing length over two rounds of trees, the first grown in two calls."""
     chance, logits = random.Random(0), []
-    backend = TransformerBackend(model, chunk=16)
+    backend = TransformerBackend(model, chunk=16, capture=capture)
 
     def tokens(*shape: int) -> torch.Tensor:
         return torch.tensor([chance.randrange(VOCAB) for _ in range(torch.Size(shape).numel())]).view(shape)
@@ -72,8 +73,17 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "capture"),
+    [
+        *[(name, "off") for name in MODELS],
+        ("three heads a group", as_traced),
+        ("soft-cap, windows", as_traced),
+    ],
+)
+def test_a_model_agrees_with_its_reference_path(
+    name: str, capture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, options = MODELS[name]
     model = tiny(config, **options)
     own = model.config._attn_implementation
@@ -84,7 +94,7 @@ def test_a_model_agrees_with_its_reference_path(name: str, monkeypatch: pytest.M
     monkeypatch.setattr("draftwood.kernels.tree_attention.reference.attend", None)
     monkeypatch.setattr("draftwood.kernels.kv_commit.reference.move", None)
     with support.kernels_enabled(True):
-        logits = logits_of(model)
+        logits = logits_of(model, capture)
     assert float((logits - expected).norm() / expected.norm()) <= 1e-5
     assert model.config._attn_implementation == own
 
