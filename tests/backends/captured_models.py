@@ -26,8 +26,10 @@ class Both(StateBackend):
         self.backend = TransformerBackend(model, capture=capture)
         self.eager = TransformerBackend(model)
         self.worst = 0.0
-        for name in ("model", "vocab_size", "max_length", "weight_bytes", "device", "feature_layers"):
-            setattr(self, name, getattr(self.backend, name))
+        backend = self.backend
+        self.model, self.device, self.feature_layers = backend.model, backend.device, backend.feature_layers
+        self.vocab_size, self.max_length = backend.vocab_size, backend.max_length
+        self.weight_bytes, self.gives_first_logits = backend.weight_bytes, backend.gives_first_logits
 
     @property
     def graphs(self) -> int:
@@ -41,6 +43,10 @@ class Both(StateBackend):
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self.backend.prefill(rows)
         self.eager.prefill(rows)
+
+    def first_logits(self, rows: Sequence[Tensor]) -> Tensor:
+        self.eager.prefill(rows)
+        return self.backend.first_logits(rows)
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         logits = self.backend.extend(tokens, parents, counts)

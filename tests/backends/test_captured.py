@@ -166,7 +166,7 @@ def test_greedy_text_is_that_of_generate() -> None:
         verifier=recipe.verifier,
     )
     prompts = [words(length) for length in (3, 17)]
-    written = decoder.generate(prompts, max_new_tokens=12, eos_token_id=[], return_dict_in_generate=True)
+    written: Any = decoder.generate(prompts, max_new_tokens=12, eos_token_id=[], return_dict_in_generate=True)
     for prompt, text in zip(prompts, written.tokens, strict=True):
         ids = torch.tensor([prompt])
         expected = target.generate(

@@ -342,4 +342,5 @@ def test_a_queue_of_200_real_prompts_is_written_as_each_alone(sampling):
     out: Any = one.generate(prompts, max_rows=32, seed=8, **options, return_dict_in_generate=True)
     assert max(len(finished_round.rows) for finished_round in out.statistics.history) == 32
     for prompt, seed, written in zip(prompts, out.seeds, out.tokens, strict=True):
-        assert one.generate([prompt], seed=seed, **options)[0, len(prompt) :].tolist() == written
+        alone: Any = one.generate([prompt], seed=seed, **options)
+        assert alone[0, len(prompt) :].tolist() == written
