@@ -23,7 +23,7 @@ from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
 from tests.backends import recurrent_models
-from tests.backends.attention_models import VOCAB, bloom, plain, tiny, words
+from tests.backends.attention_models import VOCAB, bloom, tiny, words
 from tests.backends.captured_models import Both, as_traced
 from tests.backends.test_architectures import MASKED, pair
 from tests.backends.test_context import phi3
@@ -49,7 +49,8 @@ class TestLawS(StateBackendTests):
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str, capture: Any) -> None:
-        self.both, self.stock = both(name, capture), pair(name, torch.float32)[1]
+        self.both = both(name, capture)
+        self.logits_after = pair(name, torch.float32)[1]  # type: ignore[method-assign]
         self.vocab_size = self.both.vocab_size
         if self.both.max_length is not None:
             self.longest = self.both.max_length
@@ -57,9 +58,6 @@ class TestLawS(StateBackendTests):
     def make_backend(self) -> StateBackend:
         self.both.release()
         return self.both
-
-    def logits_after(self, tokens: list[int]) -> torch.Tensor:
-        return plain(self.stock, tokens)
 
 
 def grown(backend: Any, *, prompt: int, length: int, nodes: int) -> None:
