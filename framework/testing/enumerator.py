@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError, InvalidDistribution
 from draftwood.randomness import Randomness
+from draftwood.testing.arrival_times import arrival_grid
 
 T = TypeVar("T")
 
@@ -84,6 +85,11 @@ class Enumerator(Randomness):
             drawn.append(self.choose(rest))
             rest[drawn[-1]] = 0
         return drawn
+
+    def arrival(self, rates: Sequence[float]) -> float:
+        self._count()
+        times, weights = arrival_grid(tuple(rates))
+        return times[self._branch(weights)]
 
     def next_script(self) -> list[int] | None:
         """The script of the next outcome in depth-first order, or None after the last."""
