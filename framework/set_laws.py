@@ -91,12 +91,13 @@ def time_of(p: Floats, count: int) -> float:
     The number rises and bends down, so Newton's steps from the left stay there.
     """
     time = float(count)
-    for _ in range(100):
-        waiting = np.exp(-p * time)
-        later = time + (count - (1 - waiting)[p > 0].sum()) / (p * waiting).sum()
-        if not time * (1 + 1e-13) < later < np.inf:
-            break
-        time = later
+    with np.errstate(all="ignore"):  # where the others are next to nothing, the next step is infinite
+        for _ in range(100):
+            waiting = np.exp(-p * time)
+            later = time + (count - (1 - waiting).sum()) / (p * waiting).sum()
+            if not time * (1 + 1e-13) < later < np.inf:
+                break
+            time = float(later)
     return time
 
 

@@ -17,13 +17,13 @@ Ints = NDArray[np.int64]
 LEFT_OUT = 5e-4
 """What tokens may be worth together that are not offered at all."""
 
-SPARE = 1e-3
+SPARE = 5e-4
 """The share of its target that a token forgoes, so that a solution found in a few steps is surely allowed."""
 
 STEPS = 8
 """Steps that look for the allowances; four are usual."""
 
-NEAR = 1e-3
+NEAR = 2e-3
 """An order is good enough whose flow comes so close to its cut."""
 
 _LIGHT = 1e-3
@@ -73,7 +73,7 @@ class SetLaw:
         nothing = np.zeros_like(odds)
         return cls(odds, nothing, nothing, 1.0, odds / (1 + odds), count)
 
-    def at(self, tokens: Ints) -> SetLaw:
+    def at(self, tokens: Ints | slice) -> SetLaw:
         """The same of `tokens` alone."""
         columns = (self.odds, self.outside, self.inside, self.share)
         odds, outside, inside, share = (column[tokens] for column in columns)
@@ -134,7 +134,7 @@ def flows_of(law: SetLaw, target: Floats) -> Flows:
     end = law.at(np.flatnonzero(rest)).sums()
     first = _solved(law.at(ranked), target[ranked], end)
     best = Flows(ranked, first.flows, first.allowances)
-    if first.flows.sum() < first.cut - NEAR:
+    if first.flows.sum() < (1 - SPARE) * first.cut - NEAR:
         served = first.allowances < 1
         again = np.concatenate([ranked[~served], ranked[served]])
         second = _solved(law.at(again), target[again], end)
@@ -180,55 +180,65 @@ def _solved(law: SetLaw, target: Floats, end: tuple[Floats, Floats]) -> _Solutio
     lossless, so the best of those is taken.
     """
     tables = _Tables.of(law, end)
-    untouched = tables.arriving(np.ones_like(target), accepts_all=True)
+    untouched = tables.arriving()
     cut = float((_before(untouched) + target[::-1].cumsum()[::-1]).min(initial=target.sum()))
     over = untouched > target
     scarce = int(over.argmax()) if over.any() else len(target)
-    allowances = np.zeros_like(target)
-    allowances[:scarce] = 1
-    best = _Solution(allowances * untouched, allowances, min(cut, float(untouched.sum())))
-    if scarce == len(target):
-        return best
+    flows, allowances = untouched.copy(), np.ones_like(target)
+    passed = float(untouched[:scarce].sum())
+    flows[scarce:], allowances[scarce:] = _plenty(
+        tables.behind(scarce), target[scarce:], 1 - passed
+    )
+    return _Solution(flows, allowances, min(cut, float(untouched.sum())))
+
+
+def _plenty(tables: _Tables, target: Floats, left: float) -> tuple[Floats, Floats]:
+    """Flows and allowances behind the tokens of which all are taken; `left` is the chance that none came."""
+    best = np.zeros_like(target), np.zeros_like(target)
     wanted = (1 - SPARE) * target
-    allowances = _at_most_one(wanted, untouched, scarce)
-    for _ in range(STEPS):
+    likely = tables.law.share * (tables.law.count / max(float(tables.law.share.sum()), 1e-300))
+    allowances = _at_most_one(wanted, likely * np.maximum(left - _before(wanted), 0))
+    for _ in range(STEPS if len(target) else 0):
         arriving = tables.arriving(allowances)
         flows = allowances * arriving
         partly = allowances < 1
         if (flows <= target).all():
-            if flows.sum() > best.flows.sum():
-                best = _Solution(flows, allowances, best.cut)
-            if (flows >= (1 - 2 * SPARE) * target)[partly].all():
+            if flows.sum() > best[0].sum():
+                best = flows, allowances
+            if flows[partly].sum() >= (1 - 2 * SPARE) * target[partly].sum():
                 break
         planned = np.where(partly, wanted, np.minimum(flows, wanted))
-        left, planned_left = 1 - _before(flows), np.maximum(1 - _before(planned), 0)
-        allowances = _at_most_one(wanted * left, arriving * planned_left, scarce)
+        over, planned_over = (np.maximum(left - _before(given), 0) for given in (flows, planned))
+        allowances = _at_most_one(wanted * over, arriving * planned_over)
     return best
 
 
-def _at_most_one(wanted: Floats, arriving: Floats, scarce: int) -> Floats:
-    """Allowances: `wanted` over `arriving`, 1 of the first `scarce` tokens."""
+def _at_most_one(wanted: Floats, arriving: Floats) -> Floats:
+    """The allowances by which `wanted` of `arriving` is accepted, or all of it."""
     allowances = np.ones_like(wanted)
     np.divide(wanted, arriving, out=allowances, where=arriving > wanted)
-    allowances[:scarce] = 1
     return allowances
 
 
 @attrs.frozen(eq=False)
 class _Tables:
-    """Sums over the sets that lie behind each place of an order.
+    """Sums over the sets that lie behind each place of an order, or of its end.
 
     Attributes:
         law: of the tokens in their order.
         products: of the odds of sets of m tokens behind place j, each row up to a factor, `[K + 1, n + 1]`.
         marked: the same with the marks of all tokens behind the place.
         scales: the logarithms of those factors, `[K + 1]`.
+        passed: the marks of the tokens before the first place.
+        whole: of all sets, up to the last one of the factors.
     """
 
     law: SetLaw
     products: Floats
     marked: Floats
     scales: Floats
+    passed: float
+    whole: float
 
     @classmethod
     def of(cls, law: SetLaw, end: tuple[Floats, Floats]) -> _Tables:
@@ -247,30 +257,41 @@ class _Tables:
             products[m] /= scale
             marked[m] /= scale
             scales[m] = scales[m - 1] + np.log(scale)
-        return cls(law, products, marked, scales)
+        return cls(law, products, marked, scales, 0.0, float(marked[-1, 0]))
 
-    def arriving(self, allowances: Floats, *, accepts_all: bool = False) -> Floats:
-        """The chance that each token was drawn and nothing before it was accepted, `[n]`.
+    def behind(self, place: int) -> _Tables:
+        """Those of the places from this one on."""
+        return attrs.evolve(
+            self,
+            law=self.law.at(slice(place, None)),
+            products=self.products[:, place:],
+            marked=self.marked[:, place:],
+            passed=float(self.law.outside[:place].sum()),
+        )
 
-        `accepts_all` says that every token before it would have been.
+    def arriving(self, allowances: Floats | None = None) -> Floats:
+        """The chance that each token was drawn, and nothing before it was accepted, `[n]`.
+
+        Args:
+            allowances: `[n]`; None is 1 of all.
         """
         law, last = self.law, self.law.count - 1
-        failing = law.odds * (1 - allowances)
-        total, scale = np.zeros_like(failing), 0.0
-        found, found_marked = np.ones_like(failing), _before(law.outside)  # sets of k tokens before the place
+        total, scale = np.zeros_like(law.odds), 0.0
+        # Sets of k tokens that stand before the place and failed.
+        found, found_marked = np.ones_like(total), self.passed + _before(law.outside)
+        failing = None if allowances is None else law.odds * (1 - allowances)
         for k in range(last + 1):
             factor = np.exp(scale + self.scales[last - k] - self.scales[last + 1])
             products, marked = self.products[last - k, 1:], self.marked[last - k, 1:]
             total += factor * (found * (marked + law.inside * products) + found_marked * products)
-            if accepts_all or k == last:
+            if failing is None or k == last:
                 break
             more = _before(failing * found)
-            found_marked = _before(failing * (found_marked + law.inside * found) + law.outside * more)
-            if not more[-1] > 0:
+            if not (most := more[-1]) > 0:
                 break
-            found, found_marked = more / more[-1], found_marked / more[-1]
-            scale += np.log(more[-1])
-        total *= law.odds / self.marked[-1, 0]
+            found_marked = _before(failing * (found_marked + law.inside * found) + law.outside * more) / most
+            found, scale = more / most, scale + np.log(most)
+        total *= law.odds / self.whole
         return total
 
 

@@ -17,6 +17,10 @@ from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Resid
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
 
+_LEAST = 1e-60
+_LATEST = 1e300
+
+
 @attrs.define(eq=False)
 class RaceOrder(SiblingOrder):
     """All siblings of a node, tried in an order of the whole vocabulary, each with its allowance.
@@ -95,13 +99,15 @@ def race_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Si
             return DrawnOrder(tokens, proposal)
     if len(set(tokens)) < len(tokens) or not odds[list(tokens)].all():
         return DrawnOrder(tokens, proposal)  # such siblings were not drawn by this law
+    if np.count_nonzero(odds > _LEAST) < len(tokens):
+        return DrawnOrder(tokens, proposal)  # powers of such numbers leave the range
     if len(tokens) >= np.count_nonzero(odds):
         return RaceOrder(tokens, odds, None)
     if isinstance(proposal, FixedTimeSet):
         return RaceOrder(tokens, odds, SetLaw.of_odds(odds, len(tokens)))
     if len(tokens) == 2:
         return RaceOrder(tokens, odds, SetLaw.of_pair(odds))
-    time = rng.arrival(masses_left(odds, tokens))
+    time = min(rng.arrival(masses_left(odds, tokens)), _LATEST)
     return RaceOrder(tokens, odds, SetLaw.at_arrival(odds, len(tokens), time))
 
 
