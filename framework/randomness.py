@@ -46,12 +46,15 @@ class Randomness(Protocol):
     def arrival(self, rates: Sequence[float]) -> float:
         """The time of the last of several events that wait for each other, the i-th for `rates[i]` > 0.
 
-        It is a sum of independent exponential times. A source that knows coins alone tosses 53 for each.
+        It is a sum of independent exponential times. Unless a source knows better, each is made of six draws
+        of nine bits.
         """
-        total = 0.0
+        total, bits = 0.0, torch.ones(512)
         for rate in rates:
-            u = sum(2.0**-bit for bit in range(1, 54) if self.accept(0.5))
-            total += _waited(u) / rate
+            u = 0.0
+            for _ in range(6):
+                u = (u + self.choose(bits)) / 512
+            total += _waited(min(u, 1 - 2.0**-53)) / rate
         return total
 
     def nodes(self, n: int) -> Sequence[Randomness]:
