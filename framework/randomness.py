@@ -95,7 +95,9 @@ class UniformRandomness(Randomness):
         return _at(heights, float(self.uniforms(1)))
 
     def arrival(self, rates: Sequence[float]) -> float:
-        return sum(_waited(u) / rate for u, rate in zip(self.uniforms(len(rates)).tolist(), rates, strict=True))
+        return sum(
+            _waited(u) / rate for u, rate in zip(self.uniforms(len(rates)).tolist(), rates, strict=True)
+        )
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.to(torch.float64, copy=True)

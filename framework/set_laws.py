@@ -22,6 +22,9 @@ Floats = NDArray[np.float64]
 LATEST = 36.0
 """A token whose clock has run this long in its own time has rung, but for a chance of 2e-16."""
 
+LEAST = 1e-30
+"""Odds of a token that can be drawn at all are no less, so that products of them stay numbers."""
+
 
 @final
 @attrs.frozen(eq=False)
@@ -72,7 +75,8 @@ class FixedTimeSet(Proposal):
         p = self.p.double().numpy(force=True)
         if self.count >= (p > 0).sum():
             return (p > 0).astype(np.float64)
-        return np.asarray(np.expm1(np.minimum(p * time_of(p, self.count), LATEST)))
+        odds = np.expm1(np.minimum(p * time_of(p, self.count), LATEST))
+        return np.where(p > 0, np.maximum(odds, LEAST), 0.0)
 
     def conditional(self, k: int, earlier: Sequence[int]) -> Float[Tensor, " vocab"]:
         return self._conditional(k, earlier).to(self.p)

@@ -108,7 +108,7 @@ def enumerate_outcomes(
 ) -> Iterator[tuple[float, T]]:
     """Call `run` once for every random outcome; yields its exact weight and result.
 
-    Times of arrival are the points of a grid, `arrival_step` apart, by which sums over them come out to 1e-13.
+    Times of arrival are the points of a grid, `arrival_step` apart; sums over them come out to 1e-13.
 
     Raises:
         BudgetExceeded: more than `budget` outcomes; the weight still unvisited is named.

@@ -26,6 +26,8 @@ STEPS = 8
 NEAR = 2e-3
 """An order is good enough whose flow comes so close to its cut."""
 
+_ROUNDING = 1e-12
+
 _LIGHT = 1e-3
 """Odds up to this may be summed up in powers: of six of them nothing is left."""
 
@@ -54,7 +56,7 @@ class SetLaw:
 
     @classmethod
     def of_pair(cls, draft: Floats) -> SetLaw:
-        """Two tokens drawn one after the other without replacement: D(a) D(b) (h(a) + h(b)), h = 1 / (1 - D)."""
+        """Two tokens without replacement: D(a) D(b) (h(a) + h(b)) with h = 1 / (1 - D)."""
         top = int(draft.argmax())
         left = 1 - draft
         left[top] = draft[:top].sum() + draft[top + 1 :].sum()
@@ -65,7 +67,9 @@ class SetLaw:
         """`count` tokens drawn without replacement, given the time at which the next one would have come."""
         ripe = np.minimum(draft * time, LATEST)
         odds = torch.from_numpy(ripe).expm1().numpy()  # several times as fast as numpy's
-        return cls(odds, draft, np.zeros_like(draft), 0.0, odds / (1 + odds), count)
+        # What surely came is no mark: beside those that are left, its own rate would be immense.
+        outside = np.where(ripe < LATEST, draft, 0.0)
+        return cls(odds, outside, np.zeros_like(draft), 0.0, odds / (1 + odds), count)
 
     @classmethod
     def of_odds(cls, odds: Floats, count: int) -> SetLaw:
@@ -126,12 +130,12 @@ def flows_of(law: SetLaw, target: Floats) -> Flows:
     Tokens that could add no more than `LEFT_OUT` in all are not offered. They count as one class at the end
     of the order.
     """
-    offered = _offered(law, target)
+    worth_it = _offered(law, target)
+    offered = np.flatnonzero(worth_it)
     # Stable, so that equal ranks leave nothing to the sort.
-    ranked = offered[np.argsort(-target[offered] / law.share[offered], kind="stable")]
-    rest = np.ones(len(target), dtype=bool)
-    rest[offered] = False
-    end = law.at(np.flatnonzero(rest)).sums()
+    with np.errstate(over="ignore"):
+        ranked = offered[np.argsort(-target[offered] / law.share[offered], kind="stable")]
+    end = law.at(np.flatnonzero(~worth_it)).sums()
     first = _solved(law.at(ranked), target[ranked], end)
     best = Flows(ranked, first.flows, first.allowances)
     if first.flows.sum() < (1 - SPARE) * first.cut - NEAR:
@@ -156,13 +160,21 @@ def flows_of_all(tokens: Ints, target: Floats) -> Flows:
     return Flows(tokens, flows, np.divide(flows, left, out=np.zeros_like(flows), where=left > 0))
 
 
-def _offered(law: SetLaw, target: Floats) -> Ints:
-    """The tokens that are worth a look."""
+def _offered(law: SetLaw, target: Floats) -> NDArray[np.bool_]:
+    """Which tokens are worth a look, or too heavy for the class of the others, `[n]`."""
     worth = np.minimum(target, law.share)
     exponent = np.frexp(worth)[1] + 1100
     by_exponent = np.bincount(exponent, worth).cumsum()
-    lowest = int(np.searchsorted(by_exponent, LEFT_OUT))
-    return np.flatnonzero((law.share > 0) & ((exponent >= lowest) | (law.odds > _LIGHT)))
+    offered: NDArray[np.bool_] = exponent >= int(np.searchsorted(by_exponent, LEFT_OUT))
+    others = np.flatnonzero(~offered)
+    while len(others):
+        odds = law.odds[others]
+        heavy = odds > min(_LIGHT, float(odds.sum()) / (8 * law.count))
+        if not heavy.any():
+            break
+        offered[others[heavy]] = True
+        others = others[~heavy]
+    return offered & (law.share > 0)
 
 
 class _Solution(NamedTuple):
@@ -180,37 +192,45 @@ def _solved(law: SetLaw, target: Floats, end: tuple[Floats, Floats]) -> _Solutio
     lossless, so the best of those is taken.
     """
     tables = _Tables.of(law, end)
+    if not tables.whole > 0:  # a set as unlikely as rounding: nobody is served
+        return _Solution(np.zeros_like(target), np.zeros_like(target), 0.0)
     untouched = tables.arriving()
     cut = float((_before(untouched) + target[::-1].cumsum()[::-1]).min(initial=target.sum()))
     over = untouched > target
     scarce = int(over.argmax()) if over.any() else len(target)
     flows, allowances = untouched.copy(), np.ones_like(target)
     passed = float(untouched[:scarce].sum())
-    flows[scarce:], allowances[scarce:] = _plenty(
-        tables.behind(scarce), target[scarce:], 1 - passed
-    )
+    flows[scarce:], allowances[scarce:] = _plenty(tables.behind(scarce), target[scarce:], 1 - passed)
     return _Solution(flows, allowances, min(cut, float(untouched.sum())))
 
 
 def _plenty(tables: _Tables, target: Floats, left: float) -> tuple[Floats, Floats]:
-    """Flows and allowances behind the tokens of which all are taken; `left` is the chance that none came."""
-    best = np.zeros_like(target), np.zeros_like(target)
+    """Flows and allowances behind the tokens of which all are taken; `left` is the chance that none came.
+
+    Allowances that are larger everywhere make less arrive everywhere. So where no token gets more than its
+    target, allowances that take the whole target from what arrives then are larger, and lossless too.
+    """
+    flows, best = np.zeros_like(target), np.zeros_like(target)
+    arriving_at_best = None
     wanted = (1 - SPARE) * target
     likely = tables.law.share * (tables.law.count / max(float(tables.law.share.sum()), 1e-300))
     allowances = _at_most_one(wanted, likely * np.maximum(left - _before(wanted), 0))
-    for _ in range(STEPS if len(target) else 0):
+    for step in range(STEPS if len(target) else 0):
         arriving = tables.arriving(allowances)
-        flows = allowances * arriving
+        received = allowances * arriving
         partly = allowances < 1
-        if (flows <= target).all():
-            if flows.sum() > best[0].sum():
-                best = flows, allowances
-            if flows[partly].sum() >= (1 - 2 * SPARE) * target[partly].sum():
+        if (received <= target).all():
+            if received.sum() > flows.sum():
+                flows, best, arriving_at_best = received, allowances, arriving
+            if received[partly].sum() >= (1 - 2 * SPARE) * target[partly].sum():
                 break
-        planned = np.where(partly, wanted, np.minimum(flows, wanted))
-        over, planned_over = (np.maximum(left - _before(given), 0) for given in (flows, planned))
+        if step >= STEPS // 2 and arriving_at_best is not None:
+            allowances = _at_most_one((1 - _ROUNDING) * target, arriving_at_best)
+            continue
+        planned = np.where(partly, wanted, np.minimum(received, wanted))
+        over, planned_over = (np.maximum(left - _before(given), 0) for given in (received, planned))
         allowances = _at_most_one(wanted * over, arriving * planned_over)
-    return best
+    return flows, best
 
 
 def _at_most_one(wanted: Floats, arriving: Floats) -> Floats:

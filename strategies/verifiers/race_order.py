@@ -16,7 +16,6 @@ from draftwood.strategies.verifiers.race_flows import Floats, Flows, SetLaw, flo
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
-
 _LEAST = 1e-60
 _LATEST = 1e300
 
