@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 STEP = 0.25
 """Between the logarithms of the grid's times."""
 
+_SLOWEST = 1e-290
+
 NEGLIGIBLE = 1e-14
 """Weights below this are left out."""
 
@@ -23,8 +25,10 @@ def arrival_grid(rates: tuple[float, ...], step: float = STEP) -> tuple[list[flo
     The times are powers of one number, the same ones for all rates: whatever depends on the time then falls
     on the same points, and a sum over several sets of rates has at each point the share of each. A weight
     is the density times the distance to the next time. The density is analytic in the logarithm of the
-    time and dies out on both sides, so this trapezoidal rule converges fast: the weights sum to 1 within 1e-13 at a step of 0.25 (of six equal rates, 2e-11), 1e-9 at 0.35 and 1e-5 at 0.5.
+    time and dies out on both sides, so this trapezoidal rule converges fast: the weights sum to 1 within
+    1e-13 at a step of 0.25 (of six equal rates, 2e-11), 1e-9 at 0.35 and 1e-5 at 0.5.
     """
+    rates = tuple(max(rate, _SLOWEST) for rate in rates)
     count = len(rates)
     # The density times the time is at most the product of time and rates, and falls as the slowest one does.
     earliest = (math.log(NEGLIGIBLE * math.factorial(count - 1)) - sum(map(math.log, rates))) / count

@@ -83,6 +83,11 @@ class SetLaw:
         odds, outside, inside, share = (column[tokens] for column in columns)
         return SetLaw(odds, outside, inside, self.beside, share, self.count)
 
+    def nothing_behind(self) -> tuple[Floats, Floats]:
+        """`sums` of no tokens."""
+        empty = np.zeros(0)
+        return attrs.evolve(self, odds=empty, outside=empty, inside=empty, share=empty).sums()
+
     def sums(self) -> tuple[Floats, Floats]:
         """Over its sets of 0 to K tokens: the sums of the products of odds, and the same with the marks.
 
@@ -191,7 +196,7 @@ def _solved(law: SetLaw, target: Floats, end: tuple[Floats, Floats]) -> _Solutio
     settles within a few. Every set of allowances by which no token receives more than its target is
     lossless, so the best of those is taken.
     """
-    tables = _Tables.of(law, end)
+    tables = Tables.of(law, end)
     if not tables.whole > 0:  # a set as unlikely as rounding: nobody is served
         return _Solution(np.zeros_like(target), np.zeros_like(target), 0.0)
     untouched = tables.arriving()
@@ -204,7 +209,7 @@ def _solved(law: SetLaw, target: Floats, end: tuple[Floats, Floats]) -> _Solutio
     return _Solution(flows, allowances, min(cut, float(untouched.sum())))
 
 
-def _plenty(tables: _Tables, target: Floats, left: float) -> tuple[Floats, Floats]:
+def _plenty(tables: Tables, target: Floats, left: float) -> tuple[Floats, Floats]:
     """Flows and allowances behind the tokens of which all are taken; `left` is the chance that none came.
 
     Allowances that are larger everywhere make less arrive everywhere. So where no token gets more than its
@@ -241,7 +246,7 @@ def _at_most_one(wanted: Floats, arriving: Floats) -> Floats:
 
 
 @attrs.frozen(eq=False)
-class _Tables:
+class Tables:
     """Sums over the sets that lie behind each place of an order, or of its end.
 
     Attributes:
@@ -261,7 +266,7 @@ class _Tables:
     whole: float
 
     @classmethod
-    def of(cls, law: SetLaw, end: tuple[Floats, Floats]) -> _Tables:
+    def of(cls, law: SetLaw, end: tuple[Floats, Floats]) -> Tables:
         odds, count = law.odds, law.count
         products, marked = np.empty((2, count + 1, len(odds) + 1))
         scales = np.zeros(count + 1)
@@ -279,7 +284,7 @@ class _Tables:
             scales[m] = scales[m - 1] + np.log(scale)
         return cls(law, products, marked, scales, 0.0, float(marked[-1, 0]))
 
-    def behind(self, place: int) -> _Tables:
+    def behind(self, place: int) -> Tables:
         """Those of the places from this one on."""
         return attrs.evolve(
             self,
