@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from draftwood import Proposal, Randomness
+from draftwood import Proposal, Randomness, WithoutReplacement
 from draftwood.strategies.verifiers import race_order as production
 from draftwood.strategies.verifiers.race_flows import Floats, SetLaw
 from draftwood.strategies.verifiers.race_order import RaceOrder, race_order
@@ -38,10 +38,10 @@ _next = RaceOrder.next
 
 def _masses_of_the_likely(draft: Floats, tokens: Sequence[int]) -> list[float]:
     """What the draft holds before each of its likeliest tokens, whichever were drawn."""
-    return production_masses(draft, np.argsort(-draft)[: len(tokens)].tolist())
+    return _masses(draft, np.argsort(-draft)[: len(tokens)].tolist())
 
 
-production_masses = production.masses_left
+_masses = production.masses_left
 
 
 def _without_a_mark(cls: type[SetLaw], draft: Floats, count: int, time: float) -> SetLaw:
@@ -52,25 +52,31 @@ def _pair_without_a_mark(cls: type[SetLaw], draft: Floats) -> SetLaw:
     return SetLaw.of_odds(draft, 2)
 
 
-class DropsTheUnlikely(RaceTraversal):
+class Drawn(RaceTraversal):
+    """Serves the one law in which there is a time, so that its checks are few."""
+
+    laws = frozenset({WithoutReplacement})
+
+
+class DropsTheUnlikely(Drawn):
     """Leaves out a sibling of little draft probability, and takes the others for all that were drawn."""
 
     def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        p: Any = proposal
+        assert isinstance(proposal, WithoutReplacement)
         kept = len(tokens)
-        while kept > 1 and hasattr(p, "p") and float(p.p[tokens[kept - 1]]) < 0.3:
+        while kept > 1 and float(proposal.p[tokens[kept - 1]]) < 0.3:
             kept -= 1
         return race_order(tokens[:kept], proposal, rng)
 
 
-class RaceByWord(RaceTraversal):
+class RaceByWord(Drawn):
     """Says that it holds on adaptive trees."""
 
     adaptive = True  # type: ignore[assignment]
 
 
 def _race(name: str, story: str, owner: Any, attribute: str, wrong: Any) -> Mistake:
-    return Mistake(name, story, "verifier", RaceTraversal, patches=[(owner, attribute, wrong)])
+    return Mistake(name, story, "verifier", Drawn, patches=[(owner, attribute, wrong)])
 
 
 MISTAKES = [
@@ -113,14 +119,14 @@ MISTAKES = [
         "a sibling dropped after it was drawn, by the verifier",
         "unlikely ones are seldom accepted",
         "verifier",
-        RaceTraversal,
+        Drawn,
         DropsTheUnlikely,
     ),
     Mistake(
         "race verification said to hold on adaptive trees",
         "it looks at all siblings at once",
         "verifier",
-        RaceTraversal,
+        Drawn,
         RaceByWord,
     ),
 ]

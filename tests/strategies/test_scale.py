@@ -14,6 +14,7 @@ from draftwood import TapeRandomness, TokenTree, WithoutReplacement
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 
@@ -23,6 +24,7 @@ VERIFIERS = [
     Block(),
     ClassOrderedRejection(),
     ClassOrderedTraversal(),
+    RaceTraversal(),
 ]
 
 
