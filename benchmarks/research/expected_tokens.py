@@ -82,6 +82,7 @@ def expected_tokens(shapes: Sequence[Possible], verifier: Verifier, *, target: N
             return len(outcome.emitted)
 
         total += possible.weight * sum(
-            weight * emitted for weight, emitted in enumerate_outcomes(verify, budget=10**7, arrival_step=COARSE)
+            weight * emitted
+            for weight, emitted in enumerate_outcomes(verify, budget=10**7, arrival_step=COARSE)
         )
     return total

@@ -96,7 +96,7 @@ def level(
         list[int] | None, typer.Option(help="How many; repeatable. Default: 2, 4, 8.")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts a domain, of two contexts each.", min=1)] = 10,
-    draws: Annotated[int, typer.Option(help="Of siblings, for the rules that need them.", min=1)] = 8,
+    draws: Annotated[int, typer.Option(help="Of siblings, for the rules that need them.", min=1)] = 64,
 ) -> None:
     """Accepted mass of one level of siblings without replacement, and a bound of what could be.
 

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEFT_OUT = 5e-4
-"""What tokens may be worth together that are not offered at all."""
+"""About what the tokens may be worth together that are not offered at all."""
 
 SPARE = 5e-4
 """The share of its target that a token forgoes, so that a solution found in a few steps is surely allowed."""
@@ -132,7 +132,7 @@ def flows_of(law: SetLaw, target: Floats) -> Flows:
     the allowance at which no more than its target arrives. Where one that is not served in full stands
     behind one that is, the order is made once more, with all such tokens first.
 
-    Tokens that could add no more than `LEFT_OUT` in all are not offered. They count as one class at the end
+    Tokens that could add no more than about `LEFT_OUT` in all are not offered. They count as one class at the end
     of the order.
     """
     worth_it = _offered(law, target)
