@@ -34,7 +34,7 @@ CAUGHT = {
     "one stream for all rows": "together",
     "class order that peeks at a later sibling's token": "lossless-WithoutReplacement",
     "class order said to hold on adaptive trees": "adaptive-WithoutReplacement",
-    "drawn siblings tried by the target's wish, with allowances of another order": "lossless-WithoutReplacement",
+    "siblings tried by the target's wish, by the allowances of a race": "lossless-WithoutReplacement",
     "a race ranked by what was drawn": "lossless-WithoutReplacement",
     "a clock that does not know the drawn tokens": "siblings-WithoutReplacement",
     "the mark of the next token forgotten": "siblings-WithoutReplacement",

@@ -132,8 +132,8 @@ def flows_of(law: SetLaw, target: Floats) -> Flows:
     the allowance at which no more than its target arrives. Where one that is not served in full stands
     behind one that is, the order is made once more, with all such tokens first.
 
-    Tokens that could add no more than about `LEFT_OUT` in all are not offered. They count as one class at the end
-    of the order.
+    Tokens that could add no more than about `LEFT_OUT` in all are not offered. They count as one class at
+    the end of the order.
     """
     worth_it = _offered(law, target)
     offered = np.flatnonzero(worth_it)

@@ -81,7 +81,7 @@ def _race(name: str, story: str, owner: Any, attribute: str, wrong: Any) -> Mist
 
 MISTAKES = [
     _race(
-        "drawn siblings tried by the target's wish, with allowances of another order",
+        "siblings tried by the target's wish, by the allowances of a race",
         "the order must look at no drawn token",
         RaceOrder,
         "_candidates",
