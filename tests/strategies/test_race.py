@@ -281,7 +281,6 @@ def test_a_set_that_lost_a_member_is_judged_as_drawn():
         [1.0, 1e-200, 1e-250, 1e-251],
         [0.5, 0.5, 1e-200, 1e-220],
         [1.0, 1e-9, 1e-40, 1e-41],
-        [1.0, 1e-13, 1, 1e-12],
     ],
 )
 def test_next_to_certain_drafts_keep_the_law(law, draft):
@@ -295,12 +294,12 @@ def test_next_to_certain_drafts_keep_the_law(law, draft):
 
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_level_of_a_real_size_emits_the_targets_law(count):
-    """Counts of 4,000 first tokens, by chi-square over the likeliest tokens and all others."""
+    """Counts of 2,000 first tokens, by chi-square over the likeliest tokens and all others."""
     generator = torch.Generator().manual_seed(count)
     noise = 2 * torch.randn(2, 300, generator=generator, dtype=torch.float64)
     target, draft = noise[0].softmax(-1), (noise[0] * 0.8 + noise[1] * 0.6).softmax(-1)
     rng, counts = CounterRandomness.seeded(count), torch.zeros(300)
-    for _ in range(4000):
+    for _ in range(2000):
         tokens = rng.without_replacement(draft, count)
         outcome = RaceTraversal().verify(
             tree_of(tokens, WithoutReplacement(draft)), target.expand(count + 1, -1), rng
@@ -308,7 +307,7 @@ def test_a_level_of_a_real_size_emits_the_targets_law(count):
         counts[outcome.emitted[0]] += 1
     order = target.argsort(descending=True)
     observed = torch.cat([counts[order[:30]], counts[order[30:]].sum()[None]]).double()
-    expected = 4000 * torch.cat([target[order[:30]], target[order[30:]].sum()[None]])
+    expected = 2000 * torch.cat([target[order[:30]], target[order[30:]].sum()[None]])
     chi_square = float(((observed - expected) ** 2 / expected).sum())
     assert chi_square < 30 + 6 * math.sqrt(60)
 
