@@ -20,6 +20,7 @@ from benchmarks.research.constraints import constraints
 from benchmarks.research.families import families
 from benchmarks.research.growth import growth
 from benchmarks.research.half_precision import half_precision
+from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
 from benchmarks.research.recipes import recipes
 from benchmarks.research.verifiers import verifiers
@@ -40,6 +41,7 @@ for measurement in (
     families,
     growth,
     half_precision,
+    level,
     optimum,
     recipes,
     verifiers,

@@ -50,6 +50,7 @@ from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
 from draftwood.row_growth import RowGrowth, TreesBuilder
 from draftwood.sampling import SamplingParams
 from draftwood.session import Session
+from draftwood.set_laws import FixedTimeSet
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
 from draftwood.tuning import TunedMethod, read_tuned
@@ -67,6 +68,7 @@ __all__ = [
     "Drafter",
     "DraftwoodError",
     "DrawnChildren",
+    "FixedTimeSet",
     "Generation",
     "IncompatibleModels",
     "IncompatibleStrategy",

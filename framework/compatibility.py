@@ -27,13 +27,14 @@ def registered_laws() -> list[type[Proposal]]:
 
 def laws_of(verifier: Verifier) -> list[type[Proposal]]:
     """The laws to try `verifier` with, by class name: those it names; all known ones if it serves any."""
-    named = {*verifier.laws, *registered_laws()} - {Proposal} if Proposal in verifier.laws else verifier.laws
-    return sorted(named, key=lambda law: law.__name__)
+    known = {*verifier.laws, *(law for law in registered_laws() if serves(verifier, law))}
+    named = known if Proposal in verifier.laws else verifier.laws
+    return sorted(named - {Proposal}, key=lambda law: law.__name__)
 
 
 def serves(verifier: Verifier, law: type[Proposal]) -> bool:
-    """Whether `verifier` judges children drawn by `law`: it names it, or serves every law."""
-    return law in verifier.laws or Proposal in verifier.laws
+    """Whether `verifier` judges children drawn by `law`: it names it, or serves every law one by one."""
+    return law in verifier.laws or (Proposal in verifier.laws and law.one_by_one)
 
 
 def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:

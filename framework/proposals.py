@@ -41,10 +41,13 @@ class Proposal(ABC):
     Attributes:
         vocab_size: the length of every distribution.
         several_drafters: whether `draw` takes one distribution a drafter.
+        one_by_one: whether verifiers of any law (`ANY_LAW`) serve it. A law whose conditionals are dear says
+            no, and is served by verifiers that name it.
     """
 
     vocab_size: int
     several_drafters: ClassVar[bool] = False
+    one_by_one: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -279,7 +282,10 @@ class PerChild(Proposal):
 
 
 ANY_LAW: frozenset[type[Proposal]] = frozenset({Proposal})  # type: ignore[type-abstract]
-"""The `laws` of a verifier that asks a law for nothing but `conditional`, and so serves every one."""
+"""The `laws` of a verifier that asks a law for nothing but `conditional`, and so serves every one.
+
+But for those that are not `one_by_one`: it names them too if it serves them.
+"""
 
 
 def draw_children(

@@ -7,6 +7,7 @@ must never be seen again by the verifier that judges it.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Integral
@@ -24,7 +25,7 @@ from draftwood.errors import InvalidDistribution, InvalidInput
 class Randomness(Protocol):
     """What policies and verifiers may ask of chance.
 
-    The enumerator of `draftwood.testing` answers the same three questions by visiting every outcome.
+    The enumerator of `draftwood.testing` answers the same questions by visiting every outcome.
     """
 
     def accept(self, p: float) -> bool:
@@ -41,6 +42,20 @@ class Randomness(Protocol):
         The law is that of Gumbel top-k; fewer come back when fewer weights are above 0.
         """
         ...
+
+    def arrival(self, rates: Sequence[float]) -> float:
+        """The time of the last of several events that wait for each other, the i-th for `rates[i]` > 0.
+
+        It is a sum of independent exponential times. Unless a source knows better, each is made of six draws
+        of nine bits.
+        """
+        total, bits = 0.0, torch.ones(512)
+        for rate in rates:
+            u = 0.0
+            for _ in range(6):
+                u = (u + self.choose(bits)) / 512
+            total += _waited(min(u, 1 - 2.0**-53)) / rate
+        return total
 
     def nodes(self, n: int) -> Sequence[Randomness]:
         """Streams for the children of `n` nodes, in their order: what one draws changes no other's.
@@ -83,6 +98,11 @@ class UniformRandomness(Randomness):
         heights = p.cumsum(-1, dtype=torch.float64)
         return _at(heights, self.uniform())
 
+    def arrival(self, rates: Sequence[float]) -> float:
+        return sum(
+            _waited(u) / rate for u, rate in zip(self.uniforms(len(rates)).tolist(), rates, strict=True)
+        )
+
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.to(torch.float64, copy=True)
         drawn: list[int] = []
@@ -93,6 +113,11 @@ class UniformRandomness(Randomness):
             drawn.append(_at(heights, self.uniform()))
             rest[drawn[-1]] = 0
         return drawn
+
+
+def _waited(u: float) -> float:
+    """The time of rate 1 that the uniform `u` stands for, above 0."""
+    return -math.log1p(-max(u, 2.0**-54))
 
 
 def _at(heights: Tensor, u: float) -> int:

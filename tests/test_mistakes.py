@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from tests.mutations import decoding_mistakes, policy_mistakes, verifier_mistakes
+from tests.mutations import decoding_mistakes, policy_mistakes, race_mistakes, verifier_mistakes
 from tests.mutations.__main__ import report_checks
 from tests.mutations.every import EVERY, known_checks
 from tests.mutations.mistake import Caught, Mistake
@@ -36,6 +36,13 @@ CAUGHT = {
     "one stream for all rows": "together",
     "class order that peeks at a later sibling's token": "lossless-WithoutReplacement",
     "class order said to hold on adaptive trees": "adaptive-WithoutReplacement",
+    "siblings tried by the target's wish, by the allowances of a race": "lossless-WithoutReplacement",
+    "a race ranked by what was drawn": "lossless-WithoutReplacement",
+    "a clock that does not know the drawn tokens": "siblings-WithoutReplacement",
+    "the mark of the next token forgotten": "siblings-WithoutReplacement",
+    "the mark of a pair forgotten": "lossless-WithoutReplacement",
+    "a sibling dropped after it was drawn, by the verifier": "lossless-WithoutReplacement",
+    "race verification said to hold on adaptive trees": "adaptive-WithoutReplacement",
     "filters and processors applied at the root alone": "temperature",
     "two rows share a verification stream": "row-alone",
     "all rows verify by equal streams": "streams",
@@ -71,7 +78,12 @@ LIKELY = {
     "the target for the residual, in float32 only": "in float64 it is exact",
     "wrong from the third sibling on": "judged by the first one's law",
 }
-MINE = [*policy_mistakes.MISTAKES, *verifier_mistakes.MISTAKES, *decoding_mistakes.MISTAKES]
+MINE = [
+    *policy_mistakes.MISTAKES,
+    *verifier_mistakes.MISTAKES,
+    *race_mistakes.MISTAKES,
+    *decoding_mistakes.MISTAKES,
+]
 
 
 def one(name: str) -> Mistake:

@@ -25,6 +25,7 @@ PAIRS = {
     "sequoia, rejection": ("sequoia", "recursive-rejection"),
     "sequoia, traversal": ("sequoia", "traversal"),
     "sequoia, class order": ("sequoia", "class-ordered-traversal"),
+    "sequoia, race": ("sequoia", "race-traversal"),
 }
 
 

@@ -55,6 +55,7 @@ SHAPES: dict[str, Shape] = {
     "[2,2]": levels(3, 2, 2),
     "[2,1,1]": levels(3, 2, 1, 1),
     "[3,1]": levels(4, 3, 1),
+    "[4,1]": levels(5, 4, 1),
 }
 
 

@@ -36,7 +36,7 @@ from draftwood.apps.progress import watched
 
 BASELINE = "recursive-rejection"
 # What is compared unless verifiers are named.
-CONTENDERS = ("traversal", "class-ordered-rejection", "class-ordered-traversal")
+CONTENDERS = ("traversal", "class-ordered-rejection", "class-ordered-traversal", "race-traversal")
 
 
 @attrs.define(eq=False)

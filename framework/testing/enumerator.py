@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError, InvalidDistribution
 from draftwood.randomness import Randomness
+from draftwood.testing.arrival_times import STEP, arrival_grid
 
 T = TypeVar("T")
 
@@ -36,10 +37,12 @@ class Enumerator(Randomness):
     Attributes:
         script: for every choice, which of its possible outcomes to take.
         weight: probability of the outcomes taken so far.
+        arrival_step: distance of the times that are visited (see `arrival_grid`).
     """
 
     script: list[int]
     weight: float = 1.0
+    arrival_step: float = STEP
     _choices: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
     _questions: int = attrs.field(default=0, init=False)
 
@@ -85,6 +88,11 @@ class Enumerator(Randomness):
             rest[drawn[-1]] = 0
         return drawn
 
+    def arrival(self, rates: Sequence[float]) -> float:
+        self._count()
+        times, weights = arrival_grid(tuple(rates), self.arrival_step)
+        return times[self._branch(weights)]
+
     def next_script(self) -> list[int] | None:
         """The script of the next outcome in depth-first order, or None after the last."""
         choices = list(self._choices)
@@ -95,8 +103,12 @@ class Enumerator(Randomness):
         return None
 
 
-def enumerate_outcomes(run: Callable[[Enumerator], T], *, budget: int = 100_000) -> Iterator[tuple[float, T]]:
+def enumerate_outcomes(
+    run: Callable[[Enumerator], T], *, budget: int = 100_000, arrival_step: float = STEP
+) -> Iterator[tuple[float, T]]:
     """Call `run` once for every random outcome; yields its exact weight and result.
+
+    Times of arrival are the points of a grid, `arrival_step` apart; sums over them come out to 1e-13.
 
     Raises:
         BudgetExceeded: more than `budget` outcomes; the weight still unvisited is named.
@@ -105,7 +117,7 @@ def enumerate_outcomes(run: Callable[[Enumerator], T], *, budget: int = 100_000)
     seen = 0.0
     for _ in range(budget):
         assert script is not None
-        rng = Enumerator(script)
+        rng = Enumerator(script, arrival_step=arrival_step)
         result = run(rng)
         seen += rng.weight
         yield rng.weight, result

@@ -27,6 +27,7 @@ def randomness_checks(rng: Randomness) -> Iterator[tuple[str, Callable[[int], No
     yield "accept", partial(check_accept, rng)
     yield "choose", partial(check_choose, rng)
     yield "without-replacement", partial(check_without_replacement, rng)
+    yield "arrival", partial(check_arrival, rng)
     if isinstance(rng, UniformRandomness):
         yield "edges", partial(check_edges, rng)
         yield "uniforms", partial(check_uniforms, rng)
@@ -68,10 +69,23 @@ def check_without_replacement(rng: Randomness, models: int) -> None:
         raise LawBroken(f"without_replacement of 4 from {p.tolist()} gives {all_of_them}, not 0, 1 and 2.")
 
 
+def check_arrival(rng: Randomness, models: int) -> None:
+    """`arrival(rates)` is a sum of independent exponential times: of one, and of two."""
+    rng = copy.deepcopy(rng)
+    one, two = (torch.tensor([rng.arrival(rates) for _ in range(_DRAWS)]) for rates in ((2.0,), (2.0, 0.5)))
+    for time in (0.0, 0.01, 0.3, 2.0, 8.0):
+        first, second = math.exp(-2.0 * time), math.exp(-0.5 * time)
+        _count(f"arrival([2]) > {time}", int((one > time).sum()), first, _DRAWS)
+        both = (4 * second - first) / 3
+        _count(f"arrival([2, 0.5]) > {time}", int((two > time).sum()), both, _DRAWS)
+
+
 def check_edges(rng: UniformRandomness, models: int) -> None:
     """At the ends of the unit interval nothing of weight 0 is drawn, and no other token is favoured."""
     for u in (0.0, _TOP):
         fixed = _At(rng, u)
+        if not 0 < fixed.arrival([1.0]) < math.inf:
+            raise LawBroken(f"With the uniform {u!r}, arrival([1]) is {fixed.arrival([1.0])}.")
         if fixed.accept(0.0) or not fixed.accept(1.0):
             raise LawBroken(
                 f"With the uniform {u!r}, accept(0) is {fixed.accept(0.0)} and accept(1) "
@@ -141,6 +155,9 @@ class _At(UniformRandomness):
 
     def choose(self, p: Tensor) -> int:
         return type(self.rng).choose(self, p)
+
+    def arrival(self, rates: Sequence[float]) -> float:
+        return type(self.rng).arrival(self, rates)
 
 
 def _counts(what: str, drawn: Tensor, weights: Tensor) -> None:

@@ -86,6 +86,8 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
             yield f"deep-{law.__name__}", partial(check_deep, verifier, law)
             yield f"wide-{law.__name__}", partial(check_wide, verifier, law)
             yield f"arithmetic-{law.__name__}", partial(check_arithmetic, verifier, law)
+            if verifier.branches and not verifier.adaptive and not _may_repeat(law):
+                yield f"siblings-{law.__name__}", partial(check_siblings, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "together", partial(check_together, verifier)
@@ -153,6 +155,16 @@ def _may_repeat(law: type[Proposal]) -> bool:
     drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=CounterRandomness.seeded(0))
     first = drawn.tokens[0]
     return float(drawn.proposal.conditional(1, [first])[first]) > 0
+
+
+def check_siblings(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out where the draft has more tokens than the three that are drawn.
+
+    A verifier that looks at all siblings at once has a law of its own there. Where it draws a time, all times
+    of a grid are visited.
+    """
+    (toys,) = served_models(verifier, [narrow_models(7, (4,), vocab_size=4, target_support=2)])
+    prove_round(verifier, BRANCHING["three"], law, toys)
 
 
 def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
+import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, float64, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.vocabulary import checked_total, total
+from draftwood.strategies.verifiers.vocabulary import Tokens, checked_total, gathered, put, total
 
 
 class TriedLaw(Protocol):
@@ -102,6 +104,14 @@ class Residual:
         left = candidate.law.rejected(self.weights, self.scale)
         scale = float(left.sum()) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
+        if scale > 0:
+            self.weights, self.scale = left, scale
+
+    def give(self, tokens: Tokens, flows: NDArray[np.float64]) -> None:
+        """`tokens` `[n]` have had `flows` `[n]` of what is left, and all children failed."""
+        left = self.weights.clone()
+        put(left, tokens, np.maximum(gathered(left, tokens) - self.scale * flows, 0))
+        scale = float(left.sum()) + self.deficit
         if scale > 0:
             self.weights, self.scale = left, scale
 

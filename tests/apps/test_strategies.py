@@ -102,6 +102,7 @@ def test_laws_that_depend_on_an_option_are_found():
     found = of_kind("policies")
     assert found["dyspec"].laws == ("WithoutReplacement", "Deterministic")
     assert set(found["chain"].laws) == {
+        "FixedTimeSet",
         "Deterministic",
         "WithReplacement",
         "WithoutReplacement",

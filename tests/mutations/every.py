@@ -14,6 +14,7 @@ from tests.mutations import (
     decoding_mistakes,
     drafters,
     policy_mistakes,
+    race_mistakes,
     second_reader,
     verifier_mistakes,
 )
@@ -46,6 +47,7 @@ EVERY: list[Mistake] = [
     *(mistake for one in MUTATIONS if one.name not in _LATER and (mistake := _of_mutation(one)) is not None),
     *policy_mistakes.MISTAKES,
     *verifier_mistakes.MISTAKES,
+    *race_mistakes.MISTAKES,
     *decoding_mistakes.MISTAKES,
     *backends.MISTAKES,
     *drafters.MISTAKES,

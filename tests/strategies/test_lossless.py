@@ -22,6 +22,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import (
     BudgetExceeded,
@@ -147,6 +148,7 @@ def test_a_draft_distribution_that_is_none_is_refused(p, message):
         RecursiveRejection(),
         ClassOrderedRejection(),
         ClassOrderedTraversal(),
+        RaceTraversal(),
     ],
     ids=str,
 )

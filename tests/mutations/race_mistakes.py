@@ -1,0 +1,132 @@
+"""Mistakes in the verifier that judges all siblings of a node as one set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from draftwood import Proposal, Randomness, WithoutReplacement
+from draftwood.strategies.verifiers import race_order as production
+from draftwood.strategies.verifiers.race_flows import Floats, SetLaw
+from draftwood.strategies.verifiers.race_order import RaceOrder, race_order
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
+from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingOrder
+from tests.mutations.mistake import Mistake
+
+_candidates = RaceOrder._candidates
+
+
+def _wanted_first(self: RaceOrder, target: Floats) -> list[Candidate]:
+    """The siblings by the target's wish, with the allowances of their places in another order."""
+    return sorted(_candidates(self, target), key=lambda one: float(target[one.token]))
+
+
+def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None:
+    """Ranks the tokens by a target in which the first drawn sibling counts twice."""
+    if self._flows is None and self.law is not None:
+        share = self.law.share.copy()
+        share[self.tokens[0]] /= 2
+        self.law = attrs.evolve(self.law, share=share)
+    return _next(self, residual)
+
+
+_next = RaceOrder.next
+
+
+def _masses_of_the_likely(draft: Floats, tokens: Sequence[int]) -> list[float]:
+    """What the draft holds before each of its likeliest tokens, whichever were drawn."""
+    return _masses(draft, np.argsort(-draft)[: len(tokens)].tolist())
+
+
+_masses = production.masses_left
+
+
+def _without_a_mark(cls: type[SetLaw], draft: Floats, count: int, time: float) -> SetLaw:
+    return SetLaw.of_odds(np.expm1(np.minimum(draft * time, 36.0)), count)
+
+
+def _pair_without_a_mark(cls: type[SetLaw], draft: Floats) -> SetLaw:
+    return SetLaw.of_odds(draft, 2)
+
+
+class Drawn(RaceTraversal):
+    """Serves the one law in which there is a time, so that its checks are few."""
+
+    laws = frozenset({WithoutReplacement})
+
+
+class DropsTheUnlikely(Drawn):
+    """Leaves out a sibling of little draft probability, and takes the others for all that were drawn."""
+
+    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+        assert isinstance(proposal, WithoutReplacement)
+        kept = len(tokens)
+        while kept > 1 and float(proposal.p[tokens[kept - 1]]) < 0.3:
+            kept -= 1
+        return race_order(tokens[:kept], proposal, rng)
+
+
+class RaceByWord(Drawn):
+    """Says that it holds on adaptive trees."""
+
+    adaptive = True  # type: ignore[assignment]
+
+
+def _race(name: str, story: str, owner: Any, attribute: str, wrong: Any) -> Mistake:
+    return Mistake(name, story, "verifier", Drawn, patches=[(owner, attribute, wrong)])
+
+
+MISTAKES = [
+    _race(
+        "siblings tried by the target's wish, by the allowances of a race",
+        "the order must look at no drawn token",
+        RaceOrder,
+        "_candidates",
+        _wanted_first,
+    ),
+    _race(
+        "a race ranked by what was drawn",
+        "the order must look at no drawn token",
+        RaceOrder,
+        "next",
+        _order_by_the_first,
+    ),
+    _race(
+        "a clock that does not know the drawn tokens",
+        "the time's law depends on the masses that they left",
+        production,
+        "masses_left",
+        _masses_of_the_likely,
+    ),
+    _race(
+        "the mark of the next token forgotten",
+        "given the time, the set's law has one more factor",
+        SetLaw,
+        "at_arrival",
+        classmethod(_without_a_mark),
+    ),
+    _race(
+        "the mark of a pair forgotten",
+        "D(a) D(b) is the law of two draws with replacement that differ",
+        SetLaw,
+        "of_pair",
+        classmethod(_pair_without_a_mark),
+    ),
+    Mistake(
+        "a sibling dropped after it was drawn, by the verifier",
+        "unlikely ones are seldom accepted",
+        "verifier",
+        Drawn,
+        DropsTheUnlikely,
+    ),
+    Mistake(
+        "race verification said to hold on adaptive trees",
+        "it looks at all siblings at once",
+        "verifier",
+        Drawn,
+        RaceByWord,
+    ),
+]
