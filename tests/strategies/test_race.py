@@ -151,7 +151,7 @@ def test_another_order_loses_much_more(wrong, monkeypatch):
     """Any order is lossless, so that it is the right one shows in what is accepted alone."""
     ranks = {"drawn order": lambda key, kind: np.arange(len(key)), "the served first": None}[wrong]
     sort = np.argsort
-    monkeypatch.setattr(race_flows.np, "argsort", lambda key, kind: ranks(key, kind) if ranks else sort(-key))
+    monkeypatch.setattr(np, "argsort", lambda key, kind: ranks(key, kind) if ranks else sort(-key))
     assert np.mean(losses("arrival")) >= 0.01
 
 
@@ -222,9 +222,9 @@ def test_every_check_of_a_policy_that_draws_sets_passes():
 @settings(max_examples=30, deadline=None)
 def test_a_set_has_the_product_of_its_odds_in_any_order(node, count):
     p = torch.from_numpy(node[0])
-    law = {}
-    for weight, tokens in enumerate_outcomes(lambda rng: FixedTimeSet.draw(p, count=count, rng=rng).tokens):
-        law[tuple(tokens)] = law.get(tuple(tokens), 0.0) + weight
+    law: dict[tuple[int, ...], float] = {}
+    for weight, drawn in enumerate_outcomes(lambda rng: FixedTimeSet.draw(p, count=count, rng=rng).tokens):
+        law[tuple(drawn)] = law.get(tuple(drawn), 0.0) + weight
     count = min(count, len(p))
     odds = FixedTimeSet(p, count).odds
     sets = chances(SetLaw.of_odds(odds, count))
