@@ -107,6 +107,7 @@ class LongRopeBackend(StateBackend):
         self.vocab_size, self.weight_bytes = inner.vocab_size, inner.weight_bytes
         self.eos_token_ids, self.pad_token_id = inner.eos_token_ids, inner.pad_token_id
         self.skippable_layers, self.hidden_size = inner.skippable_layers, inner.hidden_size
+        self.gives_first_logits = inner.gives_first_logits
         self._rows: list[_LongRopeRow] = []
         # The rows of either, in its order.
         self._in_short: list[_LongRopeRow] = []
@@ -123,14 +124,24 @@ class LongRopeBackend(StateBackend):
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """As `ModelBackend`'s; a text beyond the switch is rotated as such from its beginning."""
+        self._begin(rows, lambda backend, texts: backend.prefill(texts))
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `prefill`, and the logits behind every row's last token; a row has one at least."""
+        parts: list[Tensor] = []
+        order = self._begin(rows, lambda backend, texts: parts.append(backend.first_logits(texts)))
+        return torch.cat(parts)[order]
+
+    def _begin(self, rows: Sequence[Tensor], read: Callable[[StateBackend, list[Tensor]], None]) -> list[int]:
+        """Let each backend `read` its rows; the place of every row, short ones counted before long ones."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         new = [_LongRopeRow(len(text), text) for text in texts]
         short = [row for row in new if row.length <= self._switch]
         long = [row for row in new if row.length > self._switch]
         have = len(self._in_short)
-        self._short.prefill([row.prompt for row in short])
+        read(self._short, [row.prompt for row in short])
         try:
-            self._long.prefill([row.prompt for row in long])
+            read(self._long, [row.prompt for row in long])
         except BaseException:
             self._short.release(range(have, have + len(short)))
             raise
@@ -138,6 +149,8 @@ class LongRopeBackend(StateBackend):
         self._in_short += short
         self._in_long += long
         self._calls = [_padded(call, len(self._rows)) for call in self._calls]
+        places = {id(row): place for place, row in enumerate([*short, *long])}
+        return [places[id(row)] for row in new]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""

@@ -122,9 +122,7 @@ class PackedBackend(ModelBackend):
         Raises:
             InvalidInput: a row without tokens.
         """
-        empty = next((index for index, row in enumerate(rows) if not len(row)), None)
-        if empty is not None:
-            raise InvalidInput(f"Row {empty} has no token, so no logits either; prefill() takes it.")
+        validation.check_filled(rows)
         return self._join(rows, scored=True)
 
     def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:

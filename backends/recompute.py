@@ -33,6 +33,7 @@ class RecomputingBackend(StateBackend):
         self.weight_bytes, self.hidden_size = backend.weight_bytes, backend.hidden_size
         self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id
         self.skippable_layers, self.feature_layers = backend.skippable_layers, backend.feature_layers
+        self.gives_first_logits = backend.gives_first_logits
         # Of every row, its uncommitted nodes.
         self._tokens: list[list[int]] = []
         self._parents: list[list[int]] = []
@@ -48,8 +49,17 @@ class RecomputingBackend(StateBackend):
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """As `PackedBackend.prefill`; rows may join while others hold uncommitted nodes."""
         self.backend.prefill(rows)
-        self._tokens += [[] for _ in rows]
-        self._parents += [[] for _ in rows]
+        self._joined(len(rows))
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `PackedBackend.first_logits`."""
+        logits = self.backend.first_logits(rows)
+        self._joined(len(rows))
+        return logits
+
+    def _joined(self, rows: int) -> None:
+        self._tokens += [[] for _ in range(rows)]
+        self._parents += [[] for _ in range(rows)]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""

@@ -75,6 +75,8 @@ class UnrolledBackend(ModelBackend):
     sees it.
     """
 
+    gives_first_logits = True
+
     def __init__(self, model: Any, *, chunk: int = 512) -> None:
         """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
@@ -99,6 +101,17 @@ class UnrolledBackend(ModelBackend):
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         with guarded_pass(len(self._rows) + len(texts)):
             self._rows += [self._advance(UnrolledRow(), text) for text in texts]
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `prefill`, errors too, and the logits behind every row's last token; a row has one at least."""
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        validation.check_filled(texts)
+        with guarded_pass(len(self._rows) + len(texts)):
+            new = [self._read(UnrolledRow(), text, prompt=len(text)) for text in texts]
+            logits = [last for _, last in new]
+            stacked = torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
+        self._rows += [row for row, _ in new]
+        return stacked
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up."""
@@ -192,11 +205,15 @@ class UnrolledBackend(ModelBackend):
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
             return UnrolledRow(row.cache, row.length, features=row.features)
+        return self._read(row, tokens, prompt=len(tokens) + 1)[0]
+
+    def _read(self, row: UnrolledRow, tokens: Tensor, *, prompt: int) -> tuple[UnrolledRow, Tensor]:
+        """`row` after `tokens`, and logits `[vocab]` behind them; a fresh row keeps `prompt` as a length."""
         fresh = row.cache is None and not row.length
-        cache = self._new_cache(prompt=len(tokens) + 1) if fresh else self._copied(row.cache, copies=1)
+        cache = self._new_cache(prompt=prompt) if fresh else self._copied(row.cache, copies=1)
         length, features = row.length, row.features
         for chunk in tokens.split(self.chunk):
-            self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
+            logits = self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
             length += len(chunk)
             if self._reader is not None:
                 features = self._reader.trimmed([*features, self._pass_features[0]])
@@ -205,7 +222,7 @@ class UnrolledBackend(ModelBackend):
                 f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
                 "token; use a model with one."
             )
-        return UnrolledRow(cache, length, features=features)
+        return UnrolledRow(cache, length, features=features), logits[0, -1].clone()
 
     def _new_cache(self, *, prompt: int) -> Cache:
         """An empty cache for a text whose prompt has so many tokens, the first root among them."""

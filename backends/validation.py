@@ -28,6 +28,13 @@ def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[
     return texts
 
 
+def check_filled(rows: Sequence[Tensor]) -> None:
+    """Refuse rows without tokens, of which no logits can be asked."""
+    empty = next((index for index, row in enumerate(rows) if not len(row)), None)
+    if empty is not None:
+        raise InvalidInput(f"Row {empty} has no token, so no logits either; prefill() takes it.")
+
+
 def as_nodes(
     tokens: Tensor, parents: Tensor, counts: Sequence[int] | None, *, have: Sequence[int], vocab: int
 ) -> tuple[Tensor, Tensor, list[int]]:

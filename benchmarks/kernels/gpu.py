@@ -92,8 +92,9 @@ def gpu(
     ),
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Small, on the CPU: do they run?")] = False,
 ) -> None:
-    """Kernels, captured rounds at the shapes of a 7B target, rounds at real vocabularies, streamed weights.
+    """Everything that needs a GPU, into one folder.
 
+    Kernels, captured rounds at the shapes of a 7B target, rounds at real vocabularies, streamed weights.
     Takes under ten minutes, and each part has a limit of its own. summary.json says what ran and how it
     ended; the other files are what the parts printed.
 

@@ -45,7 +45,7 @@ def offloaded(
     context: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 128,
     repetitions: Annotated[int, typer.Option(help="Timed passes of each.", min=2)] = 3,
 ) -> None:
-    """Milliseconds of a pass with resident weights, and with weights that accelerate streams layer by layer.
+    """Milliseconds of a pass with weights that are there, and with weights that are streamed.
 
     \b
     Examples:

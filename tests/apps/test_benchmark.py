@@ -67,9 +67,19 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     help_text = measure("--help").stdout
     times, research = help_text.split("Times of kernels and passes")[1].split("Research questions")
     assert {line.split()[1] for line in times.splitlines() if line.startswith("│")} == {
-        *("captured", "kernels", "packed", "prefix-cost", "round", "speed"),
+        *(
+            "captured",
+            "first-token",
+            "gpu",
+            "kernels",
+            "offloaded",
+            "packed",
+            "prefix-cost",
+            "round",
+            "speed",
+        ),
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
         *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
-        *("optimum", "recipes", "verifiers"),
+        *("level", "optimum", "recipes", "verifiers"),
     }

@@ -36,8 +36,9 @@ class Timed:
     def write(self, prompt, tokens, seed) -> Text:
         text = self.writes.write(prompt, tokens, seed)
         drafting = self.draft * (text.draft_calls or 0)
-        spent = {"target_seconds": 1.0 * text.rounds, "draft_seconds": drafting, "prefill_seconds": 0.0}
-        return attrs.evolve(text, seconds=text.rounds + drafting, **spent)
+        prefill = 1.0 * (text.prefill_tokens > 0)
+        spent = {"target_seconds": 1.0 * text.rounds, "draft_seconds": drafting, "prefill_seconds": prefill}
+        return attrs.evolve(text, seconds=text.rounds + drafting + prefill, **spent)
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +166,14 @@ def test_a_draft_as_slow_as_its_target_is_left_out(draftwood, ordinary):
     result = draftwood("generate", "--tuned", file, "--prompt", PROMPT, "--max-new-tokens", 8, "--json")
     assert "nothing is drafted" in result.stderr
     statistics = json.loads(result.stdout)["statistics"]
-    assert statistics["target_calls"] == statistics["new_tokens"] == 8
+    assert statistics["target_calls"] + 1 == statistics["new_tokens"] == 8
     assert statistics["draft_calls"] == 0
 
     decoder = known.decoder(zoo.path("llama-draft"))
     prompt = zoo.tokenizer()(PROMPT)["input_ids"]
     found: Any = decoder.generate([prompt], max_new_tokens=8, return_dict_in_generate=True)
     assert found.tokens[0] == json.loads(result.stdout)["tokens"]
-    assert found.statistics.target_calls == 8
+    assert found.statistics.target_calls == 7
 
 
 def test_above_temperature_0_with_a_drafter_that_is_no_model(tuned_at, draftwood):

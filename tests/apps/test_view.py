@@ -212,7 +212,7 @@ def change(value, *keys):
     return apply
 
 
-ROW = ("rounds", 0, "rows", 0)
+ROW = ("rounds", 1, "rows", 0)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ ROW = ("rounds", 0, "rows", 0)
     [
         (change(1, "version"), f"is a trace of version 1, and this draftwood reads versions 2 and {VERSION}"),
         (change("other", "format"), "is no trace"),
-        (change(7, *ROW, "row"), "rounds[0].rows[0].row of .* is 7, and there are 2 rows"),
+        (change(7, *ROW, "row"), "rounds[1].rows[0].row of .* is 7, and there are 2 rows"),
         (change([], *ROW, "outcome", "path"), "outcome of .* has an empty path"),
         (change([0, 99], *ROW, "outcome", "path"), "path[1] of .* is 99, and the path goes"),
         (change([1], *ROW, "outcome", "path"), "path[0] of .* is 1, and the path goes"),

@@ -33,6 +33,7 @@ class Naive(StateBackend):
     """Keeps lists of tokens, and asks for the logits of every node's whole text."""
 
     vocab_size, max_length, weight_bytes = VOCAB, None, 0
+    gives_first_logits = True
 
     def __init__(self, logits_after: Any) -> None:
         self.logits_after = logits_after
@@ -46,6 +47,10 @@ class Naive(StateBackend):
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self.texts += [row.tolist() for row in rows]
         self.nodes += [[] for _ in rows]
+
+    def first_logits(self, rows: Sequence[Tensor]) -> Tensor:
+        self.prefill(rows)
+        return torch.stack([self.logits_after(row.tolist()) for row in rows])
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         kept = [row for row in range(len(self.texts)) if rows is not None and row not in rows]
