@@ -72,7 +72,7 @@ class FixedTimeSet(Proposal):
             InvalidDistribution: `p` is none.
         """
         check_distribution(self.p, "The draft distribution of FixedTimeSet")
-        p = self.p.double().numpy(force=True)
+        p = self.p.double().cpu().numpy()
         if self.count >= (p > 0).sum():
             return (p > 0).astype(np.float64)
         odds = np.expm1(np.minimum(p * time_of(p, self.count), LATEST))

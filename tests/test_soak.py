@@ -29,7 +29,7 @@ def survived(result):
 
 
 def test_faults_in_calls_of_all_kinds():
-    result = faults(48, per_subject=8)
+    result = faults(120, per_subject=8)
     survived(result)
     parts = {kind.split()[1].split(".")[0] for kind in result.attempts}
     assert {"target", "draft", "drafter", "policy", "verifier", "of"} <= parts

@@ -47,12 +47,18 @@ def assert_shown(shown: list[str], output: str) -> None:
 
     The rules of a table are as long as its figures.
     """
-    pattern = ""
+    printed = [re.sub("─+", "─", line) for line in output.splitlines()]
+    # The numbers of printed lines that the lines shown so far may end before.
+    reached = {0}
     for line in shown:
-        parts = (" +".join(map(re.escape, part.split())) for part in line.split("..."))
-        pattern += r"(?:.*\n)*?" if line == "..." else " *" + r".*\S.*".join(parts) + r" *\n"
-    pattern = re.sub("─+", "─+", pattern)
-    assert re.fullmatch(pattern, output), f"printed is not (any more) what is shown:\n{output}"
+        if line == "...":
+            reached = set(range(min(reached, default=len(printed) + 1), len(printed) + 1))
+            continue
+        parts = (" +".join(map(re.escape, part.split())) for part in re.sub("─+", "─", line).split("..."))
+        pattern = re.compile(" *" + r".*\S.*".join(parts) + " *")
+        reached = {at + 1 for at in reached if at < len(printed) and pattern.fullmatch(printed[at])}
+        assert reached, f"{line!r} is not printed (any more) where it is shown:\n{output}"
+    assert len(printed) in reached, f"more is printed than is shown:\n{output}"
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class RaceOrder(SiblingOrder):
 
     def next(self, residual: Residual) -> Candidate | None:
         if self._flows is None:
-            target = residual.weights.double().numpy(force=True) / residual.scale
+            target = residual.weights.double().cpu().numpy() / residual.scale
             if self.law is None:
                 self._flows = flows_of_all(np.flatnonzero(self.odds), target)
             else:
@@ -90,7 +90,7 @@ def race_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Si
     match proposal:
         case WithoutReplacement() if len(tokens) > 1:
             checked_total(proposal.p, "The draft distribution of WithoutReplacement")
-            odds = proposal.p.double().numpy(force=True)
+            odds = proposal.p.double().cpu().numpy()
             odds = odds / odds.sum()
         case FixedTimeSet() if len(tokens) == proposal.count:
             odds = proposal.odds

@@ -44,7 +44,7 @@ def above(weights: Float[Tensor, " vocab"], bound: float) -> Tokens:
     """The tokens whose weights exceed `bound`, in order."""
     array = _array(weights)
     if array is None:
-        return np.asarray((weights > bound).nonzero().flatten().numpy(force=True))
+        return np.asarray((weights > bound).nonzero().flatten().cpu().numpy())
     return np.flatnonzero(array > bound)
 
 
@@ -53,7 +53,7 @@ def gathered(weights: Float[Tensor, " vocab"], tokens: Tokens) -> NDArray[np.flo
     array = _array(weights)
     if array is None:
         index = torch.from_numpy(tokens).to(weights.device)
-        return np.asarray(weights[index].double().numpy(force=True))
+        return np.asarray(weights[index].double().cpu().numpy())
     return array[tokens].astype(np.float64)
 
 

@@ -57,4 +57,8 @@ EVERY: list[Mistake] = [
 
 def known_checks(mistake: Mistake) -> Mapping[str, object]:
     """The checks of the mistake's part, by name."""
-    return dict(decoding_checks() if mistake.part == "decoding" else checks_for(mistake.right()))
+    if mistake.part == "decoding":
+        return dict(decoding_checks())
+    # A mistake may promise more, and so be asked more.
+    makes = [mistake.right, *([mistake.wrong] if mistake.wrong else [])]
+    return {name: check for make in makes for name, check in checks_for(make())}

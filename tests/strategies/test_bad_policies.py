@@ -9,12 +9,14 @@ import torch
 from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement, registry
 from draftwood.compatibility import registered_laws
 from draftwood.errors import DraftwoodError
+from draftwood.set_laws import FixedTimeSet
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
@@ -104,7 +106,9 @@ def test_a_drafter_with_nothing_to_propose_leaves_a_bare_root(policy):
 def test_a_tree_beyond_the_context_is_cut_and_the_text_ends_there(policy):
     target, draft = ToyModel(5, seed=1), ToyModel(5, seed=1, order=2, sharpness=1.0)
     drafter = toy_drafter(policy, draft, ToyModel(5, seed=1, order=3))
-    decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, Greedy())
+    # Greedy verification goes by a law for one sibling at a time.
+    verifier = RaceTraversal() if getattr(policy, "law", None) is FixedTimeSet else Greedy()
+    decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, verifier)
     out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
     text = [1, 2, 3]
     for token in out.tokens[0]:
