@@ -29,7 +29,7 @@ def laws_of(verifier: Verifier) -> list[type[Proposal]]:
     """The laws to try `verifier` with, by class name: those it names; all known ones if it serves any."""
     known = {*verifier.laws, *(law for law in registered_laws() if serves(verifier, law))}
     named = known if Proposal in verifier.laws else verifier.laws
-    return sorted(named - {Proposal}, key=lambda law: law.__name__)
+    return sorted({*named} - {Proposal}, key=lambda law: law.__name__)
 
 
 def serves(verifier: Verifier, law: type[Proposal]) -> bool:

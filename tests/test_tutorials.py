@@ -58,7 +58,7 @@ def assert_shown(shown: list[str], output: str) -> None:
         pattern = re.compile(" *" + r".*\S.*".join(parts) + " *")
         reached = {at + 1 for at in reached if at < len(printed) and pattern.fullmatch(printed[at])}
         assert reached, f"{line!r} is not printed (any more) where it is shown:\n{output}"
-    assert len(printed) in reached, f"more is printed than is shown:\n{output}"
+    assert len(printed) in reached, f"what is shown is not all that is printed:\n{output}"
 
 
 @pytest.fixture
