@@ -25,7 +25,7 @@ from draftwood import (
 from draftwood.randomness import UniformRandomness
 from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.strategies.policies.level_draws import Numbers, draw_level, drawn_at_once
+from draftwood.strategies.policies.level_draws import Numbers, Values, draw_level, drawn_at_once
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape
 
 
@@ -37,10 +37,16 @@ class StaticTree(SingleLawPolicy):
     skips ranks leaves those tokens out. With the drawn laws a node gets as many children as the shape has
     there, in drawn order. Where a token has no probability, the child and what hangs below it are missing.
 
+    With `sort` the ranks of drawn siblings go by the draft's probability of their tokens, so that a shape
+    can give the likeliest of them the largest subtree. All siblings of a node are drawn before that, so
+    their tokens decide which of them gets which children, and never which of them there are.
+
     Attributes:
         shape: a name in `SHAPES`, the nodes' rank paths such as `((0,), (1,), (0, 0))`, or the nodes' parents
             such as `(-1, 0, 0, 1)`.
         law: how children are drawn.
+        sort: whether a drawn child's rank is that of its probability among its siblings, the first drawn
+            standing first where two are equal; else it is its place in drawn order.
 
     Source: Medusa, section 2.3.3 (arXiv 2401.10774), with law `"top-k"`; STree, section 5.3
     (arXiv 2505.14969).
@@ -48,6 +54,7 @@ class StaticTree(SingleLawPolicy):
 
     shape: Shape = attrs.field(default="stree-a", converter=as_shape)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
+    sort: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     source = "Medusa, section 2.3.3; STree, section 5.3"
 
     @property
@@ -63,8 +70,9 @@ class StaticTree(SingleLawPolicy):
             below: dict[RankPath, int] = {}
             for (path, node), children in zip(level.items(), drawn, strict=True):
                 nodes = tree.add_children(node, children.tokens, children.proposal)
+                numbers = self._order(children.chances[: len(nodes)])
                 # What is missing is missing at the end, whatever the law.
-                below |= {(*path, rank): child for rank, child in zip(ranks[path], nodes, strict=False)}
+                below |= {(*path, ranks[path][i]): child for i, child in zip(numbers, nodes, strict=True)}
             level = below
         return tree.finish()
 
@@ -82,7 +90,7 @@ class StaticTree(SingleLawPolicy):
             wanted = (ranks >= 0).sum(1)[where]
             if self.law is Deterministic:
                 wanted = np.where(wanted > 0, ranks.max(1)[where] + 1, 0)
-            tokens, _ = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
+            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
             if self.law is Deterministic:
                 picked = np.take_along_axis(tokens, np.maximum(ranks[where], 0), 2)
                 tokens = np.where(ranks[where] >= 0, picked, -1)
@@ -92,12 +100,19 @@ class StaticTree(SingleLawPolicy):
                 tokens.reshape(len(roots), -1),
                 tokens.reshape(len(roots), -1) >= 0,
             )
-            place = below[where][:, :, :most].reshape(new.shape)
+            place = below[where][:, :, :most]
+            if self.sort:
+                place = np.take_along_axis(place, _by_chance(chances), 2)
+            place = place.reshape(new.shape)
             goes_on = (new >= 0) & (place >= 0)
             level, where = Level(aligned(new, goes_on)), aligned(place, goes_on, none=0)
             if level.empty:
                 break
         return trees.finish(self.law)
+
+    def _order(self, chances: Sequence[float]) -> list[int]:
+        """For every child as drawn, the number of its rank among those of the shape."""
+        return _by_chance(np.array(chances)).tolist() if self.sort else list(range(len(chances)))
 
     def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
         """Children of these `ranks`, a list for every node of a level."""
@@ -118,6 +133,11 @@ def _picked(likely: DrawnChildren, ranks: Sequence[int], p: Tensor) -> DrawnChil
     tokens = [likely.tokens[rank] for rank in kept]
     law = Deterministic(tokens, p.shape[-1], p.dtype, p.device)
     return DrawnChildren(tokens, [likely.chances[rank] for rank in kept], law)
+
+
+def _by_chance(chances: Values) -> Numbers:
+    """The rank of every sibling by its draft probability, the likeliest first, `[..., siblings]`."""
+    return np.argsort(np.argsort(-chances, axis=-1, kind="stable"), axis=-1)
 
 
 @lru_cache

@@ -36,6 +36,8 @@ SAMPLED: list[TreePolicy] = [
     FixedTree(3, (4, 1, 2), 256, threshold=0.1),
     StaticTree("stree-a"),
     StaticTree([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)]),
+    StaticTree("stree-b", sort=True),
+    StaticTree([(0,), (1,), (2,), (0, 0), (2, 0), (0, 0, 0), (0, 0, 1)], sort=True),
     Sequoia(12),
     LayeredDySpec(14),
     LayeredDySpec(9, depth=3, threshold=0.05),

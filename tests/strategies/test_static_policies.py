@@ -14,7 +14,10 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.shapes import SHAPES, as_shape
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import (
     ToyBackend,
     ToyModel,
@@ -107,9 +110,27 @@ def test_paths_are_independent_texts_of_the_draft():
     assert law == pytest.approx({(a, b): chance(a) * chance(b) for a in texts for b in texts}, abs=1e-14)
 
 
+@given(shapes(), seeds, st.sampled_from(["without-replacement", "with-replacement"]))
+def test_sorted_siblings_have_the_subtrees_of_their_ranks_by_probability(shape, seed, law):
+    shape = as_shape(shape)
+    model = ToyModel(4, seed=seed)
+    tree = grow(StaticTree(shape, law, sort=True), model, seed=seed)
+    below: dict[int, Any] = {0: ()}  # the place in the shape of every node
+    for node, text in enumerate(texts_of(tree)):
+        children = tree.children(node)
+        ranks = sorted(known[-1] for known in shape if known[:-1] == below[node])
+        assert len(children) == len(ranks)
+        p = model.probs(text)
+        likeliest = sorted(children, key=lambda child: (-float(p[tree.tokens[child]]), child))
+        below |= {child: (*below[node], rank) for child, rank in zip(likeliest, ranks, strict=True)}
+    assert sorted(below.values()) == sorted([(), *shape])
+
+
 SKIPS = ((0,), (2,), (0, 1), (0, 2))
 
 POLICIES = [
+    StaticTree(((0,), (1,), (0, 0)), sort=True),
+    StaticTree(((0,), (1,), (1, 0), (1, 0, 0)), "with-replacement", sort=True),
     *(
         StaticTree(SKIPS, law)
         for law in ("top-k", "without-replacement", "with-replacement", "top-and-sample")
@@ -129,6 +150,14 @@ def test_the_children_follow_their_law_and_keep_the_targets(policy):
         target = ToyModel(3, seed=seed + 7)
         assert_lossless(policy, RecursiveRejection(), target=target, drafter=drafter, rounds=1)
     assert policy.laws <= {type(law) for law in grow(policy, ToyModel(3, seed=1)).proposals.values()}
+
+
+@pytest.mark.parametrize("verifier", [Traversal(), ClassOrderedTraversal(), RaceTraversal()], ids=str)
+def test_subtrees_that_go_by_probability_keep_the_targets_law(verifier):
+    policy = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)), sort=True)
+    for seed in range(3):
+        drafter = ModelDrafter(ToyBackend(ToyModel(3, seed=seed, sparsity=0.1 * seed)))
+        assert_lossless(policy, verifier, target=ToyModel(3, seed=seed + 7), drafter=drafter, rounds=1)
 
 
 @pytest.mark.parametrize(
