@@ -39,6 +39,7 @@ def test_the_examples_of_trees_run(tmp_path):
     assert known["ids"].shape[1] > len(known["inputs"][0])
 
 
+@pytest.mark.thorough  # one of them compiles
 def test_the_examples_of_generate_run():
     text = (DOCS / "generate.md").read_text(encoding="utf-8")
     known: dict[str, object] = {}

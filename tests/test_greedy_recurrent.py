@@ -20,7 +20,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.thorough import marks_unless
 
-FEW = 48
+FEW = 32
 PROMPTS = [row["prompt"] for row in json.loads((Path(__file__).parent / "data" / "prompts.json").read_text())]
 TARGETS = ("mamba2-5m", "bamba-6m")
 DRAFTS = ("llama-draft", "mamba2-draft")
@@ -106,7 +106,7 @@ def test_the_text_itself_drafts(target):
 @pytest.mark.parametrize("draft", TARGETS + DRAFTS)
 def test_recurrent_models_draft_for_a_transformer(draft):
     drafter = ModelDrafter(load(model(draft)))
-    check("llama-7m", drafter, "sampled DySpec", count=3, tokens=48, rows=3)
+    check("llama-7m", drafter, "sampled DySpec", count=3, tokens=FEW, rows=3)
 
 
 @pytest.mark.parametrize("target", TARGETS)

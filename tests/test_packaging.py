@@ -91,21 +91,6 @@ def test_the_simulated_package_tells_the_two_apart(fake_kernels: Path, tmp_path:
         python("from transformers.integrations import hub_kernels", cwd=checkout, path=fake_kernels)
 
 
-def test_transformers_imports_where_no_package_kernels_is_installed() -> None:
-    python(
-        """
-        import importlib.metadata, transformers
-        from transformers.integrations import hub_kernels
-        from transformers.utils import import_utils
-        try:
-            importlib.metadata.version("kernels")
-        except importlib.metadata.PackageNotFoundError:
-            assert not import_utils.is_kernels_available()
-        import draftwood.kernels
-        """
-    )
-
-
 def test_every_layer_is_importable_from_anywhere(tmp_path: Path) -> None:
     names = ", ".join(LAYERS)
     printed = python(f"import {names}\nfor m in ({names}): print(*m.__path__)", cwd=tmp_path)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftwood import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
-TRANSCRIPT = "tutorials/policy.md"  # run as a reader would, by the installed command
+TRANSCRIPT = "tutorials/policy.md"  # `make thorough` runs it as a reader would, by the installed command
 PAGES = (
     "start.md",
     "idea.md",
@@ -114,8 +114,16 @@ def installed(arguments: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout if done.returncode < 2 else done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_runs_from_top_to_bottom(page, folder):
+@pytest.mark.parametrize(
+    ("page", "run"),
+    [
+        *((page, in_this_process) for page in PAGES),
+        pytest.param(TRANSCRIPT, installed, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_page_runs_from_top_to_bottom(page, run, folder, monkeypatch):
+    if page == TRANSCRIPT:
+        monkeypatch.setenv("COLUMNS", "80")  # as wide as what is no terminal
     scope, ran = {"__name__": "tutorial"}, 0
     for language, title, text in blocks(page):
         if language == "toml":
@@ -127,7 +135,7 @@ def test_a_page_runs_from_top_to_bottom(page, folder):
             exec(compile(text, page, "exec"), scope)
         else:
             for arguments, shown, code in commands(text):
-                exit_code, output = (installed if page == TRANSCRIPT else in_this_process)(arguments, folder)
+                exit_code, output = run(arguments, folder)
                 assert exit_code == code, output
                 assert_shown(shown, output)
         ran += 1

@@ -18,6 +18,11 @@ def some_of(names: Iterable[str], some: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=marks_unless(name in some)) for name in known]
 
 
+def every(step: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters, of which all but each `step`-th are for `make thorough`."""
+    return [pytest.param(case, marks=marks_unless(number % step == 0)) for number, case in enumerate(cases)]
+
+
 def checks_but(checks: Any, thorough: Collection[str]) -> pytest.MarkDecorator:
     """What `parametrize_with_checks` gives, with the cases of these ids left to `make thorough`."""
     names, cases = checks.args

@@ -27,14 +27,14 @@ from tests.backends.attention_models import VOCAB, bloom, tiny, words
 from tests.backends.captured_models import Both, as_traced
 from tests.backends.test_architectures import MASKED, pair
 from tests.backends.test_context import phi3
+from tests.thorough import marks_unless
 
 SOME = ("llama", "gemma3")
 """Grouped heads; and windows shorter than the texts, beside layers without."""
 
-CASES = [
-    pytest.param(name, as_traced, id=name, marks=[] if name in SOME else pytest.mark.thorough)
-    for name in MASKED
-] + [pytest.param(name, "compile", id=f"{name}-inductor", marks=pytest.mark.thorough) for name in SOME]
+CASES = [pytest.param(name, as_traced, id=name, marks=marks_unless(name == "llama")) for name in MASKED] + [
+    pytest.param(name, "compile", id=f"{name}-inductor", marks=pytest.mark.thorough) for name in SOME
+]
 
 
 @cache

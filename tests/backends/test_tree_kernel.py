@@ -78,7 +78,7 @@ def logits_of(model: Any, capture: Any = "off") -> torch.Tensor:
     [
         *[(name, "off") for name in MODELS],
         ("three heads a group", as_traced),
-        ("soft-cap, windows", as_traced),
+        pytest.param("soft-cap, windows", as_traced, marks=pytest.mark.thorough),
     ],
 )
 def test_a_model_agrees_with_its_reference_path(

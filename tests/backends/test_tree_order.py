@@ -131,6 +131,7 @@ class Reordered(StateBackendTests):
         monkeypatch.setattr(packed, "REORDER_ABOVE", 1)
 
 
+@pytest.mark.thorough
 class TestWindows(Reordered):
     vocab_size = VOCAB
     examples, steps, longest = 4, 6, 60
