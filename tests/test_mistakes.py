@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -142,3 +143,10 @@ def test_the_report_counts_what_slips_past() -> None:
 def test_every_check_of_the_table_exists() -> None:
     for name, check in CAUGHT.items():
         assert check in known_checks(one(name)), name
+
+
+def test_the_page_has_every_mistake_and_none_slips_past() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    assert "slips past" not in page
+    for mistake in EVERY:
+        assert f"| {mistake.part} | {mistake.name} |" in page, mistake.name
