@@ -23,6 +23,7 @@ from benchmarks.research.half_precision import half_precision
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
 from benchmarks.research.recipes import recipes
+from benchmarks.research.shapes import shapes
 from benchmarks.research.verifiers import verifiers
 from draftwood.apps.cli_errors import with_plain_errors
 
@@ -44,6 +45,7 @@ for measurement in (
     level,
     optimum,
     recipes,
+    shapes,
     verifiers,
 ):
     app.command(rich_help_panel=RESEARCH)(with_plain_errors(measurement))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from draftwood import TokenTree
+from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree, Verifier
 from draftwood.errors import InvalidInput
+from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.shapes import RankPath, Shape
+from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
 
 Chances = NDArray[np.float64]
 
@@ -22,6 +27,15 @@ RANKS = (1, 3)
 
 FEW = 50.0
 """As many parents on a path weigh what was seen at places of all kinds; see `SiblingShares`."""
+
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Siblings of the root's children in the trees that are tried."""
+
+_BELOW = ((1, 2, 4, 1, 3, 6), (1, 1, 2))
+"""Children of the nodes of the next level, in turns, and of all deeper ones."""
+
+_LONGEST = 16
 
 
 def _parents(rank: int) -> int:
@@ -129,6 +143,81 @@ def sibling_ranks(tree: TokenTree) -> list[int]:
             for rank, child in enumerate(order):
                 ranks[child] = rank
     return ranks
+
+
+def probe_shapes(budget: int) -> list[Shape]:
+    """Shapes of up to `budget` nodes with many numbers of siblings at many places; chains stand first."""
+    shapes: list[Shape] = []
+    for chains in (chains for chains in (1, 4) if chains <= budget):
+        length = min(budget // chains, _LONGEST)
+        shapes.append(tuple((rank,) + (0,) * depth for depth in range(length) for rank in range(chains)))
+    for turn, width in enumerate(width for width in WIDTHS if width <= budget):
+        paths: list[RankPath] = [(rank,) for rank in range(width)]
+        for number, path in enumerate(paths):  # which grows
+            counts = _BELOW[0] if len(path) == 1 else _BELOW[1]
+            count = min(counts[(turn + number) % len(counts)], budget - len(paths))
+            paths += [(*path, rank) for rank in range(count)]
+        shapes.append(tuple(paths))
+    return shapes
+
+
+def measured_shares(
+    target: Any,
+    drafter: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    shapes: Iterable[Shape],
+    verifier: TraversalVerifier,
+    sampling: SamplingParams,
+    tokens: int = 32,
+    seed: int = 0,
+    shares: SiblingShares | None = None,
+) -> SiblingShares:
+    """Shares of siblings while the pair writes texts behind `prompts` with sorted trees of every shape.
+
+    Args:
+        target, drafter: as `SpeculativeDecoder` takes them.
+        prompts: of calibration; those of a test are others.
+        shapes: of the trees.
+        verifier: whose chances are measured.
+        sampling: of target and draft.
+        tokens: of a text.
+        seed: of the first prompt's draws; each further prompt has the next.
+        shares: what was measured before, to which this is added.
+    """
+    shares = SiblingShares() if shares is None else shares
+    for shape in shapes:
+        watched = _Watched(verifier, shares)
+        decoder = SpeculativeDecoder(target, drafter, StaticTree(shape, sort=True), watched)
+        for number, prompt in enumerate(prompts):
+            decoder.generate(
+                [prompt],
+                max_new_tokens=tokens,
+                sampling=sampling,
+                draft_sampling=sampling,
+                seed=seed + number,
+            )
+    return shares
+
+
+@attrs.frozen(eq=False)
+class _Watched(Verifier):
+    """Counts the chances in every tree that it judges as `judge` does."""
+
+    judge: TraversalVerifier
+    shares: SiblingShares
+
+    @property
+    def laws(self) -> Any:  # type: ignore[override]
+        return self.judge.laws
+
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.judge.adaptive
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        self.shares.add(tree, path_chances(self.judge, tree, target_probs, rng).tolist())
+        return self.judge.verify(tree, target_probs, rng)
 
 
 def best_sorted_shape(shares: SiblingShares, *, budget: int, depth: int) -> tuple[Shape, float]:

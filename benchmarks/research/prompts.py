@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from benchmarks.research import held_out
 from draftwood.apps.prompts import PROMPTS
 
 
-def prompts_of(data: Path | None, tokenizer: Any, count: int) -> list[list[int]]:
+def prompts_of(
+    data: Path | None, tokenizer: Any, count: int, *, domains: Sequence[str] = held_out.DOMAINS[:3]
+) -> list[list[int]]:
     """The tokens of `count` prompts a domain: held-out ones from `data`, else built-in ones."""
     if data is None:
         return [tokenizer(text)["input_ids"] for texts in PROMPTS.values() for text in texts[:count]]
-    by_domain = held_out.prompts(data, tokenizer, count=count)
+    by_domain = held_out.prompts(data, tokenizer, count=count, domains=domains)
     return [row.tolist() for rows in by_domain.values() for row in rows]

@@ -197,18 +197,11 @@ def calibrate(
 
 def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
     """`prompts` prompts of every domain, and others for calibration."""
-    by_domain = held_out.prompts(
-        data, zoo.tokenizer(), count=prompts + _CALIBRATION, domains=held_out.DOMAINS
-    )
-    every = (prompts + _CALIBRATION) // _CALIBRATION
-    spare = set(range(0, every * _CALIBRATION, every))
-    chosen = {
-        domain: [row.tolist() for index, row in enumerate(rows) if index not in spare]
-        for domain, rows in by_domain.items()
-    }
-    return chosen, [
-        row.tolist() for rows in by_domain.values() for index, row in enumerate(rows) if index in spare
-    ]
+    tokenizer, domains = zoo.tokenizer(), held_out.DOMAINS
+    chosen = held_out.prompts(data, tokenizer, count=prompts, domains=domains)
+    others = held_out.prompts(data, tokenizer, count=_CALIBRATION, domains=domains, calibration=True)
+    by_domain = {domain: [row.tolist() for row in rows] for domain, rows in chosen.items()}
+    return by_domain, [row.tolist() for rows in others.values() for row in rows]
 
 
 def recipes(
