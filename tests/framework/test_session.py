@@ -330,11 +330,12 @@ def test_a_row_that_waits_takes_no_part_in_draft_requests():
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
 def test_a_queue_of_200_real_prompts_is_written_as_each_alone(sampling):
-    target: Any = zoo.load("llama-7m")
+    # A draw falls on the other side of a bound where rounding moves the bound, and how many rows share a pass
+    # decides on that: in float32 it befell one text of the 200.
+    dtype = torch.float32 if sampling is None else torch.float64
+    target, draft = (zoo.load(name).to(dtype) for name in ("llama-7m", "llama-draft"))
     target.generation_config.eos_token_id = None
-    one = SpeculativeDecoder(
-        load(target), load(zoo.load("llama-draft")), LayeredDySpec(16), RecursiveRejection()
-    )
+    one = SpeculativeDecoder(load(target), load(draft), LayeredDySpec(16), RecursiveRejection())
     tokenizer, rng = zoo.tokenizer(), random.Random(3)
     words = ["the", "cat", "ran", "that", "3", "plus", "def", "return", "Question", "Answer", "said", "and"]
     prompts = [tokenizer(" ".join(rng.choices(words, k=rng.randint(2, 60))))["input_ids"] for _ in range(200)]
