@@ -6,6 +6,8 @@ child of the root's first child.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -50,19 +52,21 @@ SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS
 
 
 def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
-    """A shape from its name in `SHAPES`, its nodes' rank paths in any order, or its nodes' parents.
+    """A shape from its name in `SHAPES`, its text, its nodes' rank paths in any order, or its nodes' parents.
 
-    Parents are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its
-    children.
+    Text is what `as_text` gives: numbers of children, node after node, with a slash between levels. Parents
+    are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its children.
 
     Returns:
         The rank paths level by level, siblings by rank.
 
     Raises:
-        InvalidInput: an unknown name, no node, a path twice or without its parent's, a negative rank,
-            or parents out of order.
+        InvalidInput: an unknown name, no node, more numbers than nodes, a path twice or without its parent's,
+            a negative rank, or parents out of order.
     """
     if isinstance(shape, str):
+        if re.fullmatch(r"[\d,/]+", shape):
+            return _of_text(shape)
         if shape not in SHAPES:
             raise InvalidInput(f"There is no tree shape {shape!r}{nearest(shape, SHAPES)}")
         return SHAPES[shape]
@@ -84,6 +88,35 @@ def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
         twice = next(path for path, after in pairwise(ordered) if path == after)
         raise InvalidInput(f"shape has two nodes at {twice}; name every path once.")
     return tuple(ordered)
+
+
+def as_text(shape: Shape) -> str:
+    """Numbers of children, node after node and level by level: `2/1` is a root with two children, of which
+    the first has one. Nodes at the end of a level that have none are left out, as are skipped ranks."""
+    children = Counter(path[:-1] for path in shape)
+    levels, level = list[str](), list[RankPath]([()])
+    while any(path in children for path in level):
+        counts = [children[path] for path in level]
+        while not counts[-1]:
+            counts.pop()
+        levels.append(",".join(map(str, counts)))
+        level = [path for path in shape if len(path) == len(levels)]
+    return "/".join(levels)
+
+
+def _of_text(text: str) -> Shape:
+    levels = [[int(word or -1) for word in level.split(",")] for level in text.split("/")]
+    nodes = 1
+    for counts in levels:
+        if len(counts) > nodes or min(counts) < 0:
+            raise InvalidInput(
+                f"shape {text!r} has the numbers of children {counts} at a level of {nodes} nodes; write one "
+                "number for each, and leave out those at its end that have none."
+            )
+        nodes = sum(counts)
+    if not (shape := _of_levels(levels)):
+        raise InvalidInput(f"shape {text!r} has no node below the root; give at least 1.")
+    return shape
 
 
 def _of_parents(parents: Sequence[int]) -> list[RankPath]:

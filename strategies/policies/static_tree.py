@@ -42,8 +42,8 @@ class StaticTree(SingleLawPolicy):
     their tokens decide which of them gets which children, and never which of them there are.
 
     Attributes:
-        shape: a name in `SHAPES`, the nodes' rank paths such as `((0,), (1,), (0, 0))`, or the nodes' parents
-            such as `(-1, 0, 0, 1)`.
+        shape: a name in `SHAPES`, numbers of children such as `"2/1"`, the nodes' rank paths such as
+            `((0,), (1,), (0, 0))`, or the nodes' parents such as `(-1, 0, 0, 1)`.
         law: how children are drawn.
         sort: whether a drawn child's rank is that of its probability among its siblings, the first drawn
             standing first where two are equal; else it is its place in drawn order.

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draftwood import InvalidInput
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.sequoia import Sequoia
-from draftwood.strategies.policies.shapes import SHAPES, as_shape
+from draftwood.strategies.policies.shapes import SHAPES, as_shape, as_text
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
@@ -76,6 +77,28 @@ def test_parents_and_places_name_one_shape(shape):
     numbers = {index: node for node, index in enumerate(((), *indices))}
     parents = [-1, *(numbers[index[:-1]] for index in indices)]
     assert StaticTree(parents) == StaticTree(shape)
+
+
+@given(shapes(wide=3))
+def test_text_and_places_name_one_shape(shape):
+    indices = as_shape(shape)
+    assume(all(index[-1] == 0 or (*index[:-1], index[-1] - 1) in indices for index in indices))
+    assert as_shape(as_text(indices)) == indices
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2/1,1,1", r"\[1, 1, 1\] at a level of 2 nodes"),
+        ("2/0/1", r"\[1\] at a level of 0 nodes"),
+        ("2,1", r"\[2, 1\] at a level of 1 nodes"),
+        ("2//1", r"\[-1\] at a level of 2 nodes"),
+        ("0", "no node below the root"),
+    ],
+)
+def test_a_text_that_is_no_shape_is_refused(text, reason):
+    with pytest.raises(InvalidInput, match=reason):
+        as_shape(text)
 
 
 def test_the_named_shapes_have_the_published_sizes():
