@@ -108,6 +108,12 @@ class ChildDraws:
         Those that there are stand first; the tokens of the others are -1.
         """
         number, most = 0, int(limits.max(initial=0))
+        if self._blocks is not None:
+            if most > self._uniforms.shape[2]:
+                self._uniforms = self._noise.uniforms(0, most)
+            found = self._blocks.draw_up_to(np.where(self._valid, limits, 0), self._uniforms[..., :most])
+            self.left, self.drawn = self._blocks.left.copy(), limits.copy()
+            return found
         tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
         while (open_ := (limits > number) & (self.left > 0)).any():
             # As many as the node that wants fewest of them still wants.
