@@ -224,9 +224,11 @@ class NodeNoise:
 
     Attributes:
         keys: uint64 `[rows, nodes]`; of a row with fewer nodes the last ones are of no use.
+        first: of each the first numbers that it would give, where they are made already, `[rows, nodes, n]`.
     """
 
     keys: NDArray[np.uint64]
+    first: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, rngs: Sequence[UniformRandomness], counts: Sequence[int]) -> NodeNoise:
@@ -236,8 +238,20 @@ class NodeNoise:
             rng.skip(count)
         return cls(_keys(uniforms))
 
+    @classmethod
+    def ahead_of(cls, rngs: Sequence[UniformRandomness], nodes: int, n: int) -> NodeNoise:
+        """The same of as many nodes in every row, with their first `n` numbers; all stays in the streams."""
+        keys = _keys(ahead_of_rows(rngs, nodes))
+        return cls(keys, _counted(keys, np.zeros(keys.shape, dtype=np.int64), n))
+
+    def of_nodes(self, nodes: slice) -> NodeNoise:
+        """The streams of these nodes alone."""
+        return NodeNoise(self.keys[:, nodes], None if self.first is None else self.first[:, nodes])
+
     def uniforms(self, first: int, n: int) -> NDArray[np.float64]:
         """Numbers `first` to `first + n` of every stream, `[rows, nodes, n]`."""
+        if self.first is not None and first + n <= self.first.shape[2]:
+            return self.first[:, :, first : first + n]
         return _counted(self.keys, np.full(self.keys.shape, first), n)
 
 
