@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, float64, tensor
+from torch import Tensor, float32, float64, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
@@ -42,7 +42,12 @@ class Law(TriedLaw):
     @classmethod
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
         """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
-        rest = whole - float(weights[list(removed)].sum(dtype=float64))
+        gone = float(gathered(weights, np.array(removed)).sum())
+        rest = whole - gone
+        if rest <= whole / 2 and weights.dtype == float32:
+            # A difference of sums in float64 is as precise as numbers in float32 are, if it is not too small.
+            rest = float(weights.sum(dtype=float64)) - gone
+            whole *= 1e-6
         if rest > whole / 2:
             return cls(weights, rest, tuple(removed))
         # Summing the survivors keeps the precision that the difference loses.
@@ -56,7 +61,8 @@ class Law(TriedLaw):
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
         after = left.sub(self.weights, alpha=scale / self.total)
         if self.removed:
-            after[list(self.removed)] = left[list(self.removed)]
+            removed = np.array(self.removed)
+            put(after, removed, gathered(left, removed))
         return after.clamp_(min=0)
 
 
@@ -102,7 +108,7 @@ class Residual:
     def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""
         left = candidate.law.rejected(self.weights, self.scale)
-        scale = float(left.sum()) + self.deficit
+        scale = total(left) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
         if scale > 0:
             self.weights, self.scale = left, scale
