@@ -102,6 +102,22 @@ class ChildDraws:
         self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
         return self._tokens[each], self._chances[each], self._left[each]
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether single draws cost no more than many at once."""
+        return self._blocks is not None
+
+    def next_of(self, row: int, node: int) -> tuple[int, float]:
+        """One more child of one node where draws are made `one_by_one`: its token and weight, -1 and 0 for none."""
+        assert self._blocks is not None
+        number = int(self.drawn[row, node])
+        if number >= self._uniforms.shape[2]:
+            self._uniforms = self._noise.uniforms(0, 2 * number + 1)
+        self.drawn[row, node] = number + 1
+        drawn = self._blocks.draw_one(row, node, float(self._uniforms[row, node, number]))
+        self.left[row, node] = self._blocks.left[row, node]
+        return drawn
+
     def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
 
