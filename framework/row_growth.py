@@ -107,7 +107,7 @@ def aligned(values: NDArray[Number], keep: NDArray[np.bool_], *, none: Any = -1)
 
 
 def widened(values: NDArray[Number], columns: int, none: int = 0) -> NDArray[Number]:
-    """`values` `[rows, m, ...]` with `none` behind them, `[rows, columns, ...]`, in less time than `np.pad`."""
+    """`values` `[rows, m, ...]` with `none` behind them, `[rows, columns, ...]`; quicker than `np.pad`."""
     wide = np.full((len(values), columns, *values.shape[2:]), none, values.dtype)
     wide[:, : values.shape[1]] = values
     return wide

@@ -37,9 +37,11 @@ def _copied(tensors: Sequence[Tensor], first: int) -> tuple[list[Tensor], list[T
     for tensor in tensors:
         flat.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
     # One result to wait for, unless there are several dtypes.
-    read = {dtype: torch.cat(parts).cpu().split([len(part) for part in parts]) for dtype, parts in flat.items()}
-    parts = {dtype: iter(of) for dtype, of in read.items()}
-    copies = [next(parts[tensor.dtype]).view(tensor.shape) for tensor in tensors]
+    read = {
+        dtype: iter(torch.cat(parts).cpu().split([len(part) for part in parts]))
+        for dtype, parts in flat.items()
+    }
+    copies = [next(read[tensor.dtype]).view(tensor.shape) for tensor in tensors]
     return copies[:first], copies[first:]
 
 

@@ -70,8 +70,7 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
     columns = law.at(tokens)
     end = light.of_sets(law.count, columns.beside)
     with np.errstate(over="ignore", divide="ignore"):
-        # Stable, so that equal ranks leave nothing to the sort.
-        order = np.argsort(-wanted / _share(columns, light, law.count), kind="stable")
+        order = _ranked(-wanted / _share(columns, light, law.count))
     columns, wanted, tokens = columns.at(order), wanted[order], tokens[order]
     first = _solved(columns, wanted, end)
     best = Flows(tokens, first.flows, first.allowances)
@@ -119,6 +118,14 @@ def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Tensor]:
         more = np.flatnonzero(heavy > bound)
         tokens, heavy[more] = np.concatenate([tokens, more]), 0
     return tokens, others
+
+
+def _ranked(values: Floats) -> Ints:
+    """The places of `values` in rising order, equal ones as they stand."""
+    order: Ints = np.argsort(values)
+    ranked = values[order]
+    # The plain sort takes a fourth of the time, and leaves open what becomes of equal values.
+    return np.argsort(values, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
 
 
 def _share(law: Columns, light: LightSums, count: int) -> Floats:
@@ -213,9 +220,9 @@ class Tables:
     Attributes:
         law: of the tokens in their order.
         count: K.
-        products: of the odds of sets of m tokens behind place j, each row up to a factor, `[K, n]`.
+        products: of the odds of sets of m < K tokens behind place j, each row up to a factor, `[K, n]`.
         marked: the same with the marks of all tokens behind the place.
-        scales: the logarithms of those factors, `[K]`, of all sets up to the last one of them.
+        scales: the logarithms of those factors, and of the one of K tokens, `[K + 1]`.
         passed: the marks of the tokens before the first place.
         whole: of all sets, over its factor.
     """
@@ -230,7 +237,7 @@ class Tables:
 
     @classmethod
     def of(cls, law: Columns, end: tuple[Floats, Floats]) -> Tables:
-        """`end` has the sums over sets of 0 to K tokens behind the order, as `LightSums.of_sets` gives them."""
+        """`end`: the sums over sets of 0 to K tokens behind the order, as `LightSums.of_sets` gives them."""
         count, n = len(end[0]) - 1, len(law.odds)
         # From the last place to the first, so that sums run on; entry 0 is behind all places.
         back = law.at(slice(None, None, -1))
@@ -261,8 +268,9 @@ class Tables:
                 marked[m] /= most
                 scale += float(np.log(most))
             scales.append(scale)
-        # The places' own rows are those without the entry of the place itself.
-        return cls(law, count, products[:, -2::-1], marked[:, -2::-1], scales, 0.0, float(marked[-1, -1]))
+        # Of every place what lies behind it, the first place first.
+        behind, marked_behind = (np.ascontiguousarray(of[:-1, -2::-1]) for of in (products, marked))
+        return cls(law, count, behind, marked_behind, scales, 0.0, float(marked[-1, -1]))
 
     def behind(self, place: int) -> Tables:
         """Those of the places from this one on."""
@@ -285,35 +293,40 @@ class Tables:
         outside, inside = law.outside, law.inside
         odds = law.odds
         # Sets of k tokens that stand before the place and failed, with no mark before it and with one.
-        found, found_marked, scale = None, None, 0.0
-        passed = self.passed if outside is None else self.passed + _before(outside)
-        total = self.marked[last] + passed * self.products[last]
+        found: Floats | float = 1.0
+        found_marked: Floats | float = 0.0 if outside is None else self.passed + _before(outside)
+        scale = 0.0
+        total = self.marked[last] + found_marked * self.products[last]
         if inside is not None:
             total += inside * self.products[last]
         if self.scales[last] != self.scales[-1]:
             total *= np.exp(self.scales[last] - self.scales[-1])
-        failing = None if allowances is None else odds * (1 - allowances)
-        for k in range(1, self.count if failing is not None else 0):
-            assert failing is not None
-            more = _before(failing if found is None else failing * found)
-            marks = failing * passed if found is None else failing * found_marked
-            if inside is not None:
-                marks += failing * inside if found is None else failing * inside * found
-            if outside is not None:
-                marks += outside * more
-            found, found_marked = more, _before(marks)
-            if not (most := float(found[-1])) > 0:
-                break
-            if not 1e-60 < most < 1e60:
-                found /= most
-                found_marked /= most
-                scale += float(np.log(most))
-            products, marked = self.products[last - k], self.marked[last - k]
-            part = found_marked * products
-            part += found * (marked if inside is None else marked + inside * products)
-            if (factor := scale + self.scales[last - k] - self.scales[-1]) != 0:
-                part *= np.exp(factor)
-            total += part
+        if allowances is not None and len(odds):
+            failing = odds * (1 - allowances)
+            terms, part = np.empty_like(odds), np.empty_like(odds)
+            for k in range(1, self.count):
+                # With the marks first, as they need what was found with one token less.
+                np.multiply(failing, found_marked, out=terms)
+                if inside is not None:
+                    terms += np.multiply(failing, inside * found, out=part)
+                found = _before(failing if k == 1 else np.multiply(failing, found, out=part))
+                if outside is not None:
+                    terms += np.multiply(outside, found, out=part)
+                found_marked = _before(terms)
+                if not (most := float(found[-1])) > 0:
+                    break
+                if not 1e-60 < most < 1e60:
+                    found /= most
+                    found_marked /= most
+                    scale += float(np.log(most))
+                products, marked = self.products[last - k], self.marked[last - k]
+                if inside is not None:
+                    marked = marked + inside * products
+                np.multiply(found_marked, products, out=part)
+                part += np.multiply(found, marked, out=terms)
+                if (factor := scale + self.scales[last - k] - self.scales[-1]) != 0:
+                    part *= np.exp(factor)
+                total += part
         total *= odds
         total /= self.whole
         return total

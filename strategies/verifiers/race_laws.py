@@ -60,7 +60,7 @@ class LightSums:
     outside: float
 
     def of_sets(self, count: int, beside: float) -> tuple[Floats, Floats]:
-        """Over their sets of 0 to `count` tokens: the sums of the products of odds, and the same with the marks.
+        """Over their sets of 0 to `count` tokens: the sums of products of odds, and the same with the marks.
 
         By Newton's identities; the marks go along as derivatives.
         """
@@ -190,9 +190,7 @@ def _exponentials() -> list[list[float]]:
     powers = [one]
     for _ in range(POWERS - 1):
         last = powers[-1]
-        powers.append(
-            [sum(last[i] * one[m - i - 1] for i in range(m)) for m in range(POWERS)]
-        )
+        powers.append([sum(last[i] * one[m - i - 1] for i in range(m)) for m in range(POWERS)])
     return powers
 
 
