@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers import race_flows
 from draftwood.strategies.verifiers.race_flows import flows_of, flows_of_all
 from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair
-from draftwood.strategies.verifiers.race_order import masses_left
+from draftwood.strategies.verifiers.race_order import masses_left, race_order
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
@@ -189,6 +190,49 @@ def test_at_a_real_vocabulary_the_flows_come_near_to_their_cut(spread, count):
     gaps = [gap_to_the_cut(seed, spread, count) for seed in range(8)]
     assert min(gaps) >= -1e-9
     assert np.mean(gaps) <= 0.004
+
+
+def real_node(seed, *, spread=3.0, vocab=32_000, count=8):
+    """The law of `count` siblings and a target at temperature 0.6, float32 `[vocab]`."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread / 0.6 * torch.randn(2, vocab, generator=generator)
+    target, draft = (row.softmax(-1) for row in (logits[0], 0.9 * logits[0] + 0.19**0.5 * logits[1]))
+    rng = CounterRandomness.seeded(seed)
+    order = race_order(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
+    return order.law, target
+
+
+def least_time(function, repetitions=7):
+    """Seconds of the processor, so that other programs on the machine do not count."""
+    times = []
+    for _ in range(repetitions):
+        began = time.thread_time()
+        function()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def test_a_node_of_eight_siblings_costs_no_more_than_two_softmaxes_over_a_tree():
+    logits = torch.randn(64, 32_000)
+    softmax = least_time(lambda: logits.softmax(-1))
+    for seed in range(3):
+        law, target = real_node(seed)
+        assert least_time(lambda law=law, target=target: flows_of(law, target)) <= 2 * softmax
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_the_order_is_made_twice_at_most_and_settles_in_few_steps(count, monkeypatch):
+    sweeps, steps = [], []
+    made, arriving = race_flows.Tables.of, race_flows.Tables.arriving
+    monkeypatch.setattr(race_flows.Tables, "of", lambda *law: sweeps.append(1) or made(*law))
+    monkeypatch.setattr(race_flows.Tables, "arriving", lambda *law: steps.append(1) or arriving(*law))
+    most = 0
+    for seed in range(10):
+        sweeps.clear()
+        flows_of(*real_node(seed, count=count))
+        most = max(most, len(sweeps))
+    assert most <= 2
+    assert len(steps) <= 10 * 8
 
 
 SETS = [
