@@ -41,14 +41,10 @@ class Law(TriedLaw):
 
     @classmethod
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
-        """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
-        gone = float(gathered(weights, np.array(removed)).sum())
-        rest = whole - gone
-        if rest <= whole / 2 and weights.dtype == float32:
-            # A difference of sums in float64 is as precise as numbers in float32 are, if it is not too small.
-            rest = float(weights.sum(dtype=float64)) - gone
-            whole *= 1e-6
-        if rest > whole / 2:
+        """`weights`, whose sum in float64 is `whole`, with the tokens `removed` removed and renormalised."""
+        rest = whole - float(gathered(weights, np.array(removed)).sum())
+        # In float64 a difference of sums is as precise as numbers in float32 are, if it is not too small.
+        if rest > whole * (1e-6 if weights.dtype == float32 else 0.5):
             return cls(weights, rest, tuple(removed))
         # Summing the survivors keeps the precision that the difference loses.
         left = weights.index_fill(0, tensor(list(removed), device=weights.device), 0)
@@ -150,7 +146,7 @@ class DrawnOrder(SiblingOrder):
     tokens: Sequence[int]
     proposal: Proposal
     tried: int = 0
-    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the first one's law
+    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the law's distribution
 
     def next(self, residual: Residual) -> Candidate | None:
         if self.tried == len(self.tokens):
@@ -162,8 +158,10 @@ class DrawnOrder(SiblingOrder):
     def _law(self, index: int) -> Law:
         earlier = self.tokens[:index]
         if index and isinstance(self.proposal, WithoutReplacement):
+            if index == 1:
+                self._whole = float(self.proposal.p.sum(dtype=float64))
             return Law.without(self.proposal.p, earlier, whole=self._whole)
         draft = self.proposal.conditional(index, earlier)
         if index == 0:
-            self._whole = checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
+            checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
         return Law(draft)
