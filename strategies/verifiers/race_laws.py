@@ -130,8 +130,8 @@ class Pair(SetLaw):
 
     def light(self, weights: Float[Tensor, " vocab"]) -> LightSums:
         tried = weights / (1 - weights)
-        powers = float(weights.sum()), float(torch.dot(weights, weights))
-        return LightSums(powers, (float(tried.sum()), float(torch.dot(weights, tried))), 0.0)
+        powers = float(weights.sum()), _dot(weights, weights)
+        return LightSums(powers, (float(tried.sum()), _dot(weights, tried)), 0.0)
 
 
 @attrs.frozen(eq=False)
@@ -158,7 +158,7 @@ class Arrival(SetLaw):
         square = weights * weights
         cube = square * weights
         pairs = (weights, weights), (square, weights), (square, square), (cube, square), (cube, cube)
-        moments = [float(weights.sum()), *(float(torch.dot(*pair)) for pair in pairs)]
+        moments = [float(weights.sum()), *(_dot(*pair) for pair in pairs)]
         powers = [math.fsum(map(mul, of_power, moments)) for of_power in _EXPONENTIALS]
         # The mark of a token is its weight, and it is none of those inside.
         slopes = [-math.fsum(map(mul, of_power, moments[1:])) for of_power in _EXPONENTIALS]
@@ -182,6 +182,11 @@ class Given(SetLaw):
             power = power * weights
             powers.append(float(power.sum()))
         return LightSums(tuple(powers), (0.0,) * POWERS, 0.0)
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    """The sum of the products; by numpy, as torch shares even short ones out to its threads."""
+    return float(one.numpy() @ other.numpy())
 
 
 def _exponentials() -> list[list[float]]:
