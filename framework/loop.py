@@ -315,7 +315,7 @@ class RoundLoop:
             return scores, [self._target_probs(row, of_row) for row, of_row in zip(rows, scores, strict=True)]
         if logits.device.type == "cpu":
             stand_ins: list[Any] = [
-                TargetRows(of_row[: tree.size], self.sampling)
+                TargetRows(of_row[: tree.size], self.sampling, self._scratch)
                 for tree, of_row in zip(trees, logits, strict=True)
             ]
             return None, stand_ins

@@ -102,12 +102,34 @@ class ChildDraws:
         self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
         return self._tokens[each], self._chances[each], self._left[each]
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether single draws cost no more than many at once."""
+        return self._blocks is not None
+
+    def next_of(self, row: int, node: int) -> tuple[int, float]:
+        """One more child of one node, where draws are `one_by_one`: its token (-1 for none) and weight."""
+        assert self._blocks is not None
+        number = int(self.drawn[row, node])
+        if number >= self._uniforms.shape[2]:
+            self._uniforms = self._noise.uniforms(0, 2 * number + 1)
+        self.drawn[row, node] = number + 1
+        drawn = self._blocks.draw_one(row, node, float(self._uniforms[row, node, number]))
+        self.left[row, node] = self._blocks.left[row, node]
+        return drawn
+
     def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
 
         Those that there are stand first; the tokens of the others are -1.
         """
         number, most = 0, int(limits.max(initial=0))
+        if self._blocks is not None:
+            if most > self._uniforms.shape[2]:
+                self._uniforms = self._noise.uniforms(0, most)
+            found = self._blocks.draw_up_to(np.where(self._valid, limits, 0), self._uniforms[..., :most])
+            self.left, self.drawn = self._blocks.left.copy(), limits.copy()
+            return found
         tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
         while (open_ := (limits > number) & (self.left > 0)).any():
             # As many as the node that wants fewest of them still wants.

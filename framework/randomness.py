@@ -135,15 +135,17 @@ def _at(heights: Tensor, u: float) -> int:
 
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that 2**64 numbers come before the first comes again
+_SHIFTS = tuple(np.array([30, 27, 31], dtype=np.uint64))
+_FACTORS = tuple(np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64))
 _WORDS = 2.0**53
 _LOW = 2**64 - 1
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on all of them."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = (words ^ (words >> _SHIFTS[0])) * _FACTORS[0]
+    words = (words ^ (words >> _SHIFTS[1])) * _FACTORS[1]
+    return words ^ (words >> _SHIFTS[2])
 
 
 def _mixed_word(word: int) -> int:
@@ -194,15 +196,13 @@ class CounterRandomness(UniformRandomness):
 def _counted(keys: NDArray[np.uint64], used: NDArray[np.int64], n: int) -> NDArray[np.float64]:
     """The next `n` uniforms `[*streams, n]` of the streams with these keys."""
     numbers = (used[..., None] + np.arange(1, n + 1)).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        words = _mixed(keys[..., None] + numbers * _STEP)
+    words = _mixed(keys[..., None] + numbers * _STEP)
     return (words >> np.uint64(11)) / _WORDS
 
 
 def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
     """The keys of the streams that these uniforms start."""
-    with np.errstate(over="ignore"):
-        return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
+    return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
 
 
 def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
@@ -224,9 +224,11 @@ class NodeNoise:
 
     Attributes:
         keys: uint64 `[rows, nodes]`; of a row with fewer nodes the last ones are of no use.
+        first: of each the first numbers that it would give, where they are made already, `[rows, nodes, n]`.
     """
 
     keys: NDArray[np.uint64]
+    first: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, rngs: Sequence[UniformRandomness], counts: Sequence[int]) -> NodeNoise:
@@ -236,8 +238,20 @@ class NodeNoise:
             rng.skip(count)
         return cls(_keys(uniforms))
 
+    @classmethod
+    def ahead_of(cls, rngs: Sequence[UniformRandomness], nodes: int, n: int) -> NodeNoise:
+        """The same of as many nodes in every row, with their first `n` numbers; all stays in the streams."""
+        keys = _keys(ahead_of_rows(rngs, nodes))
+        return cls(keys, _counted(keys, np.zeros(keys.shape, dtype=np.int64), n))
+
+    def of_nodes(self, nodes: slice) -> NodeNoise:
+        """The streams of these nodes alone."""
+        return NodeNoise(self.keys[:, nodes], None if self.first is None else self.first[:, nodes])
+
     def uniforms(self, first: int, n: int) -> NDArray[np.float64]:
         """Numbers `first` to `first + n` of every stream, `[rows, nodes, n]`."""
+        if self.first is not None and first + n <= self.first.shape[2]:
+            return self.first[:, :, first : first + n]
         return _counted(self.keys, np.full(self.keys.shape, first), n)
 
 

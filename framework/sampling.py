@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import isnan
 from numbers import Integral, Real
 from typing import Any
 
@@ -143,7 +144,7 @@ class SamplingParams:
         probs = self._in_scratch(flat, scratch)
         if logits.device.type != "cpu":
             probs.masked_fill_((flat.amax(-1, keepdim=True) == -torch.inf), 0)
-        elif bool(probs[:, 0].isnan().any()):
+        elif isnan(probs[:, 0].sum()):
             return self.distribution(flat, may_be_empty=True).view(logits.shape)
         return probs.view(logits.shape)
 

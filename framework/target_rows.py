@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood.errors import InvalidDistribution
 from draftwood.lazy_tensor import LazyRows
 from draftwood.sampling import SamplingParams
+from draftwood.scratch import Scratch
 
 
 @attrs.frozen(eq=False)
@@ -23,10 +23,12 @@ class TargetRows(LazyRows):
     Attributes:
         logits: of the target, `[nodes, vocab]`.
         sampling: the target's.
+        scratch: memory for the rows, which lasts as long as they are looked at.
     """
 
     logits: Float[Tensor, "nodes vocab"]
     sampling: SamplingParams
+    scratch: Scratch = attrs.field(factory=Scratch)
     _rows: dict[int, Tensor] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
@@ -37,12 +39,13 @@ class TargetRows(LazyRows):
             if self.sampling.is_argmax and (certain := _certain(self.logits[node])) is not None:
                 self._rows[node] = certain
                 return certain
-            try:
-                (self._rows[node],) = self.sampling.distribution(self.logits[node : node + 1])
-            except InvalidDistribution:
-                self.sampling.distribution(self.logits)  # which names the node
-                raise
+            self._rows[node] = self._sampled(node) if self.sampling.temperature else self.complete()[node]
         return self._rows[node]
+
+    def _sampled(self, node: int) -> Tensor:
+        probs = self.sampling.targets(self.logits[node], self.scratch)
+        # What NaN comes of is refused, with the number of the node.
+        return self.complete()[node] if math.isnan(probs[0]) else probs
 
     def complete(self) -> Tensor:
         if -1 not in self._rows:

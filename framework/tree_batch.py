@@ -119,6 +119,12 @@ class _RowProposals(Mapping[int, Proposal]):
 
     batch: TreeBatch
     row: int
+    _inner: dict[int, None] = attrs.field(init=False)  # the nodes with children, in order
+
+    def __attrs_post_init__(self) -> None:
+        n = int(self.batch.counts[self.row])
+        above = sorted(set(self.batch.parents[self.row, 1:n].tolist()))
+        object.__setattr__(self, "_inner", dict.fromkeys(above))
 
     def __getitem__(self, node: int) -> Proposal:
         if node not in self._inner:
@@ -130,9 +136,3 @@ class _RowProposals(Mapping[int, Proposal]):
 
     def __len__(self) -> int:
         return len(self._inner)
-
-    @property
-    def _inner(self) -> list[int]:
-        n = int(self.batch.counts[self.row])
-        inner: list[int] = np.unique(self.batch.parents[self.row, 1:n]).tolist()
-        return inner

@@ -15,7 +15,6 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
@@ -25,10 +24,9 @@ from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 from draftwood.strategies.verifiers.class_order import class_order
-from draftwood.strategies.verifiers.race_flows import SetLaw, Tables, flows_of
+from draftwood.strategies.verifiers.race_flows import Tables, flows_of
+from draftwood.strategies.verifiers.race_laws import Arrival, Columns, Pair, SetLaw
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
-
-Floats = NDArray[np.float64]
 
 STEP = 0.3
 """Between the logarithms of the times."""
@@ -46,18 +44,24 @@ def accepted(order: SiblingOrder, target: Tensor) -> float:
     return 1 - failed
 
 
-def set_laws(draft: Floats, count: int) -> list[tuple[float, SetLaw]]:
+def tables_of(law: SetLaw, columns: Columns) -> Tables:
+    """Over all tokens, in the order of `columns`."""
+    return Tables.of(columns, law.light(law.weights[:1] * 0).of_sets(law.count, columns.beside))
+
+
+def set_laws(draft: Tensor, count: int) -> list[tuple[float, SetLaw]]:
     """Laws of the siblings as a set, with the weights by which they make up the drawing law."""
     if count == 2:
-        return [(1.0, SetLaw.of_pair(draft))]
+        return [(1.0, Pair(draft))]
     weighted: list[tuple[float, SetLaw]] = []
     # Every step's weight first rises, then falls, and sums up to 1.
     for step in range(-40, 200):
         time = float(np.exp(STEP * step))
-        law = SetLaw.at_arrival(draft, count, time)
-        tables = Tables.of(law, law.nothing_behind())
-        density = np.log(tables.whole) + tables.scales[-1] - np.log1p(law.odds).sum()
-        weight = STEP * time * float(np.exp(density))
+        law = Arrival(draft, count, time)
+        columns = law.at(np.arange(len(draft)))
+        tables = tables_of(law, columns)
+        density = np.log(tables.whole) + tables.scales[-1] - np.log1p(columns.odds).sum()
+        weight = STEP * float(np.exp(density))
         if weight > 1e-6:
             weighted.append((weight, law))
         elif weighted and sum(weight for weight, _ in weighted) > 0.999:
@@ -65,22 +69,22 @@ def set_laws(draft: Floats, count: int) -> list[tuple[float, SetLaw]]:
     return weighted
 
 
-def race_and_bound(target: Floats, draft: Floats, count: int) -> tuple[float, float]:
+def race_and_bound(target: Tensor, draft: Tensor, count: int) -> tuple[float, float]:
     """What race order accepts in the mean, and the bound."""
     laws = set_laws(draft, count)
     total = sum(weight for weight, _ in laws)
     race = sum(weight * float(flows_of(law, target).flows.sum()) for weight, law in laws) / total
     shares = np.cumsum([weight for weight, _ in laws]) / total
     chosen = np.unique(np.searchsorted(shares, np.linspace(0.02, 0.98, ORDERS)))
-    bound = 1.0
+    wanted, bound = target.numpy(), 1.0
     for at in chosen:
-        order = np.argsort(-target / np.maximum(laws[at][1].share, 1e-300))
+        odds = laws[at][1].at(np.arange(len(wanted))).odds
+        order = np.argsort(-wanted / np.maximum(odds / (1 + odds), 1e-300))
         reached = np.zeros(len(order) + 1)
         for weight, law in laws:
-            ordered = law.at(order)
-            arriving = Tables.of(ordered, ordered.nothing_behind()).arriving()
+            arriving = tables_of(law, law.at(order)).arriving()
             reached[1:] += weight / total * arriving.cumsum()
-        outside = np.append(target[order][::-1].cumsum()[::-1], 0.0)
+        outside = np.append(wanted[order][::-1].cumsum()[::-1], 0.0)
         bound = min(bound, float((reached + outside).min()))
     return race, bound
 
@@ -143,4 +147,4 @@ def _figures(target: Tensor, draft: Tensor, count: int, draws: int, seed: int) -
     drawn = [rng.without_replacement(draft, count) for _ in range(draws)]
     recursive = np.mean([accepted(DrawnOrder(tokens, law), target) for tokens in drawn])
     classes = np.mean([accepted(class_order(tokens, law, rng), target) for tokens in drawn])
-    return float(recursive), float(classes), *race_and_bound(target.numpy(), draft.numpy(), count)
+    return float(recursive), float(classes), *race_and_bound(target, draft, count)

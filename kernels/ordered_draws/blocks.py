@@ -10,7 +10,7 @@ from torch import Tensor
 from draftwood.kernels.ordered_draws.reference import Draws, unsound
 
 BLOCK = 256
-FEW = 6
+FEW = 3
 """Nodes that are drawn for one after another."""
 
 
@@ -23,13 +23,13 @@ class BlockDraws:
 
     def __init__(self, probs: Tensor) -> None:
         """Sum the weights of `probs` `[rows, nodes, vocab]`, float32 or float64 on the CPU."""
-        vocab = probs.shape[2]
-        whole = vocab // BLOCK * BLOCK
+        rows, nodes, vocab = probs.shape
+        whole = vocab // BLOCK
         # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
-        parts = [probs[..., :whole].unflatten(2, (-1, BLOCK)).sum(-1)] if whole else []
-        if whole < vocab:
-            parts.append(probs[..., whole:].sum(-1, keepdim=True))
-        self._sums = torch.cat(parts, -1).double().numpy()
+        parts = [probs[..., : whole * BLOCK].view(rows, nodes, whole, BLOCK).sum(-1)] if whole else []
+        if whole * BLOCK < vocab:
+            parts.append(probs[..., whole * BLOCK :].sum(-1, keepdim=True))
+        self._sums = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).double().numpy()
         self._probs = probs.numpy()
         self._drawn: dict[tuple[int, int], list[int]] = {}
         self.left: NDArray[np.float64] = self._sums.sum(-1)
@@ -53,10 +53,9 @@ class BlockDraws:
             for index, (row, node) in enumerate(zip(rows.tolist(), nodes.tolist(), strict=True)):
                 for number, u in enumerate(uniforms[index].tolist()):
                     left[index, number] = self.left[row, node]
-                    if not left[index, number] > 0:
-                        _check(left[index, number])
+                    tokens[index, number], chances[index, number] = self.draw_one(row, node, u)
+                    if tokens[index, number] < 0:
                         break
-                    tokens[index, number], chances[index, number] = self._draw_one(row, node, u)
             return tokens, chances, left
         for number in range(uniforms.shape[1]):
             left[:, number] = self.left[rows, nodes]
@@ -67,25 +66,47 @@ class BlockDraws:
             tokens[live, number], chances[live, number] = drawn
         return tokens, chances, left
 
-    def _draw_one(self, row: int, node: int, u: float) -> tuple[int, float]:
+    def draw_up_to(
+        self, limits: NDArray[np.int64], uniforms: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first `limits[i, j]` children of every node, tokens (-1 where there is none) and weights.
+
+        Nothing was drawn before. Both results have the shape of `uniforms` `[rows, nodes, most]`.
+        """
+        tokens, chances = np.full(uniforms.shape, -1), np.zeros(uniforms.shape)
+        number = 0
+        rows, nodes = np.nonzero((limits > 0) & (self.left > 0))
+        while len(rows) > FEW:
+            drawn = self._draw_each(rows, nodes, uniforms[rows, nodes, number])
+            tokens[rows, nodes, number], chances[rows, nodes, number] = drawn
+            number += 1
+            rows, nodes = np.nonzero((limits > number) & (self.left > 0))
+        for row, node in zip(rows.tolist(), nodes.tolist(), strict=True):
+            for index in range(number, int(limits[row, node])):
+                token, chances[row, node, index] = self.draw_one(row, node, float(uniforms[row, node, index]))
+                if token < 0:
+                    break
+                tokens[row, node, index] = token
+        return tokens, chances
+
+    def draw_one(self, row: int, node: int, u: float) -> tuple[int, float]:
+        """The next child of one node and its weight; -1 and 0 where no weight is left."""
         sums = self._sums[row, node]
         heights = sums.cumsum()
-        bound = u * heights[-1]
-        _check(heights[-1])
-        block = _first_of(sums, heights, bound)
+        total = float(heights[-1])
+        if not 0 < total < np.inf:
+            _check(total)
+            return -1, 0.0
+        block = _first_of(heights, u * total)
         start = block * BLOCK
-        weights = self._probs[row, node, start : start + BLOCK].astype(np.float64)
-        earlier = self._drawn.setdefault((row, node), [])
-        for token in earlier:
-            if start <= token < start + BLOCK:
-                weights[token - start] = 0
-        below = heights[block - 1] if block else 0.0
-        first = _first_of(weights, below + weights.cumsum(), bound)
+        weights = self._block(row, node, start)
+        within = weights.cumsum()
+        first = _first_of(within, u * total - (float(heights[block - 1]) if block else 0.0))
         chance = float(weights[first])
         weights[first] = 0
-        sums[block] = weights.sum()
-        self.left[row, node] = sums.sum()
-        earlier.append(start + first)
+        sums[block] = np.add.reduce(weights)
+        self.left[row, node] = np.add.reduce(sums)
+        self._drawn.setdefault((row, node), []).append(start + first)
         return start + first, chance
 
     def _draw_each(
@@ -96,26 +117,31 @@ class BlockDraws:
         sums = self._sums[rows, nodes]
         heights = sums.cumsum(1)
         _check(heights[:, -1].sum())
-        bounds = (uniforms * heights[:, -1])[:, None]
-        block = _first_above(sums, heights, bounds)
-        tokens = block[:, None] * BLOCK + np.arange(BLOCK)
-        within = np.minimum(tokens, self._probs.shape[2] - 1)
-        weights = self._probs[rows[:, None], nodes[:, None], within].astype(np.float64)
-        weights[tokens != within] = 0
-        already = [self._drawn.setdefault(one, []) for one in zip(rows.tolist(), nodes.tolist(), strict=True)]
-        for index, (earlier, start) in enumerate(zip(already, tokens[:, 0].tolist(), strict=True)):
-            for token in earlier:
-                if start <= token < start + BLOCK:
-                    weights[index, token - start] = 0
-        below = np.where(block > 0, heights[each, block - 1], 0.0)[:, None]
-        first = _first_above(weights, below + weights.cumsum(1), bounds)
-        drawn, chances = tokens[each, first], weights[each, first]
+        bounds = uniforms * heights[:, -1]
+        block = _first_above(heights, bounds)
+        below = np.where(block > 0, heights[each, block - 1], 0.0)
+        weights = np.zeros((len(rows), BLOCK))
+        named = list(zip(rows.tolist(), nodes.tolist(), strict=True))
+        for values, (row, node), start in zip(weights, named, (block * BLOCK).tolist(), strict=True):
+            found = self._block(row, node, start)
+            values[: len(found)] = found
+        first = _first_above(weights.cumsum(1), bounds - below)
+        drawn, chances = block * BLOCK + first, weights[each, first]
         weights[each, first] = 0
-        self._sums[rows, nodes, block] = weights.sum(1)
-        self.left[rows, nodes] = self._sums[rows, nodes].sum(1)
-        for earlier, token in zip(already, drawn.tolist(), strict=True):
-            earlier.append(token)
+        sums[each, block] = weights.sum(1)
+        self._sums[rows, nodes] = sums
+        self.left[rows, nodes] = sums.sum(1)
+        for one, token in zip(named, drawn.tolist(), strict=True):
+            self._drawn.setdefault(one, []).append(token)
         return drawn, chances
+
+    def _block(self, row: int, node: int, start: int) -> NDArray[np.float64]:
+        """The weights of a node's block without the tokens that were drawn."""
+        weights = self._probs[row, node, start : start + BLOCK].astype(np.float64)
+        for token in self._drawn.get((row, node), ()):
+            if start <= token < start + BLOCK:
+                weights[token - start] = 0
+        return weights
 
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
@@ -137,19 +163,15 @@ def _check(total: float) -> None:
         raise unsound(float(total))
 
 
-def _first_of(weights: NDArray[np.float64], heights: NDArray[np.float64], bound: float) -> int:
-    """The first entry with weight whose height exceeds the bound; rounding may leave none, and the last
+def _first_of(heights: NDArray[np.float64], bound: float) -> int:
+    """The first entry whose height exceeds the bound, which has weight; rounding may leave none, and the last
     entry with weight is meant then."""
     first = int(heights.searchsorted(bound, side="right"))
-    return first if first < len(weights) and weights[first] > 0 else int(np.flatnonzero(weights)[-1])
+    return first if first < len(heights) else int(heights.searchsorted(heights[-1]))
 
 
-def _first_above(
-    weights: NDArray[np.float64], heights: NDArray[np.float64], bounds: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def _first_above(heights: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.intp]:
     """`_first_of` for every row."""
-    above = (heights > bounds) & (weights > 0)
-    first = above.argmax(1)
-    last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(1)
-    chosen: NDArray[np.intp] = np.where(above[np.arange(len(first)), first], first, last)
-    return chosen
+    reached = np.minimum(bounds, np.nextafter(heights[:, -1], 0))
+    first: NDArray[np.intp] = (heights > reached[:, None]).argmax(1)
+    return first

@@ -116,12 +116,7 @@ class LayeredDySpec(GreedyTree):
             drawn = grown.open(level)
             floors = drawn.floors(best[:, 0])
             slots = start_slots(self.law, probs, rngs, level.counts, self.budget, self.acceptance, floors)
-            while (wanted := drawn.next_values(slots) > best[:, :1]).any():
-                # As many children as it takes to fill the budget; what falls below the bar is dropped.
-                missing = (best == self.threshold).sum(1) / np.maximum(wanted.sum(1), 1)
-                values = drawn.draw(slots, wanted, int(max(missing.max(), 1)))
-                best = np.concatenate([best, values.reshape(len(roots), -1)], 1)
-                best = np.sort(np.maximum(best, self.threshold), 1)[:, -self.budget :]
+            best = drawn.fill(slots, best)
             values = drawn.values
             new, path_probs = grown.add(drawn, (values >= best[:, :1]) & (values > self.threshold))
             level = Level(aligned(new, (new >= 0) & (path_probs > best[:, :1])))

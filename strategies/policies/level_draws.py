@@ -80,6 +80,15 @@ class Slots(ABC):
 
     next_values: Values
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether `draw_one` serves, at no more cost than draws of many nodes at once."""
+        return False
+
+    def draw_one(self, row: int, node: int) -> tuple[int, float]:
+        """The next child of one node: its token (-1 for none) and what its own children start from."""
+        raise NotImplementedError
+
     @abstractmethod
     def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
         """The next `count` children of these nodes (rows and nodes), `[len(wanted[0]), count]`.
@@ -126,6 +135,13 @@ class _SampledSlots(Slots):
 
     def __init__(self, draws: ChildDraws) -> None:
         self._draws, self.next_values = draws, draws.left
+
+    @property
+    def one_by_one(self) -> bool:
+        return self._draws.one_by_one
+
+    def draw_one(self, row: int, node: int) -> tuple[int, float]:
+        return self._draws.next_of(row, node)
 
     def draw(self, wanted: tuple[NDArray[np.intp], ...], count: int) -> tuple[Numbers, Values, Values]:
         return self._draws.next(wanted, count)

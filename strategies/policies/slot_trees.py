@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,6 +113,58 @@ class OpenLevel:
         self._values.append(values)
         self._below.append(below)
         return values
+
+    def fill(self, slots: Slots, best: Values) -> Values:
+        """Draw every slot that is worth more than the least of the `best` values of its row.
+
+        Args:
+            slots: of the level.
+            best: `[rows, budget]`, the largest values so far, least first.
+
+        Returns:
+            The same with the values of what was drawn.
+        """
+        if slots.one_by_one:
+            return self._filled_one_by_one(slots, best)
+        while (wanted := self.next_values(slots) > best[:, :1]).any():
+            # As many children as it takes to fill the budget; what falls below the bar is dropped.
+            missing = (best == best[:, :1]).sum(1) / np.maximum(wanted.sum(1), 1)
+            values = self.draw(slots, wanted, int(max(missing.max(), 1)))
+            best = np.concatenate([best, np.maximum(values.reshape(len(best), -1), best[:, :1])], 1)
+            best = np.sort(best, 1)[:, values[0].size :]
+        return best
+
+    def _filled_one_by_one(self, slots: Slots, best: Values) -> Values:
+        """The slot that is worth most first, so that none is drawn in vain that the level itself outbids."""
+        path_probs, limits = self._path_probs.tolist(), self._limits.tolist()
+        drawn: list[tuple[int, int, int, int, float, float]] = []
+        filled = []
+        for row, (bars, values) in enumerate(
+            zip(best.tolist(), self.next_values(slots).tolist(), strict=True)
+        ):
+            waiting = [(-value, node, 0) for node, value in enumerate(values) if value > bars[0]]
+            heapq.heapify(waiting)
+            while waiting and (value := -waiting[0][0]) > bars[0]:
+                _, node, rank = waiting[0]
+                token, chance = slots.draw_one(row, node)
+                heapq.heapreplace(bars, value)
+                above = path_probs[row][node]
+                drawn.append((row, node, rank, token, value, above * chance))
+                following = min(above * float(slots.next_values[row, node]), limits[row][node])
+                heapq.heapreplace(waiting, (-following, node, rank + 1))
+            filled.append(sorted(bars))
+        if drawn:
+            rows, nodes, ranks, tokens, worth, below = (np.array(of) for of in zip(*drawn, strict=True))
+            self.most = int(ranks.max()) + 1
+            shape = (*self._level.nodes.shape, self.most)
+            for held, values_of, none in (
+                (self._tokens, tokens, -1),
+                (self._values, worth, 0.0),
+                (self._below, below, 0.0),
+            ):
+                held.append(np.full(shape, none))
+                held[-1][rows, nodes, ranks] = values_of
+        return np.array(filled)
 
     @property
     def values(self) -> Values:

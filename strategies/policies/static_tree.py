@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import attrs
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftwood import (
@@ -15,14 +16,17 @@ from draftwood import (
     Proposal,
     Randomness,
     Request,
+    Requests,
     RowGrowth,
     TokenTree,
+    TreeBatch,
     TreeBuilder,
     TreesBuilder,
     WithoutReplacement,
     draw_children,
 )
-from draftwood.randomness import UniformRandomness
+from draftwood.ordered_draws import ChildDraws
+from draftwood.randomness import NodeNoise, UniformRandomness
 from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.level_draws import Numbers, Values, draw_level, drawn_at_once
@@ -79,28 +83,58 @@ class StaticTree(SingleLawPolicy):
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
-        return self._grow_levels(roots, rngs)
+        if self.law is Deterministic or self.sort:
+            return self._grow_levels(roots, rngs)
+        return self._grow_whole(roots, rngs)
+
+    def _grow_whole(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+        """`_grow_levels` where every token can be drawn, so that all but the tokens is known beforehand.
+
+        Nothing is taken from the streams before that is clear.
+        """
+        rows, whole = len(roots), _whole(self.shape)
+        tokens = np.zeros((rows, len(whole.parents)), dtype=np.int64)
+        tokens[:, 0] = roots
+        noise = NodeNoise.ahead_of(rngs, len(whole.inner), whole.most)
+        answers: list[Tensor] = []
+        for level in whole.levels:
+            asked = torch.from_numpy(tokens[:, whole.inner[level.asked]])
+            counts = np.full(rows, asked.shape[1])
+            probs = yield Requests(asked, level.above.expand(rows, -1), counts.tolist())
+            answers.append(probs)
+            draws = ChildDraws(probs, noise.of_nodes(level.asked), counts, at_once=level.most)
+            drawn, _ = draws.up_to(np.broadcast_to(level.wanted, asked.shape))
+            tokens[:, level.children] = children = drawn[:, level.path, level.rank]
+            if children.min() < 0:
+                return (yield from _resumed(self._grow_levels(roots, rngs), answers))
+        for rng in rngs:
+            rng.skip(len(whole.inner))
+        return TreeBatch(
+            tokens=tokens,
+            parents=whole.parents[None].repeat(rows, 0),
+            depths=whole.depths[None].repeat(rows, 0),
+            counts=np.full(rows, tokens.shape[1]),
+            law=self.law,
+            levels=tuple(answers),
+            asked=whole.requests[None].repeat(rows, 0),
+        )
 
     def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
-        trees = TreesBuilder(roots)
+        trees = TreesBuilder(roots, capacity=len(self.shape) + 1)
         level = trees.roots
         where = np.zeros_like(level.nodes)  # the number of every node's path among those of its level
-        for ranks, below in _levels(self.shape):
+        for paths in _levels(self.shape):
             probs = yield from trees.ask(level)
-            wanted = (ranks >= 0).sum(1)[where]
-            if self.law is Deterministic:
-                wanted = np.where(wanted > 0, ranks.max(1)[where] + 1, 0)
+            wanted = (paths.most_likely if self.law is Deterministic else paths.children)[where]
             tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
+            ranks, below = paths.ranks[where], paths.below[where]
             if self.law is Deterministic:
-                picked = np.take_along_axis(tokens, np.maximum(ranks[where], 0), 2)
-                tokens = np.where(ranks[where] >= 0, picked, -1)
+                picked = np.take_along_axis(tokens, np.maximum(ranks, 0), 2)
+                tokens = np.where(ranks >= 0, picked, -1)
             most = tokens.shape[2]
-            new = trees.add(
-                np.repeat(level.nodes, most, 1),
-                tokens.reshape(len(roots), -1),
-                tokens.reshape(len(roots), -1) >= 0,
-            )
-            place = below[where][:, :, :most]
+            tokens = tokens.reshape(len(roots), -1)
+            new = trees.add(level.nodes.repeat(most, 1), tokens, tokens >= 0)
+            place = below[:, :, :most]
             if self.sort:
                 place = np.take_along_axis(place, _by_chance(chances), 2)
             place = place.reshape(new.shape)
@@ -140,10 +174,27 @@ def _by_chance(chances: Values) -> Numbers:
     return np.argsort(np.argsort(-chances, axis=-1, kind="stable"), axis=-1)
 
 
+@attrs.frozen(eq=False)
+class _Paths:
+    """The paths of a level that have children.
+
+    Attributes:
+        ranks: int64 `[paths, most children]`; -1 for none.
+        below: int64 `[paths, most children]`, the number of each child among the paths of the next level;
+            -1 where it has no children.
+        children: how many each has, `[paths]`.
+        most_likely: how many of the most likely tokens these are taken from, `[paths]`.
+    """
+
+    ranks: Numbers
+    below: Numbers
+    children: Numbers
+    most_likely: Numbers
+
+
 @lru_cache
-def _levels(shape: Shape) -> list[tuple[Numbers, Numbers]]:
-    """Level by level, for every path with children, int64 `[paths, most children]`: the ranks of these, and
-    the number of each among the paths of the next level that have children; -1 for none."""
+def _levels(shape: Shape) -> list[_Paths]:
+    """Level by level."""
     ranks = _ranks(shape)
     levels = []
     paths: list[RankPath] = [()]
@@ -155,9 +206,99 @@ def _levels(shape: Shape) -> list[tuple[Numbers, Numbers]]:
         for row, path in enumerate(paths):
             of_ranks[row, : len(ranks[path])] = ranks[path]
             below[row, : len(ranks[path])] = [numbers.get((*path, rank), -1) for rank in ranks[path]]
-        levels.append((of_ranks, below))
+        levels.append(_Paths(of_ranks, below, (of_ranks >= 0).sum(1), of_ranks.max(1) + 1))
         paths = inner
     return levels
+
+
+@attrs.frozen(eq=False)
+class _WholeLevel:
+    """The nodes of a level that have children, where all tokens of the shape are there.
+
+    Attributes:
+        asked: their numbers among all nodes with children.
+        above: int64 `[1, nodes]`, the request numbers of their parents.
+        wanted: children of each, `[nodes]`.
+        most: the most of these.
+        children: the numbers that their children have in the tree.
+        path, rank: of every child, the number of its parent in `asked` and its own among its siblings.
+    """
+
+    asked: slice
+    above: Tensor
+    wanted: Numbers
+    most: int
+    children: slice
+    path: Numbers
+    rank: Numbers
+
+
+@attrs.frozen(eq=False)
+class _Whole:
+    """A shape as a tree.
+
+    Attributes:
+        parents, depths, requests: as `TreeBatch` has them, of one row.
+        inner: the nodes with children.
+        levels: of these.
+    """
+
+    parents: Numbers
+    depths: Numbers
+    requests: Numbers
+    inner: Numbers
+    levels: tuple[_WholeLevel, ...]
+
+    @property
+    def most(self) -> int:
+        """Children of a node."""
+        return max(level.most for level in self.levels)
+
+
+@lru_cache
+def _whole(shape: Shape) -> _Whole:
+    """The tree of a shape, nodes level by level in the order of their parents."""
+    size = len(shape) + 1
+    parents, depths, requests = np.full(size, -1), np.zeros(size, dtype=np.int64), np.full((size, 2), -1)
+    numbers = np.full(size, -1)  # of requests
+    nodes, made, asked = np.zeros(1, dtype=np.int64), 1, 0
+    inner, levels = [], []
+    for number, paths in enumerate(_levels(shape)):
+        path, rank = np.nonzero(paths.ranks >= 0)
+        children = slice(made, made := made + len(path))
+        parents[children], depths[children] = nodes[path], number + 1
+        requests[nodes, 0], requests[nodes, 1] = number, np.arange(len(nodes))
+        above = np.where(parents[nodes] >= 0, numbers[parents[nodes]], -1)
+        asked_here = slice(asked, asked := asked + len(nodes))
+        numbers[nodes] = np.arange(asked_here.start, asked_here.stop)
+        levels.append(
+            _WholeLevel(
+                asked=asked_here,
+                above=torch.from_numpy(above[None]),
+                wanted=paths.children,
+                most=int(paths.children.max()),
+                children=children,
+                path=path,
+                rank=rank,
+            )
+        )
+        inner.append(nodes)
+        nodes = np.arange(children.start, children.stop)[paths.below[path, rank] >= 0]
+    return _Whole(parents, depths, requests, np.concatenate(inner), tuple(levels))
+
+
+def _resumed(growing: RowGrowth, answers: Sequence[Tensor]) -> RowGrowth:
+    """`growing`, whose first requests have these answers."""
+    answered = iter(answers)
+    request = next(growing)
+    while True:
+        probs = next(answered, None)
+        if probs is None:
+            probs = yield request
+        try:
+            request = growing.send(probs)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
 
 
 def _ranks(shape: Shape) -> dict[RankPath, list[int]]:

@@ -110,20 +110,35 @@ def passed(f: Floats, tokens: Columns, *, further: int) -> Floats:
     Those after the first two are taken for draws from the draft.
     """
     target, h, draft, odds = tokens.rows()
-    out = (1 - f) * odds
-    inside = f * draft
-    better, worse = inside.sum(1, keepdims=True), out.sum(1, keepdims=True)
+    outside = 1 - f
+    out, inside = outside * odds, f * draft
+    better, worse = _summed(inside), _summed(out)
     p1 = np.maximum(h - out * (better - inside) + inside * (worse - out), 0)
     passes = np.minimum(target, p1)
-    failed = (p1 - passes) / np.maximum(p1, np.finfo(np.float64).tiny)
+    failed = p1 - passes
+    failed /= np.maximum(p1, _TINY)
     stayed, came = failed * odds, failed * inside
-    low = stayed * (1 - f)
-    p2 = stayed.sum(1, keepdims=True) - stayed - f * (low.sum(1, keepdims=True) - low)
-    p2 = draft * p2 + out * (came.sum(1, keepdims=True) - came)
-    more = np.minimum(target - passes, np.maximum(p2, 0))
-    total: Floats = (passes + more).sum(1)
-    left = target - passes - more
-    for _ in range(further):
-        again = np.minimum(left, (h.sum() - total)[:, None] * (draft / draft.sum()))
-        total, left = total + again.sum(1), left - again
-    return total
+    low = stayed * outside
+    p2 = _summed(stayed) - stayed - f * (_summed(low) - low)
+    p2 = draft * p2 + out * (_summed(came) - came)
+    left = target - passes
+    more = np.minimum(left, np.maximum(p2, 0, out=p2), out=p2)
+    left -= more
+    total = _summed(passes) + _summed(more)
+    if further:
+        whole, proposed = h.sum(), draft / draft.sum()
+        for _ in range(further):
+            again = (whole - total) * proposed
+            np.minimum(left, again, out=again)
+            total += _summed(again)
+            left -= again
+    return total[:, 0]
+
+
+def _summed(weights: Floats) -> Floats:
+    """The sums `[sizes, 1]` of each size's weights `[sizes, n]`."""
+    sums: Floats = np.add.reduce(weights, 1, keepdims=True)
+    return sums
+
+
+_TINY = np.finfo(np.float64).tiny

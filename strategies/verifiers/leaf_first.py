@@ -45,8 +45,13 @@ class TraversalVerifier(Verifier):
             here.candidate = candidate = here.order.next(here.residual) if here.order else None
             if candidate is not None:
                 chance = here.residual.chance(candidate)
-                if chance > 0:
-                    visits.append(visit(tree.children(here.node)[candidate.index], chance))
+                child = tree.children(here.node)[candidate.index]
+                if chance > 0 and tree.children(child):
+                    visits.append(visit(child, chance))
+                elif chance > 0 and rng.accept(chance):
+                    # What the target has after a leaf matters where it is accepted alone.
+                    path = [*(visited.node for visited in visits), child]
+                    return Outcome.of(tree, path, extra=rng.choose(target_probs[child]), bonus=True)
                 else:
                     here.residual.reject(candidate)
             elif rng.accept(here.residual.allowance):

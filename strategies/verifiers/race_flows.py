@@ -7,11 +7,12 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 
-from draftwood.set_laws import LATEST
+from draftwood.strategies.verifiers.race_laws import Columns, Floats, LightSums, SetLaw
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEFT_OUT = 5e-4
@@ -21,92 +22,15 @@ SPARE = 5e-4
 """The share of its target that a token forgoes, so that a solution found in a few steps is surely allowed."""
 
 STEPS = 8
-"""Steps that look for the allowances; four are usual."""
+"""Steps that look for the allowances; three are usual."""
 
 NEAR = 2e-3
 """An order is good enough whose flow comes so close to its cut."""
 
 _ROUNDING = 1e-12
 
-_LIGHT = 1e-3
+LIGHT = 1e-3
 """Odds up to this may be summed up in powers: of six of them nothing is left."""
-
-
-@attrs.frozen(eq=False)
-class SetLaw:
-    """The law of `count` siblings as a set, over n tokens.
-
-    A set A has a probability proportional to the product of its odds, times the sum of `outside` over the
-    tokens that are not in A and of `inside` over those that are, with `beside` added to it.
-
-    Attributes:
-        odds: `[n]`.
-        outside, inside: `[n]`.
-        beside: of tokens that are not among the n.
-        share: about the chance that a token is in the set, by which tokens are ranked, `[n]`.
-        count: K.
-    """
-
-    odds: Floats
-    outside: Floats
-    inside: Floats
-    beside: float
-    share: Floats
-    count: int
-
-    @classmethod
-    def of_pair(cls, draft: Floats) -> SetLaw:
-        """Two tokens without replacement: D(a) D(b) (h(a) + h(b)) with h = 1 / (1 - D)."""
-        top = int(draft.argmax())
-        left = 1 - draft
-        left[top] = draft[:top].sum() + draft[top + 1 :].sum()
-        return cls(draft, np.zeros_like(draft), 1 / np.maximum(left, 1e-300), 0.0, draft, 2)
-
-    @classmethod
-    def at_arrival(cls, draft: Floats, count: int, time: float) -> SetLaw:
-        """`count` tokens drawn without replacement, given the time at which the next one would have come."""
-        ripe = np.minimum(draft * time, LATEST)
-        odds = torch.from_numpy(ripe).expm1().numpy()  # several times as fast as numpy's
-        # What surely came is no mark: beside those that are left, its own rate would be immense.
-        outside = np.where(ripe < LATEST, draft, 0.0)
-        return cls(odds, outside, np.zeros_like(draft), 0.0, odds / (1 + odds), count)
-
-    @classmethod
-    def of_odds(cls, odds: Floats, count: int) -> SetLaw:
-        """A set with no mark."""
-        nothing = np.zeros_like(odds)
-        return cls(odds, nothing, nothing, 1.0, odds / (1 + odds), count)
-
-    def at(self, tokens: Ints | slice) -> SetLaw:
-        """The same of `tokens` alone."""
-        columns = (self.odds, self.outside, self.inside, self.share)
-        odds, outside, inside, share = (column[tokens] for column in columns)
-        return SetLaw(odds, outside, inside, self.beside, share, self.count)
-
-    def nothing_behind(self) -> tuple[Floats, Floats]:
-        """`sums` of no tokens."""
-        empty = np.zeros(0)
-        return attrs.evolve(self, odds=empty, outside=empty, inside=empty, share=empty).sums()
-
-    def sums(self) -> tuple[Floats, Floats]:
-        """Over its sets of 0 to K tokens: the sums of the products of odds, and the same with the marks.
-
-        By Newton's identities, for light tokens; the marks go along as derivatives.
-        """
-        product, marked = np.zeros(self.count + 1), np.zeros(self.count + 1)
-        product[0] = 1.0
-        if len(self.odds):
-            power, slope = self.odds, self.inside - self.outside
-            powers = list[tuple[float, float]]()
-            for j in range(1, min(self.count, 6) + 1):
-                powers.append((float(power.sum()), j * float(power @ slope)))
-                power = power * self.odds
-            for m in range(1, self.count + 1):
-                for j, (of_power, of_slope) in enumerate(powers[:m], start=1):
-                    sign = (-1) ** (j - 1) / m
-                    product[m] += sign * product[m - j] * of_power
-                    marked[m] += sign * (marked[m - j] * of_power + product[m - j] * of_slope)
-        return product, marked + (self.beside + float(self.outside.sum())) * product
 
 
 @attrs.frozen(eq=False)
@@ -124,62 +48,104 @@ class Flows:
     allowances: Floats
 
 
-def flows_of(law: SetLaw, target: Floats) -> Flows:
-    """The flows that a set of `law` sends to `target` `[n]`, which sums to at most 1.
+def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -> Flows:
+    """The flows that a set of `law` sends to `target` over `scale`, which sums to at most 1.
 
-    Tokens are ranked by target over share. One after another takes what comes: it was drawn, and nothing
-    before it was accepted. That is known for any order that tells nothing of the drawn tokens, and it gets
-    the allowance at which no more than its target arrives. Where one that is not served in full stands
-    behind one that is, the order is made once more, with all such tokens first.
+    Tokens are ranked by target over their chance to be in the set. One after another takes what comes: it
+    was drawn, and nothing before it was accepted. That is known for any order that tells nothing of the drawn
+    tokens, and it gets the allowance at which no more than its target arrives. Where one that is not served
+    in full stands behind one that is, the order is made once more, with all such tokens first.
 
     Tokens that could add no more than about `LEFT_OUT` in all are not offered. They count as one class at
     the end of the order.
+
+    Args:
+        law: of the siblings, on the CPU.
+        target: on the CPU.
+        scale: of `target`, above 0.
     """
-    worth_it = _offered(law, target)
-    offered = np.flatnonzero(worth_it)
-    # Stable, so that equal ranks leave nothing to the sort.
-    with np.errstate(over="ignore"):
-        ranked = offered[np.argsort(-target[offered] / law.share[offered], kind="stable")]
-    end = law.at(np.flatnonzero(~worth_it)).sums()
-    first = _solved(law.at(ranked), target[ranked], end)
-    best = Flows(ranked, first.flows, first.allowances)
+    tokens, others = _offered(law, target, scale)
+    light = law.light(others)
+    wanted = target.numpy()[tokens].astype(np.float64) / scale
+    columns = law.at(tokens)
+    end = light.of_sets(law.count, columns.beside)
+    with np.errstate(over="ignore", divide="ignore"):
+        order = _ranked(-wanted / _share(columns, light, law.count))
+    columns, wanted, tokens = columns.at(order), wanted[order], tokens[order]
+    first = _solved(columns, wanted, end)
+    best = Flows(tokens, first.flows, first.allowances)
     if first.flows.sum() < (1 - SPARE) * first.cut - NEAR:
         served = first.allowances < 1
-        again = np.concatenate([ranked[~served], ranked[served]])
-        second = _solved(law.at(again), target[again], end)
+        again = np.concatenate([np.flatnonzero(~served), np.flatnonzero(served)])
+        second = _solved(columns.at(again), wanted[again], end)
         if second.flows.sum() > first.flows.sum():
-            best = Flows(again, second.flows, second.allowances)
+            best = Flows(tokens[again], second.flows, second.allowances)
     return best
 
 
-def flows_of_all(tokens: Ints, target: Floats) -> Flows:
+def flows_of_all(tokens: Ints, target: Float[Tensor, " vocab"], scale: float = 1.0) -> Flows:
     """The flows where `tokens` are all that can be drawn, so that each of them surely is, `[n]` each.
 
     Args:
         tokens: all of them.
-        target: over the vocabulary, with a sum of at most 1.
+        target: over the vocabulary, on the CPU, with a sum of at most `scale`.
+        scale: of `target`, above 0.
     """
-    flows = target[tokens]
-    others = target.sum() - flows.sum() + max(1 - target.sum(), 0)
+    flows = target.numpy()[tokens].astype(np.float64) / scale
+    whole = float(target.sum(dtype=torch.float64)) / scale
+    others = whole - flows.sum() + max(1 - whole, 0)
     left = flows[::-1].cumsum()[::-1] + max(others, 0)
     return Flows(tokens, flows, np.divide(flows, left, out=np.zeros_like(flows), where=left > 0))
 
 
-def _offered(law: SetLaw, target: Floats) -> NDArray[np.bool_]:
-    """Which tokens are worth a look, or too heavy for the class of the others, `[n]`."""
-    worth = np.minimum(target, law.share)
-    exponent = np.frexp(worth)[1] + 1100
-    by_exponent = np.bincount(exponent, worth).cumsum()
-    offered: NDArray[np.bool_] = exponent >= int(np.searchsorted(by_exponent, LEFT_OUT))
-    others = np.flatnonzero(~offered)
-    while len(others):
-        odds = law.odds[others]
-        heavy = odds > min(_LIGHT, float(odds.sum()) / (8 * law.count))
-        if not heavy.any():
+def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Tensor]:
+    """Which tokens are worth a look, or too heavy for the class of the others; the weights of all others."""
+    others = law.weights * law.factor
+    worth = torch.minimum(others * scale if scale != 1 else others, target).numpy()
+    heavy = others.numpy()
+    tokens = np.flatnonzero((worth >= LEFT_OUT * scale / len(worth)) | (heavy > LIGHT))
+    # Of these the least ones, by quarters of an octave, as long as they are not missed together.
+    values = worth[tokens].astype(np.float32)
+    sizes = values.view(np.int32) >> 21
+    left_out = np.bincount(sizes, values).cumsum()
+    spare = LEFT_OUT * scale - max(float(worth.sum(dtype=np.float64)) - float(left_out[-1:].sum()), 0.0)
+    tokens = tokens[(sizes >= np.searchsorted(left_out, spare)) | (heavy[tokens] > LIGHT)]
+    heavy[tokens] = 0
+    while (most := float(heavy.max(initial=0))) > 0:
+        bound = float(others.sum()) / (8 * law.count)
+        if most <= bound:
             break
-        offered[others[heavy]] = True
-        others = others[~heavy]
-    return offered & (law.share > 0)
+        more = np.flatnonzero(heavy > bound)
+        tokens, heavy[more] = np.concatenate([tokens, more]), 0
+    return tokens, others
+
+
+def _ranked(values: Floats) -> Ints:
+    """The places of `values` in rising order, equal ones as they stand."""
+    order: Ints = np.argsort(values)
+    ranked = values[order]
+    # The plain sort takes a fourth of the time, and leaves open what becomes of equal values.
+    return np.argsort(values, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
+
+
+def _share(law: Columns, light: LightSums, count: int) -> Floats:
+    """About the chance that each token is in the set, `[n]`, up to a factor."""
+    odds, factor = law.odds, 1.0
+    if law.inside is not None:  # a pair, where the chance has a closed form
+        tried = odds * law.inside
+        share: Floats = odds * (1 + float(tried.sum()) + light.slopes[0] - tried)
+        return share
+    # As if tokens were in the set by themselves, at odds by which as many are expected.
+    for _ in range(6):
+        share = factor * odds
+        share /= 1 + share
+        expected = float(share.sum()) + factor * light.powers[0]
+        if abs(expected - count) <= 0.02 * count:
+            break
+        slope = float((share * (1 - share)).sum()) + factor * light.powers[0]
+        # As the logarithm of the factor; in steps of bounded size.
+        factor *= float(np.exp(np.clip((count - expected) / max(slope, 1e-3), -3, 3)))
+    return share
 
 
 class _Solution(NamedTuple):
@@ -188,7 +154,7 @@ class _Solution(NamedTuple):
     cut: float
 
 
-def _solved(law: SetLaw, target: Floats, end: tuple[Floats, Floats]) -> _Solution:
+def _solved(law: Columns, target: Floats, end: tuple[Floats, Floats]) -> _Solution:
     """Flows and allowances in the order of `law`, and a bound of the flow: a cut of this order.
 
     The allowances depend on those before them. A step takes the chance that each token comes, given that
@@ -218,7 +184,9 @@ def _plenty(tables: Tables, target: Floats, left: float) -> tuple[Floats, Floats
     flows, best = np.zeros_like(target), np.zeros_like(target)
     arriving_at_best = None
     wanted = (1 - SPARE) * target
-    likely = tables.law.share * (tables.law.count / max(float(tables.law.share.sum()), 1e-300))
+    odds = tables.law.odds
+    likely = odds / (1 + odds)
+    likely *= tables.count / max(float(likely.sum()), 1e-300)
     allowances = _at_most_one(wanted, likely * np.maximum(left - _before(wanted), 0))
     for step in range(STEPS if len(target) else 0):
         arriving = tables.arriving(allowances)
@@ -251,47 +219,68 @@ class Tables:
 
     Attributes:
         law: of the tokens in their order.
-        products: of the odds of sets of m tokens behind place j, each row up to a factor, `[K + 1, n + 1]`.
+        count: K.
+        products: of the odds of sets of m < K tokens behind place j, each row up to a factor, `[K, n]`.
         marked: the same with the marks of all tokens behind the place.
-        scales: the logarithms of those factors, `[K + 1]`.
+        scales: the logarithms of those factors, and of the one of K tokens, `[K + 1]`.
         passed: the marks of the tokens before the first place.
-        whole: of all sets, up to the last one of the factors.
+        whole: of all sets, over its factor.
     """
 
-    law: SetLaw
+    law: Columns
+    count: int
     products: Floats
     marked: Floats
-    scales: Floats
+    scales: list[float]
     passed: float
     whole: float
 
     @classmethod
-    def of(cls, law: SetLaw, end: tuple[Floats, Floats]) -> Tables:
-        odds, count = law.odds, law.count
-        products, marked = np.empty((2, count + 1, len(odds) + 1))
-        scales = np.zeros(count + 1)
-        products[0] = 1
-        _behind(law.outside, end[1][0], marked[0])
+    def of(cls, law: Columns, end: tuple[Floats, Floats]) -> Tables:
+        """`end`: the sums over sets of 0 to K tokens behind the order, as `LightSums.of_sets` gives them."""
+        count, n = len(end[0]) - 1, len(law.odds)
+        # From the last place to the first, so that sums run on; entry 0 is behind all places.
+        back = law.at(slice(None, None, -1))
+        odds = back.odds.copy()
+        outside, inside = (None if of is None else of.copy() for of in (back.outside, back.inside))
+        products, marked = np.empty((2, count + 1, n + 1))
+        products[0], marked[0] = 1, end[1][0]
+        if outside is not None:
+            marked[0, 1:] += outside.cumsum()
+        terms, scales, scale = np.empty(n + 1), [0.0], 0.0
         for m in range(1, count + 1):
-            factor = np.exp(-scales[m - 1])
-            above, above_marked = products[m - 1, 1:], marked[m - 1, 1:]
-            _behind(odds * above, end[0][m] * factor, products[m])
-            grown = odds * (above_marked + law.inside * above) + law.outside * products[m, 1:]
-            _behind(grown, end[1][m] * factor, marked[m])
-            scale = products[m, 0] or 1.0
-            products[m] /= scale
-            marked[m] /= scale
-            scales[m] = scales[m - 1] + np.log(scale)
-        return cls(law, products, marked, scales, 0.0, float(marked[-1, 0]))
+            above, above_marked = products[m - 1, :-1], marked[m - 1, :-1]
+            factor = np.exp(-scale)
+            terms[0] = end[0][m] * factor
+            np.multiply(odds, above, out=terms[1:])
+            np.cumsum(terms, out=products[m])
+            terms[0] = end[1][m] * factor
+            if inside is None:
+                np.multiply(odds, above_marked, out=terms[1:])
+            else:
+                np.multiply(odds, above_marked + inside * above, out=terms[1:])
+            if outside is not None:
+                terms[1:] += outside * products[m, :-1]
+            np.cumsum(terms, out=marked[m])
+            most = float(products[m, -1])
+            if most > 0 and not 1e-60 < most < 1e60:
+                products[m] /= most
+                marked[m] /= most
+                scale += float(np.log(most))
+            scales.append(scale)
+        # Of every place what lies behind it, the first place first.
+        behind, marked_behind = (np.ascontiguousarray(of[:-1, -2::-1]) for of in (products, marked))
+        return cls(law, count, behind, marked_behind, scales, 0.0, float(marked[-1, -1]))
 
     def behind(self, place: int) -> Tables:
         """Those of the places from this one on."""
+        before = self.law.outside
         return attrs.evolve(
             self,
             law=self.law.at(slice(place, None)),
             products=self.products[:, place:],
             marked=self.marked[:, place:],
-            passed=float(self.law.outside[:place].sum()),
+            passed=0.0 if before is None else float(before[:place].sum()),
         )
 
     def arriving(self, allowances: Floats | None = None) -> Floats:
@@ -300,35 +289,52 @@ class Tables:
         Args:
             allowances: `[n]`; None is 1 of all.
         """
-        law, last = self.law, self.law.count - 1
-        total, scale = np.zeros_like(law.odds), 0.0
-        # Sets of k tokens that stand before the place and failed.
-        found, found_marked = np.ones_like(total), self.passed + _before(law.outside)
-        failing = None if allowances is None else law.odds * (1 - allowances)
-        for k in range(last + 1):
-            factor = np.exp(scale + self.scales[last - k] - self.scales[last + 1])
-            products, marked = self.products[last - k, 1:], self.marked[last - k, 1:]
-            total += factor * (found * (marked + law.inside * products) + found_marked * products)
-            if failing is None or k == last:
-                break
-            more = _before(failing * found)
-            if not (most := more[-1]) > 0:
-                break
-            found_marked = _before(failing * (found_marked + law.inside * found) + law.outside * more) / most
-            found, scale = more / most, scale + np.log(most)
-        total *= law.odds / self.whole
+        law, last = self.law, self.count - 1
+        outside, inside = law.outside, law.inside
+        odds = law.odds
+        # Sets of k tokens that stand before the place and failed, with no mark before it and with one.
+        found: Floats | float = 1.0
+        found_marked: Floats | float = 0.0 if outside is None else self.passed + _before(outside)
+        scale = 0.0
+        total = self.marked[last] + found_marked * self.products[last]
+        if inside is not None:
+            total += inside * self.products[last]
+        if self.scales[last] != self.scales[-1]:
+            total *= np.exp(self.scales[last] - self.scales[-1])
+        if allowances is not None and len(odds):
+            failing = odds * (1 - allowances)
+            terms, part = np.empty_like(odds), np.empty_like(odds)
+            for k in range(1, self.count):
+                # With the marks first, as they need what was found with one token less.
+                np.multiply(failing, found_marked, out=terms)
+                if inside is not None:
+                    terms += np.multiply(failing, inside * found, out=part)
+                found = _before(failing if k == 1 else np.multiply(failing, found, out=part))
+                if outside is not None:
+                    terms += np.multiply(outside, found, out=part)
+                found_marked = _before(terms)
+                if not (most := float(found[-1])) > 0:
+                    break
+                if not 1e-60 < most < 1e60:
+                    found /= most
+                    found_marked /= most
+                    scale += float(np.log(most))
+                products, marked = self.products[last - k], self.marked[last - k]
+                if inside is not None:
+                    marked = marked + inside * products
+                np.multiply(found_marked, products, out=part)
+                part += np.multiply(found, marked, out=terms)
+                if (factor := scale + self.scales[last - k] - self.scales[-1]) != 0:
+                    part *= np.exp(factor)
+                total += part
+        total *= odds
+        total /= self.whole
         return total
 
 
 def _before(values: Floats) -> Floats:
     """The sums of what stands before each place."""
-    sums = np.zeros_like(values)
+    sums = np.empty_like(values)
+    sums[:1] = 0
     np.cumsum(values[:-1], out=sums[1:])
     return sums
-
-
-def _behind(values: Floats, end: float, out: Floats) -> None:
-    """Write into `out` `[n + 1]` the sums from each place on, with `end` behind all."""
-    out[-1] = end
-    np.cumsum(values[::-1], out=out[-2::-1])
-    out[:-1] += end

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness
 from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.set_laws import FixedTimeSet
-from draftwood.strategies.verifiers.race_flows import Floats, Flows, SetLaw, flows_of, flows_of_all
+from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_all
+from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
@@ -29,41 +31,39 @@ class RaceOrder(SiblingOrder):
 
     Attributes:
         tokens: of the siblings, in drawn order.
-        odds: of every token, or its draft probability; 0 of those that cannot be drawn, `[vocab]`.
         law: of the siblings as a set; None where they are all that can be drawn.
 
     Source: draftwood.
     """
 
     tokens: Sequence[int]
-    odds: Floats
     law: SetLaw | None
     _flows: Flows | None = attrs.field(default=None, init=False)
     _waiting: list[Candidate] = attrs.field(factory=list, init=False)
 
     def next(self, residual: Residual) -> Candidate | None:
         if self._flows is None:
-            target = residual.weights.double().cpu().numpy() / residual.scale
+            target = _on_host(residual.weights)
             if self.law is None:
-                self._flows = flows_of_all(np.flatnonzero(self.odds), target)
+                self._flows = flows_of_all(np.sort(self.tokens), target, residual.scale)
             else:
-                self._flows = flows_of(self.law, target)
-            self._waiting = self._candidates(target)
+                self._flows = flows_of(self.law, target, residual.scale)
+            self._waiting = self._candidates(residual)
         if self._waiting:
             return self._waiting.pop()
         residual.give(self._flows.tokens, self._flows.flows)
         return None
 
-    def _candidates(self, target: Floats) -> list[Candidate]:
+    def _candidates(self, residual: Residual) -> list[Candidate]:
         """The siblings that have an allowance, the last one to be tried first."""
         assert self._flows is not None
-        index = {token: number for number, token in enumerate(self.tokens)}
-        places = np.flatnonzero(np.isin(self._flows.tokens, self.tokens) & (self._flows.allowances > 0))
+        places, indices = np.nonzero(self._flows.tokens[:, None] == np.array(self.tokens))
         candidates = []
-        for place in places[::-1].tolist():
-            token = int(self._flows.tokens[place])
-            arriving = Arriving(float(target[token]) / float(self._flows.allowances[place]))
-            candidates.append(Candidate(index[token], token, arriving))
+        for place, index in zip(places[::-1].tolist(), indices[::-1].tolist(), strict=True):
+            token, allowance = self.tokens[index], float(self._flows.allowances[place])
+            if allowance > 0:
+                arriving = Arriving(float(residual.weights[token]) / residual.scale / allowance)
+                candidates.append(Candidate(index, token, arriving))
         return candidates
 
 
@@ -90,31 +90,42 @@ def race_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Si
     match proposal:
         case WithoutReplacement() if len(tokens) > 1:
             checked_total(proposal.p, "The draft distribution of WithoutReplacement")
-            odds = proposal.p.double().cpu().numpy()
-            odds = odds / odds.sum()
+            weights = _on_host(proposal.p)
         case FixedTimeSet() if len(tokens) == proposal.count:
-            odds = proposal.odds
+            weights = torch.from_numpy(proposal.odds)
         case _:
             return DrawnOrder(tokens, proposal)
-    if len(set(tokens)) < len(tokens) or not odds[list(tokens)].all():
+    chances = weights.numpy()[list(tokens)].astype(np.float64)
+    if len(set(tokens)) < len(tokens) or not chances.all():
         return DrawnOrder(tokens, proposal)  # such siblings were not drawn by this law
-    if np.count_nonzero(odds > _LEAST) < len(tokens):
+    if chances.min() <= _LEAST and int((weights > _LEAST).sum()) < len(tokens):
         return DrawnOrder(tokens, proposal)  # powers of such numbers leave the range
-    if len(tokens) >= np.count_nonzero(odds):
-        return RaceOrder(tokens, odds, None)
+    left = masses_left(weights, tokens)
+    if not left[-1] > 0:
+        return RaceOrder(tokens, None)
     if isinstance(proposal, FixedTimeSet):
-        return RaceOrder(tokens, odds, SetLaw.of_odds(odds, len(tokens)))
+        return RaceOrder(tokens, Given(weights, len(tokens)))
     if len(tokens) == 2:
-        return RaceOrder(tokens, odds, SetLaw.of_pair(odds))
-    time = min(rng.arrival(masses_left(odds, tokens)), _LATEST)
-    return RaceOrder(tokens, odds, SetLaw.at_arrival(odds, len(tokens), time))
+        return RaceOrder(tokens, Pair(weights, left[0]))
+    time = min(rng.arrival([mass / left[0] for mass in left]), _LATEST)
+    if time > 1e30 * left[0]:
+        weights = weights.double()  # the products leave the range of float32
+    return RaceOrder(tokens, Arrival(weights, len(tokens), time / left[0]))
 
 
-def masses_left(draft: Floats, tokens: Sequence[int]) -> list[float]:
+def masses_left(weights: Float[Tensor, " vocab"], tokens: Sequence[int]) -> list[float]:
     """What the draft holds before each of `tokens` is taken away, and behind the last of them."""
-    rest = draft.copy()
-    rest[list(tokens)] = 0
-    left = [float(rest.sum())]
-    for token in reversed(tokens):
-        left.append(left[-1] + float(draft[token]))
+    rest = weights.clone()
+    chances = rest.numpy()[list(tokens)]
+    rest.numpy()[list(tokens)] = 0
+    left = [float(rest.sum(dtype=torch.float64))]
+    for chance in chances[::-1].tolist():
+        left.append(left[-1] + chance)
     return left[::-1]
+
+
+def _on_host(weights: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    """As numpy can read them."""
+    if weights.dtype in (torch.float32, torch.float64):
+        return weights.cpu()
+    return weights.float().cpu()

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, float64, tensor
+from torch import Tensor, float32, float64, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
 from draftwood.proposals import Proposal, WithoutReplacement
@@ -41,9 +41,10 @@ class Law(TriedLaw):
 
     @classmethod
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
-        """`weights`, whose sum is `whole`, with the tokens `removed` removed and the rest renormalised."""
-        rest = whole - float(weights[list(removed)].sum(dtype=float64))
-        if rest > whole / 2:
+        """`weights`, whose sum in float64 is `whole`, with the tokens `removed` removed and renormalised."""
+        rest = whole - float(gathered(weights, np.array(removed)).sum())
+        # In float64 a difference of sums is as precise as numbers in float32 are, if it is not too small.
+        if rest > whole * (1e-6 if weights.dtype == float32 else 0.5):
             return cls(weights, rest, tuple(removed))
         # Summing the survivors keeps the precision that the difference loses.
         left = weights.index_fill(0, tensor(list(removed), device=weights.device), 0)
@@ -56,7 +57,8 @@ class Law(TriedLaw):
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
         after = left.sub(self.weights, alpha=scale / self.total)
         if self.removed:
-            after[list(self.removed)] = left[list(self.removed)]
+            removed = np.array(self.removed)
+            put(after, removed, gathered(left, removed))
         return after.clamp_(min=0)
 
 
@@ -102,7 +104,7 @@ class Residual:
     def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""
         left = candidate.law.rejected(self.weights, self.scale)
-        scale = float(left.sum()) + self.deficit
+        scale = total(left) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
         if scale > 0:
             self.weights, self.scale = left, scale
@@ -144,7 +146,7 @@ class DrawnOrder(SiblingOrder):
     tokens: Sequence[int]
     proposal: Proposal
     tried: int = 0
-    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the first one's law
+    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the law's distribution
 
     def next(self, residual: Residual) -> Candidate | None:
         if self.tried == len(self.tokens):
@@ -156,8 +158,10 @@ class DrawnOrder(SiblingOrder):
     def _law(self, index: int) -> Law:
         earlier = self.tokens[:index]
         if index and isinstance(self.proposal, WithoutReplacement):
+            if index == 1:
+                self._whole = float(self.proposal.p.sum(dtype=float64))
             return Law.without(self.proposal.p, earlier, whole=self._whole)
         draft = self.proposal.conditional(index, earlier)
         if index == 0:
-            self._whole = checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
+            checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
         return Law(draft)

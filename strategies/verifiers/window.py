@@ -151,7 +151,8 @@ class Window:
 
     def chance_of_class(self, token: int) -> float:
         """f(token)."""
-        return float(self.f[self.members == token].sum())
+        place = int(self.members.searchsorted(token))
+        return float(self.f[place]) if place < len(self.f) and self.members[place] == token else 0.0
 
     @cached_property
     def rivals(self) -> tuple[float, float]:
@@ -207,9 +208,8 @@ def columns_of(h: Law, draft: RemainingDraft, tokens: Tokens) -> Columns:
     if draft.top is not None:
         beside[tokens == draft.top] = draft.rest
     waits = waits / h.total
-    with np.errstate(all="ignore"):
-        odds = waits / beside
-    odds[~np.isfinite(odds)] = 0.0
+    # What is left beside a token may be so little that the odds leave the range.
+    odds = np.divide(waits, beside, out=np.zeros_like(waits), where=beside > 1e-300)
     return Columns(np.zeros_like(mass), waits, mass, odds)
 
 

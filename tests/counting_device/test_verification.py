@@ -25,6 +25,7 @@ TOGETHER = {
     "traversal": 65,
     "class-ordered-rejection": 128,
     "class-ordered-traversal": 128,
+    "race-traversal": 1,
 }
 """Launches that are enough for 64 nodes, by verifier; of a kernel with several programs a row."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
-import numpy as np
+import pytest
+from torch import Tensor
 
 from draftwood import Proposal, Randomness, WithoutReplacement
+from draftwood.strategies.verifiers import race_flows
 from draftwood.strategies.verifiers import race_order as production
-from draftwood.strategies.verifiers.race_flows import Floats, SetLaw
+from draftwood.strategies.verifiers.race_laws import Given
 from draftwood.strategies.verifiers.race_order import RaceOrder, race_order
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingOrder
@@ -19,37 +20,38 @@ from tests.mutations.mistake import Mistake
 _candidates = RaceOrder._candidates
 
 
-def _wanted_first(self: RaceOrder, target: Floats) -> list[Candidate]:
+def _wanted_first(self: RaceOrder, residual: Residual) -> list[Candidate]:
     """The siblings by the target's wish, with the allowances of their places in another order."""
-    return sorted(_candidates(self, target), key=lambda one: float(target[one.token]))
+    return sorted(_candidates(self, residual), key=lambda one: float(residual.weights[one.token]))
 
 
 def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None:
-    """Ranks the tokens by a target in which the first drawn sibling counts twice."""
-    if self._flows is None and self.law is not None:
-        share = self.law.share.copy()
-        share[self.tokens[0]] /= 2
-        self.law = attrs.evolve(self.law, share=share)
-    return _next(self, residual)
+    """Ranks the tokens the other way round where the first drawn sibling is odd."""
+    if self._flows is not None or self.tokens[0] % 2 == 0:
+        return _next(self, residual)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race_flows, "_share", lambda *arguments: 1 / _share(*arguments))
+        return _next(self, residual)
 
 
 _next = RaceOrder.next
+_share = race_flows._share
 
 
-def _masses_of_the_likely(draft: Floats, tokens: Sequence[int]) -> list[float]:
+def _masses_of_the_likely(weights: Tensor, tokens: Sequence[int]) -> list[float]:
     """What the draft holds before each of its likeliest tokens, whichever were drawn."""
-    return _masses(draft, np.argsort(-draft)[: len(tokens)].tolist())
+    return _masses(weights, weights.topk(len(tokens)).indices.tolist())
 
 
 _masses = production.masses_left
 
 
-def _without_a_mark(cls: type[SetLaw], draft: Floats, count: int, time: float) -> SetLaw:
-    return SetLaw.of_odds(np.expm1(np.minimum(draft * time, 36.0)), count)
+def _without_a_mark(weights: Tensor, count: int, factor: float) -> Given:
+    return Given((weights * factor).clamp(max=36).expm1(), count)
 
 
-def _pair_without_a_mark(cls: type[SetLaw], draft: Floats) -> SetLaw:
-    return SetLaw.of_odds(draft, 2)
+def _pair_without_a_mark(weights: Tensor, total: float) -> Given:
+    return Given(weights / total, 2)
 
 
 class Drawn(RaceTraversal):
@@ -104,16 +106,16 @@ MISTAKES = [
     _race(
         "the mark of the next token forgotten",
         "given the time, the set's law has one more factor",
-        SetLaw,
-        "at_arrival",
-        classmethod(_without_a_mark),
+        production,
+        "Arrival",
+        _without_a_mark,
     ),
     _race(
         "the mark of a pair forgotten",
         "D(a) D(b) is the law of two draws with replacement that differ",
-        SetLaw,
-        "of_pair",
-        classmethod(_pair_without_a_mark),
+        production,
+        "Pair",
+        _pair_without_a_mark,
     ),
     Mistake(
         "a sibling dropped after it was drawn, by the verifier",
