@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 GROUPED = "draftwood_grouped_sdpa"
 
+BLOCK = 128
+"""Queries of a long pass that a CPU attends for at once."""
+
 
 def grouped_sdpa(
     module: torch.nn.Module,
@@ -59,18 +62,44 @@ def grouped_sdpa(
     """
     heads, queries, kv_heads = query.shape[1], query.shape[2], key.shape[1]
     # transformers itself copies nothing for a single query.
+    long = query.device.type == "cpu" and queries > BLOCK
     grouped = heads != kv_heads and queries > 1
-    served = grouped and attention_mask is not None and attention_mask.shape[1] == 1
+    served = (grouped or long) and attention_mask is not None and attention_mask.shape[1] == 1
     if not served or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
+    if long:
+        return blockwise_sdpa(query, key, value, attention_mask, scaling), None
     if query.device.type == "cpu":
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
         )
         return out.transpose(1, 2).contiguous(), None
     return packed_sdpa(query, key, value, attention_mask, scaling), None
+
+
+def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
+    """The same in blocks of queries, each without the keys behind it: SDPA on a CPU works out what is hidden.
+
+    A node sees no column behind its own, and as many keys lie behind that as nodes stand behind the node. In
+    a captured pass, which reads its buffers whole, there are more.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    blocks = []
+    for start in range(0, queries, BLOCK):
+        stop = min(start + BLOCK, queries)
+        seen = keys - queries + stop
+        out = scaled_dot_product_attention(
+            query[:, :, start:stop],
+            key[:, :, :seen],
+            value[:, :, :seen],
+            attn_mask=mask[:, :, start:stop, :seen],
+            scale=scaling,
+            enable_gqa=True,
+        )
+        blocks.append(out.transpose(1, 2))
+    return torch.cat(blocks, 1)
 
 
 def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:

@@ -38,7 +38,7 @@ class ModelBackend(StateBackend):
         device: where token ids go.
     """
 
-    def __init__(self, model: Any, *, chunk: int = 512) -> None:
+    def __init__(self, model: Any, *, chunk: int = 1024) -> None:
         """Serve `model` with its weights, dtype and devices as they are.
 
         Raises:

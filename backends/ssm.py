@@ -16,7 +16,7 @@ class RecurrentBackend(PackedBackend):
     The model is not touched: a copy of its structure, with mixers of our own over the same weights, runs.
     """
 
-    def __init__(self, model: Any, *, chunk: int = 512, snapshots: bool = False) -> None:
+    def __init__(self, model: Any, *, chunk: int = 1024, snapshots: bool = False) -> None:
         """Serve `model`; see `ModelBackend`.
 
         Args:

@@ -15,7 +15,7 @@ from draftwood.errors import UnsupportedModel
 class TransformerBackend(PackedBackend):
     """Runs a draft tree in one pass: every node attends to the committed text and to its own ancestors."""
 
-    def __init__(self, model: Any, *, chunk: int = 512, capture: Capture = "off") -> None:
+    def __init__(self, model: Any, *, chunk: int = 1024, capture: Capture = "off") -> None:
         """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
         Args:

@@ -77,7 +77,7 @@ class UnrolledBackend(ModelBackend):
 
     gives_first_logits = True
 
-    def __init__(self, model: Any, *, chunk: int = 512) -> None:
+    def __init__(self, model: Any, *, chunk: int = 1024) -> None:
         """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
         Raises:

@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.states import LayerState, Pass, Vectors, grown
+from draftwood.backends.recurrent.states import LayerState, Pass, Text, Vectors, grown
 from draftwood.kernels.tree_conv import dispatch as tree_conv
+from draftwood.kernels.tree_conv import prompt
 
 
 class ConvState(LayerState):
@@ -34,6 +35,13 @@ class ConvState(LayerState):
         window = now.window(weight.shape[1])
         out = tree_conv.attend(inputs=inputs, state=state, weight=weight, bias=self._conv.bias, window=window)
         return out, new
+
+    def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
+        """The whole text at once."""
+        (inputs,) = new
+        weight = self._conv.weight.squeeze(1)
+        out = prompt.attend(inputs=inputs, state=state, weight=weight, bias=self._conv.bias)
+        return out, prompt.replay(inputs=inputs, state=state, counts=text.counts)
 
     @classmethod
     def replay_all(

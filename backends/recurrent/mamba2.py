@@ -11,8 +11,9 @@ from torch.nn.functional import silu, softplus
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.backends.recurrent.states import LayerState, Pass, States, Text, Vectors, grown
 from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
+from draftwood.kernels.mamba2_tree import prompt
 
 OPEN = (0.0, float("inf"))
 """Limits that clamp no step."""
@@ -39,6 +40,14 @@ class Mamba2State(LayerState):
             queries=queries, keys=keys, values=values, decay=decay, state=state, visible=now.visible
         )
         return out, tuple(kept)
+
+    def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
+        """All pieces of the text together."""
+        queries, keys, values, decay = new
+        if not text.whole:
+            kept = text.kept.unsqueeze(2)
+            values, decay = torch.where(kept.unsqueeze(3), values, 0.0), torch.where(kept, decay, 0.0)
+        return prompt.read(queries=queries, keys=keys, values=values, decay=decay, state=state)
 
     @classmethod
     def replay_all(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.backends.recurrent.recurrence import behind_last, run_levels
-from draftwood.backends.recurrent.states import LayerState, Pass, Vectors
+from draftwood.backends.recurrent.states import LayerState, Pass, Text, Vectors
 
 
 class Snapshots(LayerState):
@@ -31,6 +31,10 @@ class Snapshots(LayerState):
         out, kept = self._layer.attend(state, old[:-1], new, now)
         _, behind = run_levels(self._after, state, old[-1] if old else None, kept, now)
         return out, (*kept, behind)
+
+    def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
+        """The layer's own: no tree hangs below a token of a prompt but the last."""
+        return self._layer.read(state, new, text)
 
     def _after(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
         """The states behind nodes that keep these vectors."""

@@ -63,6 +63,38 @@ class Pass:
         return self._windows[width]
 
 
+class Text:
+    """Tokens of rows that are about to join, worked out once for all layers.
+
+    Attributes:
+        counts: how many of the pass are text, int64 `[rows]`; the others are padding behind it.
+        whole: whether all are.
+    """
+
+    def __init__(self, counts: Sequence[int], tokens: int, device: torch.device) -> None:
+        self.counts = torch.tensor(counts, device=device)
+        self.whole = min(counts) == tokens
+        self._tokens = tokens
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """Which tokens are text, bool `[rows, tokens]`."""
+        return torch.arange(self._tokens, device=self.counts.device) < self.counts.unsqueeze(1)
+
+    @cached_property
+    def pieces(self) -> list[tuple[Pass, Tensor]]:
+        """The tokens in trees that are chains, each with those that are text."""
+        rows, pieces = len(self.counts), list[tuple[Pass, Tensor]]()
+        chain: Pass | None = None
+        for kept in self.kept.split(PIECE, 1):
+            n = kept.shape[1]
+            if chain is None or chain.visible.shape[1] != n:
+                visible = torch.ones(n, n, dtype=torch.bool, device=kept.device).tril()
+                chain = Pass(visible.expand(rows, n, n))
+            pieces.append((chain, kept))
+        return pieces
+
+
 class LayerState(ABC):
     """The state of one layer, for every row. Abstract: a kind of layer says how it attends and replays.
 
@@ -114,18 +146,22 @@ class LayerState(ABC):
         out, self._staged = self.attend(self.committed, self.nodes, new, now)
         return out
 
-    def run_pieces(self, new: Vectors, pieces: Sequence[tuple[Pass, Tensor]]) -> Tensor:
-        """Outputs of rows that are about to join, piece by piece, each with the tokens that are text."""
-        state = self.blank(new) if self._joining is None else self._joining
+    def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
+        """Outputs of the next tokens of rows that are about to join, and the state behind their text."""
         outputs, start = [], 0
-        for now, kept in pieces:
+        for now, kept in text.pieces:
             stop = start + kept.shape[1]
             out, nodes = self.attend(state, (), tuple(vector[:, start:stop] for vector in new), now)
             state = self.replay(state, nodes, kept)
             outputs.append(out)
             start = stop
-        self._joining = state
-        return torch.cat(outputs, 1)
+        return torch.cat(outputs, 1), state
+
+    def run_text(self, new: Vectors, text: Text) -> Tensor:
+        """Outputs of rows that are about to join."""
+        state = self.blank(new) if self._joining is None else self._joining
+        out, self._joining = self.read(state, new, text)
+        return out
 
     def accept(self) -> None:
         """The pass succeeded: its nodes stay."""
@@ -186,7 +222,7 @@ class States:
         self.may_overflow = False
         self._wrap = wrap
         self._now: Pass | None = None
-        self._pieces: list[tuple[Pass, Tensor]] = []
+        self._text: Text | None = None
         self._keep = True
         self._fresh: Tensor | None = None
 
@@ -198,7 +234,8 @@ class States:
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
         """What the mixer of `layer` gets for what it gives, in the current pass."""
         if self._now is None:
-            return layer.run_pieces(new, self._pieces)
+            assert self._text is not None
+            return layer.run_text(new, self._text)
         out = layer.run(new, self._now)
         if not self._keep:
             layer.forget()
@@ -213,16 +250,8 @@ class States:
         """The next pass holds tokens `[start, start + width)` of joining rows of these lengths."""
         if not self.layers:
             return
-        rows = len(lengths)
-        left = torch.tensor(lengths, device=device).unsqueeze(1) - start
-        self._now, self._pieces = None, []
-        chain: Pass | None = None
-        for first in range(0, width, PIECE):
-            n = min(PIECE, width - first)
-            if chain is None or chain.visible.shape[1] != n:
-                visible = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-                chain = Pass(visible.expand(rows, n, n))
-            self._pieces.append((chain, torch.arange(first, first + n, device=device) < left))
+        counts = [min(max(length - start, 0), width) for length in lengths]
+        self._now, self._text = None, Text(counts, width, device)
 
     def joined(self, have: int, more: int) -> list[Tensor | None]:
         """All committed states once the rows have joined, for `settle`."""

@@ -97,6 +97,13 @@ def test_buffers_that_moved_are_found_again() -> None:
     assert backend.graphs == 2
 
 
+def test_a_wide_pass_reads_its_buffers_to_the_end() -> None:
+    backend = Both(tiny(num_hidden_layers=1))
+    backend.prefill([torch.tensor(words(5))])
+    backend.extend(torch.tensor([words(512)]), torch.arange(512).unsqueeze(0) // 2 - 1)
+    backend.commit([[]])
+
+
 def test_buckets_hold_what_they_are_asked_for() -> None:
     for bucket, sizes in ((nodes_bucket, range(1, 700)), (rows_bucket, range(1, 70))):
         found = [bucket(size) for size in sizes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import transformers as hf
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftwood.backends.attention import GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
+from draftwood.backends.attention import BLOCK, GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
 from draftwood.backends.kv import SPARE, RowCache
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
@@ -107,6 +108,16 @@ def test_prefill_in_chunks(model: Any) -> None:
     windowed = mirror(tiny(hf.MistralConfig, sliding_window=5), chunk=4)
     windowed.prefill([words(11), words(4)])
     windowed.check_state()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 4}, {"sliding_window": 70}])
+def test_long_passes_attend_in_blocks(options: dict[str, Any]) -> None:
+    backends = mirror(tiny(hf.MistralConfig, **{"sliding_window": None} | options), chunk=2 * BLOCK)
+    backends.prefill([words(2 * BLOCK + 30), words(3), words(BLOCK + 1)])
+    nodes = [(node % VOCAB, max(node // 2 - 1, -1)) for node in range(BLOCK + 2)]
+    backends.extend([nodes, nodes[:1], nodes[:2]])
+    backends.commit([[1, 4], [], [0]])
+    backends.check_state()
 
 
 def test_prefill_computes_one_row_of_logits(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +357,21 @@ def test_grouped_attention_equals_repeated_keys(queries: int, kv_heads: int, boo
     module.num_key_value_groups = 4 // kv_heads  # type: ignore[assignment]
     torch.testing.assert_close(grouped_sdpa(module, query, key, value, mask, scaling=0.3)[0], expected)
     torch.testing.assert_close(packed_sdpa(query, key, value, mask, 0.3), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_block_reads_no_keys_behind_it(kv_heads: int) -> None:
+    torch.manual_seed(0)
+    queries, text = 2 * BLOCK + 3, 10
+    query, key = torch.randn(1, 4, queries, 8), torch.randn(1, kv_heads, text + queries, 8)
+    mask = torch.full((1, 1, queries, text + queries), torch.finfo(torch.float32).min).triu(text + 1)
+    layer: Any = SimpleNamespace(num_key_value_groups=4 // kv_heads, is_causal=True)
+    expected = scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=True)
+    found, _ = grouped_sdpa(layer, query, key, key, mask)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
+    key[:, :, text + BLOCK :] = torch.nan
+    found, _ = grouped_sdpa(layer, query, key, key, mask)
+    assert found.isfinite().all((0, 2, 3)).sum() == BLOCK
 
 
 def test_offloaded_weights_are_not_read(model: Any, tmp_path: Any) -> None:
