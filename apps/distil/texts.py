@@ -19,7 +19,7 @@ def files_of(texts: Sequence[Path]) -> dict[str, list[Path]]:
     """The files of every argument, a folder's by name.
 
     Raises:
-        InvalidInput: two arguments of one name, or a folder without text.
+        InvalidInput: an argument that is no text, is not there or is given twice, or a folder without text.
     """
     found: dict[str, list[Path]] = {}
     for text in texts:
@@ -27,6 +27,10 @@ def files_of(texts: Sequence[Path]) -> dict[str, list[Path]]:
             files = sorted(file for file in text.iterdir() if is_text(file))
             if not files:
                 raise InvalidInput(f"The folder {str(text)!r} holds no .txt, .txt.gz or .jsonl file.")
+        elif not text.exists():
+            raise InvalidInput(f"The text {str(text)!r} does not exist; name a file or folder.")
+        elif not is_text(text):
+            raise InvalidInput(f"{str(text)!r} is none of .txt, .txt.gz and .jsonl; convert it first.")
         else:
             files = [text]
         if str(text) in found:
