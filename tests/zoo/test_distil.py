@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from draftwood import zoo
 from draftwood.errors import InvalidInput
+from draftwood.zoo.distil import losses
 from draftwood.zoo.distil.fit import CHAIN, fit, round_starts
-from draftwood.zoo.distil.losses import distillation_loss, total_variation
+from draftwood.zoo.distil.losses import distances, distribution_loss, greedy_surprise
 from draftwood.zoo.distil.rows import RowPlan, Rows, continued, ends_of_text, position_weights, written
 from draftwood.zoo.distil.training import Recipe, trained
 from draftwood.zoo.pretrain import rate
@@ -166,31 +167,32 @@ def test_written_rows_are_kept_and_missing_ones_are_the_same_again(
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_total_variation_is_what_overlap_leaves(temperature: float) -> None:
+def test_distances_are_those_of_the_distributions(temperature: float) -> None:
     generator = torch.Generator().manual_seed(2)
     ours, theirs = (torch.randn(2, 3, 7, generator=generator) for _ in range(2))
-    found = total_variation(theirs, ours, temperature=temperature)
+    variation, divergence = distances(theirs, ours, temperature=temperature)
     for row in range(2):
         for place in range(3):
             p, q = ((logits[row, place] / temperature).softmax(0) for logits in (ours, theirs))
-            assert float(found[row, place]) == pytest.approx(float((p - q).abs().sum() / 2), abs=1e-6)
-    assert float(total_variation(ours, ours, temperature=temperature).max()) < 1e-6
+            assert float(variation[row, place]) == pytest.approx(float((p - q).abs().sum() / 2), abs=1e-6)
+            assert float(divergence[row, place]) == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-5)
+    assert all(float(one.abs().max()) < 1e-6 for one in distances(ours, ours, temperature=temperature))
 
 
-def test_the_loss_of_sampled_and_of_greedy_rows() -> None:
+def test_losses_of_distributions_and_of_the_greedy_token(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
     ours, theirs = (torch.randn(2, 3, 7, generator=generator) for _ in range(2))
-    weights = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]])
-    options: dict[str, Any] = {"temperatures": (0.5, 1.0), "variation": 3.0}
-    parts = [total_variation(theirs, ours, temperature=t) for t in (0.5, 1.0)]
-    wanted = 3 * (weights * (parts[0] + parts[1]) / 2).sum() / 4
-    assert float(distillation_loss(theirs, ours, weights, greedy=False, **options)) == pytest.approx(
-        float(wanted)
-    )
+    theirs.requires_grad_()
+    monkeypatch.setattr(losses, "_CPU_ENTRIES", 14)  # two positions at once
+    found = distribution_loss(theirs, ours, temperatures=(0.5, 1.0), variation=3.0, divergence=0.25)
+    both = [distances(theirs, ours, temperature=temperature) for temperature in (0.5, 1.0)]
+    wanted = sum(3 * apart + 0.25 * nats for apart, nats in both) / 2
+    torch.testing.assert_close(found, wanted)
+    weights = torch.rand(2, 3, generator=generator)
+    slopes = [torch.autograd.grad((weights * one).sum(), theirs)[0] for one in (found, wanted)]
+    torch.testing.assert_close(*slopes)
     surprise = -theirs.log_softmax(-1).gather(-1, ours.argmax(-1, keepdim=True)).squeeze(-1)
-    assert float(distillation_loss(theirs, ours, weights, greedy=True, **options)) == pytest.approx(
-        float((weights * surprise).sum() / 4)
-    )
+    torch.testing.assert_close(greedy_surprise(theirs, ours), surprise)
 
 
 def test_rounds_begin_behind_what_is_accepted() -> None:
