@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -15,12 +12,10 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import models
-from draftwood.apps.cli_errors import first_line
+from draftwood.apps.corpus import documents, is_text, readable
 from draftwood.apps.progress import watched
 from draftwood.errors import InvalidInput
-from draftwood.zoo.text import documents
 
-_TEXT_FIELDS = ("text", "prompt", "question", "turns")
 _AT_ONCE = 256  # documents that are encoded in one call
 
 Document = str | np.ndarray
@@ -61,9 +56,9 @@ def index(
     index_class.check_free(out)
     models.quiet()
     encoder = models.load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    documents = [document for file in files for document in _documents(file, encoder.eos_token_id)]
+    found = [document for file in files for document in _documents(file, encoder.eos_token_id)]
     console = Console(stderr=True)
-    parts = [documents[start : start + _AT_ONCE] for start in range(0, len(documents), _AT_ONCE)]
+    parts = [found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE)]
     encoded = watched(
         (_encoded(part, encoder) for part in parts), "encoding", total=len(parts), console=console
     )
@@ -92,37 +87,12 @@ def _encoded(part: list[Document], encoder: Any) -> list[np.ndarray]:
 
 def _documents(file: Path, end: int | None) -> Iterable[Document]:
     """Text or tokens of every document in `file`; `end` is the end-of-text token."""
-    try:
-        if file.name.endswith((".txt", ".txt.gz")):
-            return documents(file)
-        if file.suffix == ".jsonl":
-            return list(_lines(file))
-        if file.suffix == ".npy":
+    if is_text(file):
+        return documents(file)
+    if file.suffix == ".npy":
+        with readable(file):
             return _rows(file, end)
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InvalidInput(f"{str(file)!r} is corrupt ({first_line(error)}); make it again.") from error
-    except OSError as error:
-        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
     raise InvalidInput(f"{str(file)!r} is none of .txt, .txt.gz, .jsonl and .npy; convert it first.")
-
-
-def _lines(file: Path) -> Iterator[str]:
-    for number, line in enumerate(file.read_bytes().decode().split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"Line {number} of {str(file)!r}"
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{where} is not JSON; give one object a line.") from error
-        fields = entry if isinstance(entry, dict) else {}
-        text = next((fields[field] for field in _TEXT_FIELDS if field in fields), None)
-        texts: list[Any] = text if isinstance(text, list) else [text]
-        if not all(isinstance(one, str) for one in texts):
-            raise InvalidInput(f"{where} has no text; put it into a field {' or '.join(_TEXT_FIELDS)}.")
-        yield "\n".join(texts)
 
 
 def _rows(file: Path, end: int | None) -> list[np.ndarray]:

@@ -40,7 +40,7 @@ class Loader:
 
     def backend(self, name: str) -> StateBackend:
         return registry.load(
-            _locate(name),
+            locate(name),
             dtype=_dtype(self.dtype, self.device),
             device=self.device,
             trust_remote_code=self.trust_remote_code,
@@ -48,7 +48,7 @@ class Loader:
 
     def tokenizer(self, name: str) -> Any:
         """The tokenizer of `name`, or None where there is none."""
-        return _tokenizer(_locate(name), self.trust_remote_code)
+        return _tokenizer(locate(name), self.trust_remote_code)
 
 
 @attrs.frozen(eq=False)
@@ -103,7 +103,7 @@ def load(
 
 def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a folder, a model of the zoo or a hub name; raises as `load`."""
-    tokenizer = _tokenizer(_locate(name), trust_remote_code)
+    tokenizer = _tokenizer(locate(name), trust_remote_code)
     if tokenizer is None:
         raise _no_tokenizer(name)
     return tokenizer
@@ -184,7 +184,8 @@ def _no_tokenizer(name: str) -> InvalidInput:
     return InvalidInput(f"There is no tokenizer in {name!r}; name one with --tokenizer.")
 
 
-def _locate(name: str) -> str:
+def locate(name: str) -> str:
+    """The folder of a model of the zoo; any other name as it is."""
     if Path(name).exists() or name not in (*zoo.names(), "tokenizer"):
         return name
     try:

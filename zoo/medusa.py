@@ -1,13 +1,13 @@
 """Train Medusa heads on text that their target wrote itself; the target stays as it is.
 
 Head k, counted from 0, learns the token k + 2 places behind the one whose hidden state it reads (Medusa,
-arXiv 2401.10774, section 2.2.1, Medusa-1). The text is that of `distil`: prompts cut from real text,
+arXiv 2401.10774, section 2.2.1, Medusa-1). The text is that of `distil.rows`: prompts cut from real text,
 most of them continued greedily, the others by sampling (self-distillation, section 2.3.2).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -18,8 +18,11 @@ from torch.nn.functional import cross_entropy
 from draftwood.errors import InvalidInput
 from draftwood.strategies.drafters.medusa import Heads
 
-from .distil import position_weights
+from .distil.rows import Rows, ends_of_text, position_weights
 from .pretrain import optimiser_for, rate
+
+GREEDY_AND_SAMPLED = (0.0, 0.0, 0.0, 1.0)
+"""The temperatures of the text, for `RowPlan`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,18 +77,15 @@ def heads_loss(logits: Tensor, tokens: Tensor, weights: Tensor, *, decay: float)
     return total
 
 
-def train_heads(target: Any, folder: Path, *, recipe: HeadsRecipe) -> tuple[Heads, dict[str, Any]]:
-    """Train on the shards of `folder` that `distil.write_rows` wrote; the last of them is held out.
+def train_heads(target: Any, shards: Sequence[Rows], *, recipe: HeadsRecipe) -> tuple[Heads, dict[str, Any]]:
+    """Train on all `shards` of the target's text but the last, which is held out.
 
     Returns:
         The heads, float32, and the record for training.json; its `top1` is the share of the target's own
         continuations that each head guesses right on the held-out shard.
     """
-    shards = [torch.load(file) for file in sorted(folder.glob("*.pt"))]
     if len(shards) < 2:
-        raise InvalidInput(
-            f"{str(folder)!r} holds {len(shards)} shard(s) of rows; write at least 2 (256 rows)."
-        )
+        raise InvalidInput(f"There are {len(shards)} shards of rows; write at least 2.")
     if recipe.heads < 1:
         raise InvalidInput(f"heads is {recipe.heads}; train at least 1.")
     *train, unseen = shards
@@ -98,10 +98,10 @@ def train_heads(target: Any, folder: Path, *, recipe: HeadsRecipe) -> tuple[Head
         for group in optimiser.param_groups:
             group["lr"] = rate(step, steps=recipe.steps, peak=recipe.learning_rate)
         shard = train[int(torch.randint(len(train), (1,), generator=generator))]
-        pick = torch.randperm(len(shard["tokens"]), generator=generator)[: recipe.batch]
-        tokens = shard["tokens"][pick].long()
-        weights = _weights(target, shard, tokens, real=recipe.real).to(device)
-        tokens = tokens.to(device)
+        pick = torch.randperm(len(shard.tokens), generator=generator)[: recipe.batch]
+        rows = attrs.evolve(shard, tokens=shard.tokens[pick])
+        weights = position_weights(rows, ends=ends_of_text(target), real=recipe.real).to(device)
+        tokens = rows.tokens.to(device)
         read = states(target, tokens)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             logits = heads(read.flatten(0, 1))
@@ -115,7 +115,7 @@ def train_heads(target: Any, folder: Path, *, recipe: HeadsRecipe) -> tuple[Head
             print(f"step {step + 1}/{recipe.steps}: loss {average:.3f}", flush=True)
     return heads, {
         "params": sum(weight.numel() for weight in heads.parameters()),
-        "rows": sum(len(shard["tokens"]) for shard in train),
+        "rows": sum(len(shard.tokens) for shard in train),
         "loss": average,
         "top1": top1(target, heads, unseen),
         **attrs.asdict(recipe),
@@ -123,12 +123,13 @@ def train_heads(target: Any, folder: Path, *, recipe: HeadsRecipe) -> tuple[Head
 
 
 @torch.no_grad()
-def top1(target: Any, heads: Heads, shard: dict[str, Any]) -> list[float]:
+def top1(target: Any, heads: Heads, shard: Rows) -> list[float]:
     """How often each head's first guess is the token that follows, over the shard's continuations."""
     right, total = torch.zeros(heads.count), torch.zeros(heads.count)
     device = next(target.parameters()).device
-    for tokens in shard["tokens"].long().split(8):
-        weights = _weights(target, shard, tokens, real=0.0)
+    for tokens in shard.tokens.split(8):
+        rows = attrs.evolve(shard, tokens=tokens)
+        weights = position_weights(rows, ends=ends_of_text(target), real=0.0)
         guesses = heads(states(target, tokens.to(device)).flatten(0, 1)).argmax(-1).cpu()
         for k, guess in enumerate(guesses.unflatten(1, tokens.shape)):
             wanted, weight = tokens[:, k + 2 :], weights[:, k + 1 :]
@@ -136,7 +137,3 @@ def top1(target: Any, heads: Heads, shard: dict[str, Any]) -> list[float]:
             total[k] += weight.sum()
     shares: list[float] = (right / total).tolist()
     return shares
-
-
-def _weights(target: Any, shard: dict[str, Any], tokens: Tensor, *, real: float) -> Tensor:
-    return position_weights(tokens, prompt=shard["prompt"], end=target.config.eos_token_id, real=real)

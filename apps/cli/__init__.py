@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("draftwood.apps.generate", "Continue texts through draft trees."),
     "bench": ("draftwood.apps.bench.command", "Measure strategies side by side on models and prompts."),
     "tune": ("draftwood.apps.tune.command", "Find the strategy and budget that pay for a pair of models."),
+    "distil": ("draftwood.apps.distil.command", "Train a draft to follow its target."),
     "view": ("draftwood.apps.view.command", "Make one HTML page of a trace, with every round's tree."),
     "index": ("draftwood.apps.index", "Index text for the retrieval drafter."),
     "strategies": ("draftwood.apps.strategies", "List what is installed, or show one strategy in full."),
@@ -109,6 +110,7 @@ def options(
       draftwood view letter.json
       draftwood bench --strategy dyspec --strategy leviathan --budget 16
       draftwood tune --temperature 0.6 --to tuned.json
+      draftwood distil big/ small/ notes.txt -o better-small
       draftwood index notes.txt -o notes-index
       draftwood strategies dyspec
       draftwood prove

@@ -56,3 +56,47 @@ def prompts(
         tokens = [torch.tensor(row) for row in tokenizer(chosen)["input_ids"]]
         by_domain[name] = [row[:_WIKITEXT_TOKENS] for row in tokens] if name == "wikitext2" else tokens
     return by_domain
+
+
+def long_prompts(
+    folder: Path, tokenizer: Any, *, count: int = 8, length: int = 1000
+) -> dict[str, list[Tensor]]:
+    """`count` prompts of `length` tokens for each of four tasks, each int64 `[length]`.
+
+    `retrieval` and `summary` put passages of WikiText-2 before a question of Spec-Bench and before
+    `Summary:`; `problems` puts solved problems of GSM8K before one, `code` definitions of HumanEval.
+
+    Raises:
+        InvalidInput: a file that cannot be read, or has too little text.
+    """
+    import torch
+
+    passages, problems, code, chats = (
+        read(folder / _FILES[name]).prompts for name in ("wikitext2", "gsm8k", "humaneval", "spec-bench")
+    )
+    questions = [chat.text for chat in chats if chat.question and chat.question[1] == "qa"]
+    before = {
+        "retrieval": [f"{passage.text}\n\n" for passage in passages],
+        "summary": [f"{passage.text}\n\n" for passage in passages],
+        "problems": [f"{problem.text} {problem.answer}\n" for problem in problems],
+        "code": [f"{definition.text}\n" for definition in code],
+    }
+    last = {
+        "retrieval": questions,
+        "summary": ["Summary:"],
+        "problems": [problem.text for problem in problems],
+        "code": [definition.text for definition in code],
+    }
+    rows: dict[str, list[Tensor]] = {}
+    for name, texts in before.items():
+        encoded = tokenizer(texts)["input_ids"]
+        ends = tokenizer(last[name])["input_ids"]
+        rows[name] = []
+        for number in range(count):
+            place = (number + 1) * len(encoded) // count - 1
+            row = list(ends[place * len(ends) // len(encoded)])
+            while len(row) < length:
+                place -= 1
+                row = encoded[place] + row
+            rows[name].append(torch.tensor(row[-length:]))
+    return rows

@@ -1,10 +1,13 @@
 """A build of torch for a GPU on a machine without one: every command runs on the CPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from draftwood import load, zoo
 
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"  # a text
 TEXT = ["--prompts", 1, "--new-tokens", 4]
 
 
@@ -36,7 +39,17 @@ def test_a_model_is_loaded():
     assert load(zoo.path("llama-draft")).device.type == "cpu"
 
 
-@pytest.mark.parametrize("command", [["demo"], ["generate", "--prompt", "x"], ["bench"], ["tune"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo"],
+        ["generate", "--prompt", "x"],
+        ["bench"],
+        ["tune"],
+        ["distil", "llama-7m", "llama-draft", CONSTRAINTS, "-o", "out"],
+    ],
+    ids=lambda command: command[0],
+)
 def test_a_device_that_is_not_there_is_named(refused, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     assert "'cuda'" in refused(*command, "--device", "cuda")

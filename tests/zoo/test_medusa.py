@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import transformers as hf
@@ -19,7 +20,7 @@ from draftwood.errors import InvalidInput
 from draftwood.strategies.drafters.medusa import MedusaHeads, load_heads
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.greedy import Greedy
-from draftwood.zoo.distil import Recipe, write_rows
+from draftwood.zoo.distil.rows import RowPlan, Rows, written
 from draftwood.zoo.medusa import HeadsRecipe, heads_loss, new_heads, states, top1, train_heads
 from draftwood.zoo.train import application
 
@@ -49,13 +50,11 @@ def target() -> Any:
 
 
 @pytest.fixture(scope="module")
-def rows(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rows(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Rows]:
     """Three shards of the target's text, so that two are for training."""
-    folder = tmp_path_factory.mktemp("rows")
     stream = torch.randint(1, 23, (4000,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    recipe = Recipe(rows=384, new_tokens=24, greedy=1.0)
-    write_rows(target, [stream], folder, recipe=recipe, shares=[1.0])
-    return folder
+    plan = RowPlan(shards=3, temperatures=(0.0,), prompts=(32, 96, 160), new_tokens=24)
+    return list(written(target, {"text": stream}, tmp_path_factory.mktemp("rows"), plan=plan, shares={}))
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
@@ -93,41 +92,39 @@ def test_new_heads_begin_as_the_lm_head(target: Any) -> None:
     assert heads.output.data_ptr() != target.lm_head.weight.data_ptr()
 
 
-def test_training_teaches_the_heads_and_not_the_target(target: Any, rows: Path) -> None:
+def test_training_teaches_the_heads_and_not_the_target(target: Any, rows: list[Rows]) -> None:
     before = copy.deepcopy(target.state_dict())
     heads, record = train_heads(target, rows, recipe=HeadsRecipe(heads=2, steps=60, learning_rate=1e-2))
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
     assert all(weight.grad is None for weight in target.parameters())
-    shard = torch.load(sorted(rows.glob("*.pt"))[-1])
-    assert record["rows"] == 256
-    assert record["top1"] == top1(target, heads, shard)
-    untrained = top1(target, new_heads(target, 2), shard)
+    assert record["rows"] == sum(len(shard.tokens) for shard in rows[:2])
+    assert record["top1"] == top1(target, heads, rows[-1])
+    untrained = top1(target, new_heads(target, 2), rows[-1])
     # This target soon repeats every second token, which its LM head's copies guess for the second head.
     assert record["top1"][0] > 0.5 + untrained[0]
     assert record["top1"][1] > untrained[1]
 
 
-def test_top1_counts_right_guesses_in_the_continuation(target: Any, rows: Path) -> None:
+def test_top1_counts_right_guesses_in_the_continuation(target: Any, rows: list[Rows]) -> None:
     heads = new_heads(target, 2)
-    shard = torch.load(sorted(rows.glob("*.pt"))[0])
-    shard["tokens"] = shard["tokens"][:5]
+    shard = attrs.evolve(rows[0], tokens=rows[0].tokens[:5])
     right, total = [0, 0], [0, 0]
-    for row in shard["tokens"].long():
-        ends = (row[shard["prompt"] :] == 0).nonzero()
-        stop = shard["prompt"] + int(ends[0]) + 1 if len(ends) else len(row)
+    for row in shard.tokens:
+        ends = (row[shard.prompt :] == 0).nonzero()
+        stop = shard.prompt + int(ends[0]) + 1 if len(ends) else len(row)
         with torch.no_grad():
             guesses = heads(target.model(row[None]).last_hidden_state[0]).argmax(-1)
         for k in range(2):
-            for place in range(shard["prompt"], stop):
+            for place in range(shard.prompt, stop):
                 right[k] += int(guesses[k, place - k - 2] == row[place])
                 total[k] += 1
     found = top1(target, heads, shard)
     assert found == pytest.approx([r / t for r, t in zip(right, total, strict=True)])
 
 
-def test_too_little_to_train_on(target: Any, rows: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"holds 0 shard\(s\).*at least 2"):
-        train_heads(target, tmp_path, recipe=HeadsRecipe())
+def test_too_little_to_train_on(target: Any, rows: list[Rows]) -> None:
+    with pytest.raises(InvalidInput, match=r"are 1 shards.*at least 2"):
+        train_heads(target, rows[:1], recipe=HeadsRecipe())
     with pytest.raises(InvalidInput, match="heads is 0"):
         train_heads(target, rows, recipe=HeadsRecipe(heads=0))
 
@@ -138,7 +135,7 @@ def test_the_command_writes_what_the_drafter_takes(tmp_path: Path) -> None:
     lines = "".join(f"The King said {i} to him, and went home.\n" for i in range(400))
     (text / "code.txt.gz").write_bytes(gzip.compress(lines.encode()))
     tiny(4096).save_pretrained(model)
-    command = ["medusa", str(model), str(text), str(out), "--rows", "256", "--new-tokens", "4"]
+    command = ["medusa", str(model), str(text), str(out), "--tokens", "20000", "--new-tokens", "4"]
     result = CliRunner().invoke(application(), [*command, "--steps", "2", "--heads", "2"])
     assert result.exit_code == 0, result.output
     record = json.loads((out / "training.json").read_text())
