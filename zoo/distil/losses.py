@@ -49,7 +49,7 @@ def distribution_loss(
 ) -> Tensor:
     """`variation` times the total variation plus `divergence` times the KL divergence, the mean over
     `temperatures`, float32 `[...]`; logits are as in `distances`, and the draft's alone get a gradient."""
-    losses: Tensor = _DistributionLoss.apply(
+    losses: Tensor = _DistributionLoss.apply(  # type: ignore[no-untyped-call]
         draft_logits.flatten(0, -2), target_logits.flatten(0, -2), temperatures, variation, divergence
     )
     return losses.view(draft_logits.shape[:-1])
