@@ -60,13 +60,14 @@ def shapes(
         data, tokenizer, count=prompts, domains=held_out.DOMAINS, calibration=True
     ).values()
     encoded = [row.tolist() for by_domain in rows for row in by_domain]
-    pair = [load(load_model(name, dtype="float32")) for name in (target, draft)]
+    large, small = (load(load_model(name, dtype="float32")) for name in (target, draft))
     shares = SiblingShares()
 
     def measure(tried: list[Shape], *, seed: int) -> None:
         known = watched(tried, "judging trees", total=len(tried), console=Console(stderr=True))
         measured_shares(
-            *pair,
+            large,
+            small,
             encoded,
             shapes=known,
             verifier=RaceTraversal(),

@@ -333,7 +333,8 @@ def test_a_queue_of_200_real_prompts_is_written_as_each_alone(sampling):
     # A draw falls on the other side of a bound where rounding moves the bound, and how many rows share a pass
     # decides on that: in float32 it befell one text of the 200.
     dtype = torch.float32 if sampling is None else torch.float64
-    target, draft = (zoo.load(name).to(dtype) for name in ("llama-7m", "llama-draft"))
+    models: list[Any] = [zoo.load(name) for name in ("llama-7m", "llama-draft")]
+    target, draft = (model.to(dtype) for model in models)
     target.generation_config.eos_token_id = None
     one = SpeculativeDecoder(load(target), load(draft), LayeredDySpec(16), RecursiveRejection())
     tokenizer, rng = zoo.tokenizer(), random.Random(3)

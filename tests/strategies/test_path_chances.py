@@ -33,12 +33,11 @@ def test_the_chances_are_those_of_all_coins(verifier, shape, seed):
     ):
         counted[list(path)] += weight
         total += weight
-    chances = sum(
-        weight * one
-        for weight, one in enumerate_outcomes(
-            lambda rng: path_chances(verifier, tree, probs, rng), arrival_step=0.5
-        )
-    )
+    chances = np.zeros(len(tree))
+    for weight, one in enumerate_outcomes(
+        lambda rng: path_chances(verifier, tree, probs, rng), arrival_step=0.5
+    ):
+        chances += weight * one
     assert chances == pytest.approx(counted, abs=1e-12)
     assert chances[0] == pytest.approx(total)
     assert chances[1:].max() > 0

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,7 +198,7 @@ def real_node(seed, *, spread=3.0, vocab=32_000, count=8):
     logits = spread / 0.6 * torch.randn(2, vocab, generator=generator)
     target, draft = (row.softmax(-1) for row in (logits[0], 0.9 * logits[0] + 0.19**0.5 * logits[1]))
     rng = CounterRandomness.seeded(seed)
-    order = race_order(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
+    order: Any = race_order(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
     return order.law, target
 
 

@@ -1,6 +1,7 @@
 """The shape that a search finds is the best of all shapes, by the shares that were measured."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,18 +49,20 @@ def by_level(paths):
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
+def by_level(paths: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
+
+
 def every_shape(nodes, depth, widest):
     """All shapes of so many nodes, siblings without gaps."""
-    shapes = {()}
+    shapes: set[tuple[tuple[int, ...], ...]] = {()}
     for _ in range(nodes):
-        grown = set()
+        grown = set[tuple[tuple[int, ...], ...]]()
         for shape in shapes:
             for parent in ((), *shape):
                 siblings = sum(path[:-1] == parent for path in shape)
                 if len(parent) < depth and siblings < widest:
-                    grown.add(
-                        tuple(sorted((*shape, (*parent, siblings)), key=lambda path: (len(path), path)))
-                    )
+                    grown.add(by_level((*shape, (*parent, siblings))))
         shapes = grown
     return shapes
 
