@@ -45,10 +45,6 @@ def value(shape, shares):
     return sum(chances.values())
 
 
-def by_level(paths):
-    return tuple(sorted(paths, key=lambda path: (len(path), path)))
-
-
 def by_level(paths: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
