@@ -28,6 +28,7 @@ from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.policies.sequoia import ZOO_PAIR, Sequoia
+from draftwood.strategies.policies.shapes import SHAPES
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
@@ -35,6 +36,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.k_sequential import KSequential
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.traversal import Traversal
@@ -144,6 +146,24 @@ def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature:
     """
     verifier = _verifier(temperature, ClassOrderedTraversal())
     return Recipe(_branching(branching, _law(temperature)), verifier)
+
+
+def race(
+    budget: int = 64, shape: str | Sequence[Sequence[int]] | None = None, *, temperature: float = 1.0
+) -> Recipe:
+    """A static tree made for it, the larger subtrees below the likelier siblings, all judged as one set.
+
+    Without a `shape` it is the largest of those searched for the zoo's pair that the budget holds.
+    `draftwood tune` searches the shape for a pair of yours.
+
+    Source: draftwood, race-ordered traversal.
+    Settings: shapes of 4 to 64 nodes, searched at temperature 1.
+    """
+    if shape is None:
+        sizes = {len(SHAPES[name]): name for name in SHAPES if name.startswith("race-")}
+        shape = sizes[max((size for size in sizes if size <= budget), default=min(sizes))]
+    policy = StaticTree(shape, _law(temperature), sort=True)
+    return Recipe(policy, _verifier(temperature, RaceTraversal()))
 
 
 def spechub(length: int = 3) -> Recipe:

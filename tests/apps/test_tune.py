@@ -18,6 +18,7 @@ from draftwood.apps.bench.writers import Text, writer
 from draftwood.apps.tune import command, measure
 from draftwood.apps.tune.measure import Costs, estimate, race_result
 from draftwood.pass_time import PassTime
+from draftwood.strategies.policies.shapes import as_shape
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
@@ -96,6 +97,33 @@ def test_it_measures_for_real(draftwood, tmp_path):
     assert race["label"] == "dyspec:budget=3"
     assert race["equal"] is True
     assert library.read_tuned(file).ordinary == (race["gain"] <= 1)
+
+
+def test_a_shape_is_searched_for_the_pair(tuned_at):
+    file, _ = tuned_at(0.02, "--strategy", "race", "--strategy", "dyspec", "--temperature", 1)
+    content = json.loads(file.read_text())
+    labels = [one["label"] for one in content["estimates"]]
+    shapes = {}
+    for label in labels:
+        if found := re.fullmatch(r"race:budget=(\d+):shape=([\d,/]+)", label):
+            shapes[int(found[1])] = as_shape(found[2])
+    assert len(labels) == 4
+    assert {budget: len(shape) for budget, shape in shapes.items()} == {2: 2, 5: 5}
+    # What is chosen is read, whether it is the shape or not.
+    tuned = library.read_tuned(file)
+    if tuned.recipe == "race":
+        assert tuned.method().policy.shape in shapes.values()  # type: ignore[attr-defined]
+
+
+def test_at_temperature_0_no_shape_is_searched(draftwood, tmp_path):
+    file = tmp_path / "tuned.json"
+    result = draftwood(
+        "tune", "--to", file, "--prompts", 1, "--new-tokens", 4, "--strategy", "race", "--budget", 4
+    )
+    assert result.exit_code == 0, result.output
+    (race,) = json.loads(file.read_text())["race"]
+    assert race["label"] == "race:budget=4"
+    assert race["equal"] is True
 
 
 def test_what_pays_is_recommended(paying):

@@ -1,5 +1,7 @@
 """Recipes: what they are made of, on toy models and on the zoo's pair."""
 
+from typing import Any
+
 import pytest
 
 from draftwood import (
@@ -32,6 +34,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.k_sequential import KSequential
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.traversal import Traversal
@@ -58,6 +61,7 @@ PAPERS = {
     "rsd-s": (StochasticBeam(6, 5), RecursiveRejection()),
     "traversal": (FixedTree(4, (2, 2, 2, 2), ROOM), Traversal()),
     "class-ordered": (FixedTree(4, (2, 2, 2, 2), ROOM), ClassOrderedTraversal()),
+    "race": (StaticTree("race-64", sort=True), RaceTraversal()),
     "spechub": (FixedTree(3, (2, 2, 2), ROOM, law=TopThenSample), TopPlusOne()),
     "sequoia": (Sequoia(64, 10, ZOO_PAIR), RecursiveRejection(), "model", 0.6),
     "dyspec": (LayeredDySpec(64), RecursiveRejection(), "model", 0.6),
@@ -141,6 +145,7 @@ def test_at_temperature_0_the_most_likely_tokens_are_drafted(name):
         ("medusa", 63),
         ("rsd-c", 30),
         ("rsd-s", 30),
+        ("race", 64),
         ("sequoia", 64),
         ("dyspec", 64),
         ("stree", 12),
@@ -154,6 +159,13 @@ def test_the_papers_trees_have_the_papers_sizes(name, nodes, pair, prompt):
     rounds = recipe.decoder(target, drafter).stream([prompt], max_new_tokens=64, sampling=sampling, seed=3)
     round_ = next(one for one in rounds if not one.prefill)
     assert round_.rows[0].outcome.drafted == nodes
+
+
+@pytest.mark.parametrize(("budget", "nodes"), [(1, 4), (4, 4), (15, 8), (16, 16), (1000, 64)])
+def test_a_race_takes_the_largest_shape_that_its_budget_holds(budget, nodes):
+    policy: Any = recipes.race(budget).policy
+    assert policy.sort
+    assert len(policy.shape) == nodes
 
 
 def test_the_drafts_own_temperature():
