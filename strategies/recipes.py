@@ -138,14 +138,21 @@ def traversal(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: flo
     return Recipe(_branching(branching, _law(temperature)), _verifier(temperature, Traversal()))
 
 
-def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
-    """RSD-C's tree, its siblings judged in an order that suits the target.
+def class_ordered(
+    branching: Sequence[int] | str = (2, 2, 2, 2),
+    budget: int | None = None,
+    acceptance: Sequence[float] | str = ZOO_PAIR,
+    *,
+    temperature: float = 1.0,
+) -> Recipe:
+    """RSD-C's tree, or Sequoia's of a `budget`, its siblings judged in an order that suits the target.
 
     Source: draftwood, class-ordered traversal.
-    Settings: any tree; here RSD-C's.
+    Settings: any tree; here RSD-C's, and Sequoia's of 64 nodes in ten levels.
     """
-    verifier = _verifier(temperature, ClassOrderedTraversal())
-    return Recipe(_branching(branching, _law(temperature)), verifier)
+    law = _law(temperature)
+    tree = _branching(branching, law) if budget is None else Sequoia(budget, 10, acceptance, law)
+    return Recipe(tree, _verifier(temperature, ClassOrderedTraversal()))
 
 
 def race(

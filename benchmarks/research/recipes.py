@@ -42,11 +42,18 @@ from draftwood.apps.progress import watched
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
 from draftwood.strategies.acceptance import acceptance_vector
+from draftwood.strategies.shape_search import (
+    SiblingShares,
+    best_sorted_shape,
+    measured_shares,
+    probe_shapes,
+)
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 
 VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors
-_CALIBRATION = 4  # further prompts a domain, of which the acceptance vectors are measured
+_CALIBRATION = 10  # further prompts a domain, on which acceptance vectors and shares are measured
 # Which recipe is expected above which, where, and by whom.
 ORDERINGS = (
     ("rsd-s", "leviathan", (0.6, 1.0), BUDGETS, "RSD, figure 5"),
@@ -195,6 +202,21 @@ def calibrate(
     return acceptance_vector(*both, width=WIDTH, rng=CounterRandomness.seeded(0), law=law)
 
 
+def calibrated_shares(
+    prompts: Sequence[Sequence[int]], *, temperature: float, draft: str, largest: int
+) -> SiblingShares:
+    """What siblings receive by race verification, on what the pair writes after `prompts`."""
+    target, model = _models(draft)
+    return measured_shares(
+        target,
+        model,
+        prompts,
+        shapes=probe_shapes(largest),
+        verifier=RaceTraversal(),
+        sampling=SamplingParams(temperature=temperature),
+    )
+
+
 def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
     """`prompts` prompts of every domain, and others for calibration."""
     tokenizer, domains = zoo.tokenizer(), held_out.DOMAINS
@@ -238,10 +260,18 @@ def recipes(
     for temperature in temperatures or TEMPERATURES:
         vector = calibrate(calibration, temperature=temperature, tokens=64, draft=draft)
         typer.echo(f"temperature {temperature}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
-        for size in budget or BUDGETS:
+        sizes = budget or BUDGETS
+        shares = None
+        if temperature and (not only or "race" in only):
+            shares = calibrated_shares(calibration, temperature=temperature, draft=draft, largest=max(sizes))
+        for size in sizes:
             drafter_options: dict[str, dict[str, Any]] = {name: {} for name in drafters}
             tried = settings(
-                size, temperature=temperature, acceptance=vector, drafter_options=drafter_options
+                size,
+                temperature=temperature,
+                acceptance=vector,
+                shape=best_sorted_shape(shares, budget=size, depth=16)[0] if shares else None,
+                drafter_options=drafter_options,
             )
             cells += [
                 Cell(temperature, size, setting) for setting in tried if not only or setting.recipe in only

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from draftwood.strategies.policies.shapes import Shape, as_text
+
 BUDGETS = (6, 14, 30, 64)
 
 # Where a method leaves the shape open, all shapes of a budget run and the best is shown, as in RSD's
@@ -59,6 +61,7 @@ def settings(
     *,
     temperature: float,
     acceptance: Sequence[float],
+    shape: Shape | None,
     drafter_options: Mapping[str, Mapping[str, Any]],
 ) -> list[Setting]:
     """What runs at a budget.
@@ -68,6 +71,7 @@ def settings(
         temperature: of the target. At 0 recipes that differ from another by verification
             or by the law of drawing alone are left out.
         acceptance: measured, for the trees that are made for it.
+        shape: searched, for race verification; None where there is none.
         drafter_options: the options of recipes that have drafters of their own and can run here.
     """
     vector = tuple(acceptance)
@@ -90,7 +94,9 @@ def settings(
             Setting("block", {"length": budget}),
             Setting("traversal", {"branching": binary}),
             Setting("class-ordered", {"branching": binary}),
+            Setting("class-ordered", {"budget": budget, "acceptance": vector}),
         ]
+        chosen += [Setting("race", {"shape": as_text(shape)})] if shape else []
     chosen += [Setting("specinfer", {"branching": shape}) for shape in _BRANCHING[budget][1:] if sampled]
     chosen += [Setting("rsd-c", {"branching": shape}) for shape in _BRANCHING[budget]]
     chosen += [Setting("rsd-s", {"width": k, "depth": n}) for k, n in _PATHS[budget]]
