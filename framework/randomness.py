@@ -145,7 +145,8 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on all of them."""
     words = (words ^ (words >> _SHIFTS[0])) * _FACTORS[0]
     words = (words ^ (words >> _SHIFTS[1])) * _FACTORS[1]
-    return words ^ (words >> _SHIFTS[2])
+    mixed: NDArray[np.uint64] = words ^ (words >> _SHIFTS[2])
+    return mixed
 
 
 def _mixed_word(word: int) -> int:

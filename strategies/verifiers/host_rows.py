@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -52,18 +52,22 @@ def _tensors(law: Proposal) -> list[Tensor]:
 
 def _with(law: Proposal, copies: list[Tensor]) -> Proposal:
     """The law with the first of the `copies`, which are taken out, for its distributions."""
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, value in _fields(law):
         count = len(value) if isinstance(value, tuple) else 1
         taken = tuple(copies.pop(0) for _ in range(count))
         changed[name] = taken if isinstance(value, tuple) else taken[0]
-    changed |= {"device": "cpu"} if hasattr(law, "device") else {}
-    return attrs.evolve(law, **changed)  # type: ignore[type-var]
+    if hasattr(law, "device"):
+        changed["device"] = "cpu"
+    evolved: Proposal = attrs.evolve(cast(Any, law), **changed)
+    return evolved
 
 
 def _fields(law: Proposal) -> list[tuple[str, Any]]:
     """The fields of a law that hold one distribution or several."""
-    values = [(field.name, getattr(law, field.name)) for field in attrs.fields(type(law)) if field.init]
+    values = [
+        (field.name, getattr(law, field.name)) for field in attrs.fields(cast(Any, type(law))) if field.init
+    ]
     return [
         (name, value)
         for name, value in values

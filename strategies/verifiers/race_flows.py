@@ -296,7 +296,7 @@ class Tables:
         found: Floats | float = 1.0
         found_marked: Floats | float = 0.0 if outside is None else self.passed + _before(outside)
         scale = 0.0
-        total = self.marked[last] + found_marked * self.products[last]
+        total: Floats = self.marked[last] + found_marked * self.products[last]
         if inside is not None:
             total += inside * self.products[last]
         if self.scales[last] != self.scales[-1]:
