@@ -108,7 +108,7 @@ class ChildDraws:
         return self._blocks is not None
 
     def next_of(self, row: int, node: int) -> tuple[int, float]:
-        """One more child of one node, where draws are `one_by_one`: its token (-1 for none) and weight."""
+        """One more child of one node, where draws are made `one_by_one`: token (-1 for none) and weight."""
         assert self._blocks is not None
         number = int(self.drawn[row, node])
         if number >= self._uniforms.shape[2]:

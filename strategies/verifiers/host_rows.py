@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -57,15 +57,17 @@ def _with(law: Proposal, copies: list[Tensor]) -> Proposal:
         count = len(value) if isinstance(value, tuple) else 1
         taken = tuple(copies.pop(0) for _ in range(count))
         changed[name] = taken if isinstance(value, tuple) else taken[0]
-    changed |= {"device": "cpu"} if hasattr(law, "device") else {}
-    copy: Any = law  # of some attrs class
-    return attrs.evolve(copy, **changed)  # type: ignore[no-any-return]
+    if hasattr(law, "device"):
+        changed["device"] = "cpu"
+    evolved: Proposal = attrs.evolve(cast(Any, law), **changed)
+    return evolved
 
 
 def _fields(law: Proposal) -> list[tuple[str, Any]]:
     """The fields of a law that hold one distribution or several."""
-    kind: Any = type(law)
-    values = [(field.name, getattr(law, field.name)) for field in attrs.fields(kind) if field.init]
+    values = [
+        (field.name, getattr(law, field.name)) for field in attrs.fields(cast(Any, type(law))) if field.init
+    ]
     return [
         (name, value)
         for name, value in values

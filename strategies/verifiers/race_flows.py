@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 LEFT_OUT = 5e-4
 """About what the tokens may be worth together that are not offered at all."""
 
-SPARE = 5e-4
+SPARE = 2e-4
 """The share of its target that a token forgoes, so that a solution found in a few steps is surely allowed."""
 
 STEPS = 8
@@ -250,7 +250,7 @@ class Tables:
         terms, scales, scale = np.empty(n + 1), [0.0], 0.0
         for m in range(1, count + 1):
             above, above_marked = products[m - 1, :-1], marked[m - 1, :-1]
-            factor = np.exp(-scale)
+            factor = np.exp(min(-scale, 600.0))
             terms[0] = end[0][m] * factor
             np.multiply(odds, above, out=terms[1:])
             np.cumsum(terms, out=products[m])

@@ -5,10 +5,12 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from draftwood import InvalidInput
+from draftwood import CounterRandomness, InvalidInput
+from draftwood.row_growth import in_lockstep
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.sequoia import Sequoia
@@ -197,3 +199,32 @@ def test_subtrees_that_go_by_probability_keep_the_targets_law(verifier):
 )
 def test_a_chain_says_so(policy, branches):
     assert policy.branches == branches
+
+
+@pytest.mark.parametrize("live", [1, 2, 3, 6])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_where_tokens_are_missing_grow_as_each_alone(live, rows):
+    policy, seeds = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))), range(5, 5 + rows)
+    table = torch.rand(7, 7, generator=torch.Generator().manual_seed(live), dtype=torch.float64)
+    # The first tokens have fewer to follow than the shape has room for, so that it shows on some level.
+    for token, row in enumerate(table):
+        row[max(live, 2 * (token % 3)) :] = 0
+
+    def grown(growing):
+        requests = next(growing)
+        while True:
+            try:
+                requests = growing.send(table[requests.tokens])
+            except StopIteration as finished:
+                return finished.value
+
+    def streams():
+        return [CounterRandomness.seeded(seed) for seed in seeds]
+
+    together, alone = streams(), streams()
+    trees = grown(policy.grow_rows([1] * rows, together))
+    for tree, own, rng in zip(trees, alone, together, strict=True):
+        expected = grown(in_lockstep([policy.grow(1, own)]))[0]
+        assert tree.tokens.tolist() == expected.tokens.tolist()
+        assert tree.parents.tolist() == expected.parents.tolist()
+        assert own.used == rng.used
