@@ -81,7 +81,7 @@ def as_nodes(
 
 def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
     ids = tokens.numpy()
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+    if (ids.view(np.uint64) >= vocab).any():  # negative ones are large
         row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
         raise InvalidTree(
             f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "

@@ -49,12 +49,12 @@ def move(*, arenas: Sequence[Tensor], rows: ArrayLike, sources: ArrayLike, targe
     _check(arenas, row, source, target)
     if not len(row):
         return
-    first = np.flatnonzero(np.diff(row, prepend=-1))  # of every row that moves
-    last = np.append(first[1:], len(row))
-    most = int((last - first).max())
+    most = int(np.bincount(row).max())
     if not support.use_kernel("kv_commit", _objection(arenas, most)):
         reference.move(arenas=arenas, rows=row, sources=source, targets=target)
         return
+    first = np.flatnonzero(np.diff(row, prepend=-1))  # of every row that moves
+    last = np.append(first[1:], len(row))
     configuration = next(choice for choice in CONFIGURATIONS if most <= choice.constants["MOVES"])
     plan = np.concatenate(
         [
@@ -113,7 +113,8 @@ def _check(arenas: Sequence[Tensor], rows: Numbers, sources: Numbers, targets: N
             f"A move from slot {sources[move]} to {targets[move]} of row {rows[move]} lies outside {have} "
             f"rows of {slots} slots."
         )
-    if len(np.unique(rows * slots + targets)) < len(rows):
+    written = np.sort(rows * slots + targets)  # a quarter of what `np.unique` takes
+    if (written[1:] == written[:-1]).any():
         raise ValueError(f"The moves write a slot twice: rows {rows.tolist()}, slots {targets.tolist()}.")
     if (rows[1:] < rows[:-1]).any():
         raise ValueError(f"The rows {rows.tolist()} must be in ascending order.")

@@ -16,6 +16,9 @@ from draftwood.row_growth import widened
 
 Numbers = NDArray[np.int64]
 
+CAPACITY = 64
+"""Nodes of a row for which there is room at first."""
+
 
 @attrs.frozen(eq=False)
 class Fed:
@@ -49,10 +52,14 @@ class RequestedNodes:
 
     def _begin(self) -> None:
         rows = len(self._pending)
-        self._tokens, self._parents, self._depths = (np.zeros((rows, 0), dtype=np.int64) for _ in range(3))
+        # By request number; what stands behind those of a row means nothing.
+        self._tokens, self._parents, self._depths = (
+            np.zeros((rows, CAPACITY), dtype=np.int64) for _ in range(3)
+        )
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
         self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
         self._leads = np.zeros(rows, dtype=np.int64)  # pending tokens that were fed
+        self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
 
     def join(self, pending: Sequence[list[int]]) -> None:
@@ -65,8 +72,8 @@ class RequestedNodes:
         removed = set(range(len(self._pending)) if rows is None else rows)
         keep = [row for row in range(len(self._pending)) if row not in removed]
         self._pending = [self._pending[row] for row in keep]
-        for name in ("_tokens", "_parents", "_depths", "_requested", "_fed", "_leads", "_exhausted"):
-            setattr(self, name, getattr(self, name)[keep])
+        for name in ("tokens", "parents", "depths", "requested", "fed", "leads", "deepest", "exhausted"):
+            setattr(self, f"_{name}", getattr(self, f"_{name}")[keep])
 
     def take(self, requests: Requests, *, lengths: Sequence[int], room: int | None) -> Fed:
         """What a pass feeds for `requests`.
@@ -81,9 +88,9 @@ class RequestedNodes:
         self._add(requests, counts)
         leads = np.where(self._fed > 0, self._leads, [len(pending) for pending in self._pending])
         if room is not None:
-            deepest = self._depths.max(1, initial=0)
-            self._exhausted |= (counts > 0) & (np.array(lengths) + leads + deepest >= room)
-        counts[self._exhausted] = 0
+            self._deepen(requests.parents.numpy(), counts)
+            self._exhausted |= (counts > 0) & (np.array(lengths) + leads + self._deepest >= room)
+            counts[self._exhausted] = 0
         feeds = counts > 0
         ahead = np.where(feeds & (self._fed == 0), leads, 0)
         self._leads = np.where(feeds, leads, self._leads)
@@ -130,19 +137,31 @@ class RequestedNodes:
         return paths
 
     def _add(self, requests: Requests, counts: Numbers) -> None:
-        width = requests.tokens.shape[1]
-        most = max(int((self._requested + counts).max(initial=0)), self._tokens.shape[1])
-        self._tokens, self._parents, self._depths = (
-            widened(numbers, most) for numbers in (self._tokens, self._parents, self._depths)
-        )
-        rows, columns = np.nonzero(np.arange(width) < counts[:, None])
-        new = (rows, self._requested[rows] + columns)
-        parents = requests.parents.numpy()[rows, columns]
-        self._tokens[new], self._parents[new] = requests.tokens.cpu().numpy()[rows, columns], parents
-        # A request may hold a node and its child.
-        for _ in range(width):
-            depths = np.where(parents >= 0, self._depths[rows, np.maximum(parents, 0)] + 1, 0)
-            if (depths == self._depths[new]).all():
-                break
-            self._depths[new] = depths
+        rows, width = requests.tokens.shape
+        self._reserve(int(self._requested.max(initial=0)) + width)
+        # Padding is written over by the next request, or never read.
+        row, new = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
+        self._tokens[row, new] = requests.tokens.cpu().numpy()
+        self._parents[row, new] = requests.parents.numpy()
         self._requested = self._requested + counts
+
+    def _deepen(self, parents: Numbers, counts: Numbers) -> None:
+        """Note the depths of the nodes added last, with these `parents` `[rows, width]`."""
+        rows, width = parents.shape
+        row, new = np.arange(rows)[:, None], (self._requested - counts)[:, None] + np.arange(width)
+        below = (parents >= 0) & (np.arange(width) < counts[:, None])
+        self._depths[row, new] = depths = np.zeros((rows, width), dtype=np.int64)
+        # A request may hold a node and its child.
+        while True:
+            known, depths = depths, np.where(below, self._depths[row, np.maximum(parents, 0)] + 1, 0)
+            if (depths == known).all():
+                break
+            self._depths[row, new] = depths
+        self._deepest = np.maximum(self._deepest, depths.max(1, initial=0))
+
+    def _reserve(self, nodes: int) -> None:
+        if nodes > (have := self._tokens.shape[1]):
+            self._tokens, self._parents, self._depths = (
+                widened(numbers, max(nodes, 2 * have))
+                for numbers in (self._tokens, self._parents, self._depths)
+            )

@@ -279,6 +279,8 @@ def test_malformed_trees_name_what_is_wrong(model: Any) -> None:
     root = torch.tensor([[-1, 0], [-1, 0]])
     with pytest.raises(InvalidTree, match="Node 1 of row 1 holds token 53; this model's are 0 to 52"):
         backend.extend(torch.tensor([[1, 2], [3, 53]]), root)
+    with pytest.raises(InvalidTree, match="Node 0 of row 1 holds token -1; this model's are 0 to 52"):
+        backend.extend(torch.tensor([[1, 2], [-1, 5]]), root)
     with pytest.raises(InvalidTree, match="Node 1 of row 0 has parent 1;"):
         backend.extend(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[-1, 1], [-1, 0]]))
     backend.extend(torch.tensor([[1, 2], [3, 4]]), root)
