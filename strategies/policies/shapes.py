@@ -47,8 +47,16 @@ def _of_levels(levels: Sequence[Sequence[int]]) -> Shape:
     return tuple(paths)
 
 
-SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS.items()}
-"""The shapes that have a name."""
+# Sorted trees for race verification, as text: searched for the zoo's llama-7m with llama-draft at
+# temperature 1, on prompts that no table decodes (`python -m benchmarks shapes`).
+_SEARCHED = {
+    "race-4": "1/1/1/1",
+    "race-8": "2/1,1/1,1/1,1",
+    "race-16": "3/1,1,1/1,1,1/1,1,1/1,1,1/0,0,1",
+    "race-32": "3/2,2,2/1,1,1,1,1,1/1,1,1,1,1,1/1,1,1,1,1,1/1,1,0,1,0,1/0,0,0,1",
+    "race-64": "6/2,2,1,1,2,2/1,2,1,1,1,1,1,1,1,1/1,1,1,1,1,1,1,1,1,1,1/1,1,1,1,1,1,1,1,1,1,1/"
+    "1,1,1,0,1,1,1,1,1,1,1/1,0,1,0,0,1,0,0,0,1/1",
+}
 
 
 def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
@@ -133,3 +141,9 @@ def _of_parents(parents: Sequence[int]) -> list[RankPath]:
         if node:
             counts[parent] += 1
     return paths[1:]
+
+
+SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS.items()} | {
+    name: _of_text(text) for name, text in _SEARCHED.items()
+}
+"""The shapes that have a name."""
