@@ -100,7 +100,8 @@ def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
 
 def as_text(shape: Shape) -> str:
     """Numbers of children, node after node and level by level: `2/1` is a root with two children, of which
-    the first has one. Nodes at the end of a level that have none are left out, as are skipped ranks."""
+    the first has one. Nodes at the end of a level that have none are left out, as are skipped ranks. A tree
+    of one level ends in a slash, which tells it from a number."""
     children = Counter(path[:-1] for path in shape)
     levels, level = list[str](), list[RankPath]([()])
     while any(path in children for path in level):
@@ -109,11 +110,11 @@ def as_text(shape: Shape) -> str:
             counts.pop()
         levels.append(",".join(map(str, counts)))
         level = [path for path in shape if len(path) == len(levels)]
-    return "/".join(levels)
+    return "/".join(levels) if len(levels) > 1 else f"{levels[0]}/"
 
 
 def _of_text(text: str) -> Shape:
-    levels = [[int(word or -1) for word in level.split(",")] for level in text.split("/")]
+    levels = [[int(word or -1) for word in level.split(",")] for level in text.removesuffix("/").split("/")]
     nodes = 1
     for counts in levels:
         if len(counts) > nodes or min(counts) < 0:

@@ -86,6 +86,7 @@ def test_text_and_places_name_one_shape(shape):
     indices = as_shape(shape)
     assume(all(index[-1] == 0 or (*index[:-1], index[-1] - 1) in indices for index in indices))
     assert as_shape(as_text(indices)) == indices
+    assert "/" in as_text(indices)
 
 
 @pytest.mark.parametrize(
