@@ -81,7 +81,7 @@ def distil(
     \b
     Examples:
       draftwood distil big/ small/ notes.txt -o better-small
-      draftwood distil big/ small/ letters/ code.jsonl -o better-small --dtype bfloat16
+      draftwood distil big/ small/ letters/ code.jsonl -o out --dtype bfloat16
       draftwood generate --target big/ --drafter better-small --prompt "Hi"
     """
     known = run.finished(out)
