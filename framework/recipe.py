@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -43,3 +44,51 @@ class Recipe:
         if self.draft_temperature is None:
             return None
         return attrs.evolve(sampling, temperature=self.draft_temperature)
+
+
+class Fit(Protocol):
+    """How the tree of a recipe is fitted to a pair: what `draftwood tune` calls before it tries the recipe.
+
+    Attributes:
+        option: the recipe's option that is fitted; one that was chosen is left alone.
+    """
+
+    option: str
+
+    def __call__(
+        self,
+        target: Any,
+        drafter: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        budgets: Sequence[int],
+        sampling: SamplingParams,
+        tokens: int,
+        seed: int,
+        watch: Callable[[Sequence[Any]], Iterable[Any]],
+    ) -> Mapping[int, str]:
+        """The option's text for every one of `budgets`.
+
+        Args:
+            target, drafter: as `SpeculativeDecoder` takes them.
+            prompts: of calibration, as tokens.
+            budgets: nodes that a tree may have.
+            sampling: of target and draft, above temperature 0.
+            tokens: of a text.
+            seed: of the first prompt's draws.
+            watch: goes through what is done step by step, and shows how far it is.
+        """
+        ...
+
+
+RecipeFunction = TypeVar("RecipeFunction", bound=Callable[..., Recipe])
+
+
+def fitted_by(fit: Fit) -> Callable[[RecipeFunction], RecipeFunction]:
+    """A decorator: the recipe's tree can be fitted to a pair by `fit`."""
+
+    def mark(recipe: RecipeFunction) -> RecipeFunction:
+        recipe.fit = fit  # type: ignore[attr-defined]
+        return recipe
+
+    return mark

@@ -18,6 +18,7 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
 )
+from draftwood.recipe import fitted_by
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
@@ -32,6 +33,7 @@ from draftwood.strategies.policies.shapes import SHAPES
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.strategies.shape_search import ShapeFit
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
@@ -155,6 +157,7 @@ def class_ordered(
     return Recipe(tree, _verifier(temperature, ClassOrderedTraversal()))
 
 
+@fitted_by(ShapeFit(RaceTraversal()))
 def race(
     budget: int = 64, shape: str | Sequence[Sequence[int]] | None = None, *, temperature: float = 1.0
 ) -> Recipe:

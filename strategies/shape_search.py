@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree, Verifier
 from draftwood.errors import InvalidInput
 from draftwood.strategies.path_chances import path_chances
-from draftwood.strategies.policies.shapes import RankPath, Shape
+from draftwood.strategies.policies.shapes import RankPath, Shape, as_text
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
 
@@ -198,6 +198,46 @@ def measured_shares(
                 seed=seed + number,
             )
     return shares
+
+
+@attrs.frozen
+class ShapeFit:
+    """Fits the `shape` of a recipe of sorted trees that `verifier` judges; see `draftwood.recipe.Fit`.
+
+    Attributes:
+        depth: levels at most.
+    """
+
+    verifier: TraversalVerifier
+    depth: int = 16
+    option = "shape"
+
+    def __call__(
+        self,
+        target: Any,
+        drafter: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        budgets: Sequence[int],
+        sampling: SamplingParams,
+        tokens: int,
+        seed: int,
+        watch: Callable[[Sequence[Any]], Iterable[Any]],
+    ) -> dict[int, str]:
+        shares = measured_shares(
+            target,
+            drafter,
+            prompts,
+            shapes=watch(probe_shapes(max(budgets))),
+            verifier=self.verifier,
+            sampling=sampling,
+            tokens=tokens,
+            seed=seed,
+        )
+        return {
+            budget: as_text(best_sorted_shape(shares, budget=budget, depth=self.depth)[0])
+            for budget in budgets
+        }
 
 
 @attrs.frozen(eq=False)

@@ -18,8 +18,8 @@ from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.options import assign, parse, split
 from draftwood.apps.progress import watched
+from draftwood.apps.tune.fit import fitted
 from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
-from draftwood.apps.tune.shapes import with_shapes
 from draftwood.errors import InvalidInput
 from draftwood.tuning import FORMAT, VERSION, TunedModel
 
@@ -106,7 +106,7 @@ def tune(
     tokens = loaded.tokenizer(texts)["input_ids"]
     _check_lengths(tokens, 2 * new_tokens, models.context(loaded.target))
     trial = TuneTrial(loaded, tokens, temperature, seed)
-    specs = with_shapes(specs, trial, tokens=new_tokens)
+    specs = fitted(specs, trial, tokens=new_tokens)
     costs, estimates, results = _measure(trial, specs, new_tokens, max(budget or BUDGETS))
     best = max(results, key=lambda result: result.gain)
     content = {
