@@ -15,7 +15,7 @@ from tests.thorough import every
 BY_NAME = {one.name: one for one in MUTATIONS}
 
 
-@pytest.mark.parametrize("name", every(4, BY_NAME))
+@pytest.mark.parametrize("name", every(6, BY_NAME))
 def test_the_mistake_is_caught_and_the_case_is_exact_without_it(name):
     mutation = BY_NAME[name]
     assert mutation.betrayal().error >= BETRAYED

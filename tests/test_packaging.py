@@ -82,6 +82,7 @@ def test_an_installed_package_kernels_wins_over_the_folder(fake_kernels: Path) -
     assert Path(ours) == ROOT / "kernels"
 
 
+@pytest.mark.thorough
 def test_the_simulated_package_tells_the_two_apart(fake_kernels: Path, tmp_path: Path) -> None:
     # The same with an `__init__.py` in our folder fails; otherwise the test above shows nothing.
     checkout = tmp_path / "checkout"

@@ -35,6 +35,7 @@ def test_faults_in_calls_of_all_kinds():
     assert {"target", "draft", "drafter", "policy", "verifier", "of"} <= parts
 
 
+@pytest.mark.thorough  # Ctrl-C in each command has a test of its own
 def test_ctrl_c_at_random_moments():
     # In a process of its own, as users have it: Hypothesis listens to garbage collections here, and swallows
     # what is raised in them.
@@ -49,9 +50,11 @@ def test_a_text_keeps_no_more_than_what_happened_in_its_rounds(name, tokens):
     survived(long_text(name, tokens, timed=False))
 
 
+@pytest.mark.thorough
 def test_a_bench_that_is_killed_loses_nothing():
     survived(kills(1, most=1, context=multiprocessing.get_context("fork")))
 
 
+@pytest.mark.thorough
 def test_hostile_files():
     survived(hostile(66))

@@ -81,5 +81,5 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
         *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
-        *("level", "optimum", "recipes", "verifiers"),
+        *("level", "optimum", "recipes", "shapes", "verifiers"),
     }

@@ -108,10 +108,10 @@ TARGET, DRAFT = tiny(1), tiny(2)
     ("assisted", "plain"),
     [
         ({}, {}),
-        ({}, {"temperature": 0.7, "top_k": 2}),
+        pytest.param({}, {"temperature": 0.7, "top_k": 2}, marks=pytest.mark.thorough),
         ({}, {"eos_token_id": 2}),
         ({"threshold": 0.4, "drafted": 20}, {"eos_token_id": 2}),
-        ({"schedule": "heuristic", "drafted": 1}, {}),
+        pytest.param({"schedule": "heuristic", "drafted": 1}, {}, marks=pytest.mark.thorough),
         ({"schedule": "heuristic_transient", "drafted": 1}, {"repetition_penalty": 2.0}),
     ],
     ids=str,

@@ -101,6 +101,7 @@ def tiles() -> list[tuple[Configuration, dict[str, Any]]]:
     return list(zip(declared, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.thorough
 def test_every_tile_compiles(tiles: list[tuple[Configuration, dict[str, Any]]]) -> None:
     assert {one.kernel for one, _ in tiles} == {
         one.kernel for operation in compiled.operations() for one in compiled.configurations(operation)
