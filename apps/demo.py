@@ -37,7 +37,15 @@ def demo(
     parameters: Annotated[
         float, typer.Option(help="Size that the target is widened to for the race.")
     ] = 350e6,
+    head: Annotated[
+        str | None,
+        typer.Option(help="A head of llama-7m that drafts the first text: llama-7m-eagle3, llama-7m-dspark."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    offload: Annotated[
+        bool,
+        typer.Option("--offload", help="Race with the target's weights on the disk, streamed in every pass."),
+    ] = False,
 ) -> None:
     """Compare draft trees with generate(): the texts and the speed.
 
@@ -49,9 +57,16 @@ def demo(
     Examples:
       draftwood demo
       draftwood demo --prompts 3 --tokens 32 --device cpu
+      draftwood demo --head llama-7m-eagle3
+      draftwood demo --offload
     """
     if tokens is not None and tokens < 1:
         raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
+    if head is not None and not (models.drafter_of(head) or ("", {}))[1]:
+        raise InvalidInput(
+            f"--head is {head!r}, which is no head; give a folder with one, llama-7m-eagle3 or "
+            "llama-7m-dspark."
+        )
     torch_device = models.find_device(device)
     models.quiet()
     from rich.console import Console
@@ -70,16 +85,28 @@ def demo(
     target, draft = target.to(torch_device), draft.to(torch_device)
     tokenizer = zoo.tokenizer()
     encoded = [tokenizer(text)["input_ids"] for text in interleaved(prompts)]
-    _stream(console, target, draft, tokenizer, encoded[0], tokens or 64)
+    _stream(console, target, draft, tokenizer, encoded[0], tokens or 64, head=head)
     if not _show_equality(console, target, draft, encoded, tokens or 48):
         raise typer.Exit(FAILED)
     pair = _widened(console, target, draft, parameters)
+    if offload:
+        from draftwood.apps.demo_offloaded import race_offloaded
+
+        race_offloaded(console, pair, tokenizer, encoded)
+        return
     texts = _race(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
     _show_race(console, texts, pair.cost)
 
 
 def _stream(
-    console: Console, target: Any, draft: Any, tokenizer: Any, prompt: Sequence[int], tokens: int
+    console: Console,
+    target: Any,
+    draft: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    tokens: int,
+    *,
+    head: str | None,
 ) -> None:
     """One text as it is committed, with the accepted tokens in colour."""
     from draftwood.apps.demo_race import DYSPEC, METHODS, decoder
@@ -91,7 +118,7 @@ def _stream(
     )
     shown = IncrementalText(tokenizer)
     console.print(shown.add(prompt), style="dim", end="", markup=False)
-    for finished_round in decoder(target, draft, method).stream(
+    for finished_round in decoder(target, draft, method, head=head).stream(
         [list(prompt)],
         max_new_tokens=tokens,
         draft_sampling=SamplingParams(temperature=method.draft_temperature),

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, registry
+from draftwood.apps import models
 from draftwood.apps.bench.figures import common
 from draftwood.apps.bench.writers import Speculative, Text, Transformers, Writer
 from draftwood.metrics import value
@@ -55,11 +56,13 @@ def writers(model: Any, draft: Any) -> dict[str, Writer]:
     }
 
 
-def decoder(model: Any, draft: Any, method: Method) -> SpeculativeDecoder:
-    """The greedy decoder of a method."""
+def decoder(model: Any, draft: Any, method: Method, *, head: str | None = None) -> SpeculativeDecoder:
+    """The greedy decoder of a method; `head` names one that drafts instead of the model `draft`."""
+    target = registry.load(model)
+    name, options = (models.drafter_of(head) if head else None) or ("model", {"backend": draft})
     return SpeculativeDecoder(
-        registry.load(model),
-        create("drafters", "model", {"backend": draft}),
+        target,
+        create("drafters", name, {"target": target, **options} if name != "model" else options),
         create("policies", method.policy, method.options),
         create("verifiers", "greedy"),
     )

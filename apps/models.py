@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import torch
+import typer
 
 from draftwood import Drafter, StateBackend, create, registry, zoo
 from draftwood.apps.cli_errors import first_line
@@ -20,6 +23,17 @@ from draftwood.devices import default_device
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
+
+
+Offload = Annotated[
+    Path | None,
+    typer.Option(
+        help="Stream the target's layers from the disk in every pass; a folder for what the checkpoint's own "
+        "files do not hold as the model needs it.",
+        file_okay=False,
+    ),
+]
+"""The option of every command whose target may be larger than memory."""
 
 
 class Dtype(StrEnum):
@@ -38,12 +52,13 @@ class Loader:
     device: torch.device
     trust_remote_code: bool
 
-    def backend(self, name: str) -> StateBackend:
+    def backend(self, name: str, *, offload: Path | None = None) -> StateBackend:
         return registry.load(
             locate(name),
             dtype=_dtype(self.dtype, self.device),
             device=self.device,
             trust_remote_code=self.trust_remote_code,
+            offload=offload,
         )
 
     def tokenizer(self, name: str) -> Any:
@@ -53,12 +68,34 @@ class Loader:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """A target and a draft (None where the drafter needs no model) that share `tokenizer`."""
+    """A target and a draft (None where the drafter needs no model), and the target's `tokenizer`.
+
+    Attributes:
+        draft_tokenizer: the draft's own where that is another one; None where it is shared.
+    """
 
     target: StateBackend
     draft: StateBackend | None
     tokenizer: Any
     loader: Loader
+    draft_tokenizer: Any = None
+
+    @cached_property
+    def token_map(self) -> Any:
+        """How the target's tokens read in the draft's vocabulary; None where they share a tokenizer.
+
+        Raises:
+            IncompatibleModels: the tokenizers have no token in common.
+        """
+        if self.draft_tokenizer is None:
+            return None
+        made = registry.get("drafters", "shared-tokens").between(
+            create("drafters", "model", {"backend": self.draft}),
+            self.tokenizer,
+            self.draft_tokenizer,
+            vocab_size=self.target.vocab_size,
+        )
+        return made.tokens
 
 
 def quiet() -> None:
@@ -81,11 +118,15 @@ def load(
     dtype: Dtype,
     device: str | None,
     trust_remote_code: bool,
+    other_tokens: bool = False,
+    offload: Path | None = None,
 ) -> Loaded:
     """Both models and their tokenizer; every name is a folder, a model of the zoo or a hub name.
 
+    With `offload` the target's layers stay on the disk (see `draftwood.backends.loading.load`).
+
     Raises:
-        IncompatibleModels: target and draft come with different tokenizers.
+        IncompatibleModels: target and draft come with different tokenizers, and not `other_tokens`.
         InvalidInput: a name or device that does not exist, or a corrupt folder.
         UnsupportedModel: a model that cannot be served, or loaded safely.
     """
@@ -93,12 +134,16 @@ def load(
     own = loader.tokenizer(target)
     shared = loader.tokenizer(tokenizer) if tokenizer else own
     if shared is None and tokenizer is None:
-        loader.backend(target)  # the name itself may be wrong
+        loader.backend(target, offload=offload)  # the name itself may be wrong
     if shared is None:
         raise _no_tokenizer(tokenizer or target)
-    if draft is not None:
-        _check_draft(draft, own or shared, loader)
-    return Loaded(loader.backend(target), loader.backend(draft) if draft else None, shared, loader)
+    theirs = loader.tokenizer(draft) if draft is not None else None
+    if theirs is not None and theirs.get_vocab() == (own or shared).get_vocab():
+        theirs = None
+    if theirs is not None and not other_tokens:
+        check_same_tokens(own or shared, theirs)
+    backend = loader.backend(target, offload=offload)
+    return Loaded(backend, loader.backend(draft) if draft else None, shared, loader, theirs)
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
@@ -115,7 +160,9 @@ def vocabulary_digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def check_same_tokens(target: Any, draft: Any) -> None:
+def check_same_tokens(
+    target: Any, draft: Any, *, remedy: str = "choose a draft that shares the target's tokenizer"
+) -> None:
     """Raise `IncompatibleModels` unless both tokenizers give every token the same number."""
     ours, theirs = target.get_vocab(), draft.get_vocab()
     if ours == theirs:
@@ -128,14 +175,59 @@ def check_same_tokens(target: Any, draft: Any) -> None:
     number, token = differing[0]
     raise IncompatibleModels(
         f"The tokenizers of target and draft differ in {len(differing)} tokens, {token!r} (number {number}) "
-        "first; choose a draft that shares the target's tokenizer."
+        f"first; {remedy}."
     )
 
 
+def model_drafter(loaded: Loaded) -> Drafter:
+    """The drafter of `loaded.draft`; of another tokenizer it proposes the tokens that both have.
+
+    Raises:
+        IncompatibleModels: the tokenizers have no token in common.
+    """
+    drafter: Drafter = create("drafters", "model", {"backend": loaded.draft})
+    if loaded.token_map is None:
+        return drafter
+    shared: Drafter = registry.get("drafters", "shared-tokens")(drafter, loaded.token_map)
+    return shared
+
+
+def shared_tokens(loaded: Loaded, texts: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+    """What a draft of another tokenizer shares with the target, for a record; None where it is the same.
+
+    Returns:
+        `shared`: tokens that both have; `target`: all of the target; `coverage`: the share of `texts` that
+        the shared ones are.
+    """
+    if (known := loaded.token_map) is None:
+        return None
+    coverage = known.coverage([token for text in texts for token in text])
+    return {"shared": known.shared, "target": len(known.to_draft), "coverage": coverage}
+
+
 def is_drafter(name: str) -> bool:
-    """Whether `name` is no model but a registered drafter or `package.module:Class`; a folder goes before."""
+    """Whether `name` is no model; see `drafter_of`."""
+    return drafter_of(name) is not None
+
+
+def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The drafter that `name` stands for, and the options that it brings; None where it is a model.
+
+    A registered drafter and `package.module:Class` bring none. A folder goes before both: one that holds a
+    head, as those of the zoo do, is for the drafter whose `reads` says so.
+    """
+    if (folder := Path(locate(name))).is_dir():
+        for drafter in registry.names("drafters"):
+            try:
+                reads = getattr(registry.get("drafters", drafter), "reads", None)
+            except Exception:  # another package's, which may fail in any way; `strategies` says how
+                continue
+            if reads is not None and reads(folder):
+                return drafter, {"head": str(folder)}
+        return None
     known = name != "model" and name in registry.names("drafters")
-    return (known or re.fullmatch(r"[\w.]+:\w+", name) is not None) and not Path(name).exists()
+    is_class = re.fullmatch(r"[\w.]+:\w+", name) is not None
+    return (name, {}) if (known or is_class) and not Path(name).exists() else None
 
 
 def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafter:
@@ -164,9 +256,10 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
 def _member(word: str, loaded: Loaded) -> Drafter:
     """One of several drafters, with its options, or a model."""
     name, words = split(word)
-    if is_drafter(name):
-        (options,) = assign(parse(words), [("drafters", name)])
-        return create_drafter(name, options, loaded)
+    if found := drafter_of(name):
+        drafter_name, brought = found
+        (options,) = assign(parse(words), [("drafters", drafter_name)])
+        return create_drafter(drafter_name, brought | options, loaded)
     model = word.strip()
     _check_draft(model, loaded.tokenizer, loaded.loader)
     drafter: Drafter = create("drafters", "model", {"backend": loaded.loader.backend(model)})
@@ -186,7 +279,7 @@ def _no_tokenizer(name: str) -> InvalidInput:
 
 def locate(name: str) -> str:
     """The folder of a model of the zoo; any other name as it is."""
-    if Path(name).exists() or name not in (*zoo.names(), "tokenizer"):
+    if Path(name).exists() or name not in (*zoo.names(), *zoo.head_names(), "tokenizer"):
         return name
     try:
         return str(zoo.path(name))

@@ -35,7 +35,13 @@ def prove(
         list[str] | None,
         typer.Option("--option", "-o", help="name=value for the policies and verifiers; repeatable."),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Policies proved at a time.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Policies proved at a time; default 1.", show_default=False)
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Prove over a Ray cluster: its address, auto, or local to start one."),
+    ] = None,
 ) -> None:
     """Prove that verifiers keep the target's law on policies' trees.
 
@@ -48,6 +54,7 @@ def prove(
       draftwood prove
       draftwood prove --policy dyspec --verifier recursive-rejection
       draftwood prove --policy fixed-tree -o law=with-replacement --models 50
+      draftwood prove --models 1000 --ray auto
     """
     from rich.console import Console
 
@@ -63,7 +70,7 @@ def prove(
         _say_lossy(verifier, {pair.verifier for pair in proved})
     of_one_policy = [list(some) for _, some in groupby(proved, key=lambda pair: pair.grower)]
     proof = partial(prove_pairs, models=[Toys(number) for number in range(models)], option_words=option_words)
-    with _pool(processes) as apply:
+    with _pool(processes, ray) as apply:
         verdict_lists = chain.from_iterable(apply(proof, of_one_policy))
         verdicts = watched(verdict_lists, "Proving", total=len(proved), console=console)
     _show(verdicts, models, option_words.get("law", ""), console)
@@ -84,9 +91,16 @@ def _say_lossy(asked: Sequence[str], proved: Collection[str]) -> None:
 
 
 @contextmanager
-def _pool(processes: int) -> Iterator[Callable[..., Iterable[list[Verdict]]]]:
-    """`map`, or the same over processes of one thread each."""
-    if processes == 1:
+def _pool(processes: int | None, ray: str | None) -> Iterator[Callable[..., Iterable[list[Verdict]]]]:
+    """`map`, or the same over processes of one thread each, or over a cluster."""
+    if ray is not None:
+        from draftwood.apps.on_ray import spread
+
+        if processes is not None:
+            raise InvalidInput("--ray has its own processes, so it does not go with --processes.")
+        yield partial(spread, ray)
+        return
+    if processes in (None, 1):
         yield map
         return
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,11 +121,22 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write `text` to `file` whole or not at all."""
+    # In a locale of another encoding, a file's name from the command line holds bytes as half characters.
+    write_bytes(file, [text.encode("utf-8", "surrogateescape")])
+
+
+def write_bytes(file: Path, chunks: Iterable[bytes]) -> None:
+    """Write `chunks` to `file` whole or not at all; when this returns, they survive whatever happens.
+
+    Raises:
+        InvalidInput: they cannot be written, as on a full disk.
+    """
     handle, temporary = tempfile.mkstemp(dir=file.resolve().parent, prefix=f".{file.name}-")
     try:
-        # In a locale of another encoding, a file's name from the command line holds bytes as half characters.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as out:
-            out.write(text)
+        with os.fdopen(handle, "wb") as out:
+            out.writelines(chunks)
+            out.flush()
+            os.fsync(out.fileno())
         # mkstemp keeps its file to the owner; what is written is as readable as any file the user makes.
         umask = os.umask(0)
         os.umask(umask)

@@ -62,7 +62,7 @@ def grouped_sdpa(
     """
     heads, queries, kv_heads = query.shape[1], query.shape[2], key.shape[1]
     # transformers itself copies nothing for a single query.
-    long = query.device.type == "cpu" and queries > BLOCK
+    long = query.device.type == "cpu" and BLOCK < queries <= key.shape[2]
     grouped = heads != kv_heads and queries > 1
     served = (grouped or long) and attention_mask is not None and attention_mask.shape[1] == 1
     if not served or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):

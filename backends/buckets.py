@@ -19,6 +19,9 @@ TEXT = 256
 COLUMNS = 128
 """Uncommitted columns for which there is always room."""
 
+OLD = 32
+"""Columns of the smallest region that recurrent layers read, beside none."""
+
 
 @attrs.frozen
 class Shape:
@@ -29,12 +32,14 @@ class Shape:
         nodes: new ones of every row.
         text: slots before column 0, at most.
         columns: uncommitted columns, at most, the new nodes among them.
+        old: uncommitted columns before the new nodes that recurrent layers read, at most.
     """
 
     rows: int
     nodes: int
     text: int
     columns: int
+    old: int = 0
 
     @property
     def slots(self) -> int:
@@ -62,6 +67,14 @@ def text_bucket(tokens: int, *, longest: int | None = None) -> int:
 def columns_bucket(columns: int) -> int:
     """Columns of the smallest shape that holds so many: as few of these as can be, since all else follows."""
     bucket = COLUMNS
+    while bucket < columns:
+        bucket *= 4
+    return bucket
+
+
+def old_bucket(columns: int) -> int:
+    """Columns before the new nodes of the smallest shape that holds so many: none where there are none."""
+    bucket = OLD if columns else 0
     while bucket < columns:
         bucket *= 4
     return bucket

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.backends.buckets import Shape
+from draftwood.backends.captured_inputs import Held
 from draftwood.backends.kv import RowCache
-from draftwood.backends.region import own_bits
-from draftwood.backends.staging import Layout, send
-from draftwood.backends.tree_pass import TreePass
+from draftwood.backends.staging import Layout
 from draftwood.kernels.transfer import pinned
-
-Inputs = dict[str, Tensor]
-"""The standing inputs of a pass, by name."""
 
 Compiler = Callable[[Any, Any], Any]
 """Makes a function of a traced graph and its inputs, as `torch.compile(backend=)` takes."""
@@ -38,43 +31,32 @@ class Graph:
         self,
         run: FunctionType,
         *,
-        shape: Shape,
-        kinds: Sequence[str],
+        name: str,
+        inputs: Held,
         device: torch.device,
         compiler: Compiler,
         cache: RowCache,
         attention: Callable[[], AbstractContextManager[None]],
         replayed: bool,
     ) -> None:
-        """A graph of `run`, which gives logits `[rows, nodes, vocab]`.
+        """A graph of `run`, which makes tensors of its standing inputs.
 
         Args:
-            run: the whole pass over standing inputs.
-            shape: of the pass.
-            kinds: names of the kinds of attention layers.
+            run: the whole pass.
+            name: of the shape, as part of an identifier.
+            inputs: that it reads, by shape and dtype.
             device: where it runs.
             compiler: that makes a function of what is traced.
             cache: that the pass writes into and reads.
             attention: what the model attends by.
             replayed: whether CUDA graphs run it.
         """
-        self._shape, self._compiler, self._replayed = shape, compiler, replayed
+        self._compiler, self._replayed = compiler, replayed
         self._cache, self._attention = cache, attention
         self._direct: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+        self._outputs: Sequence[Any] = ()
         self._modes: tuple[bool, ...] = ()
-        rows, nodes, words = shape.rows, shape.nodes, shape.columns // 32
-        arrays: dict[str, NDArray[Any]] = {
-            "tokens": np.zeros((rows, nodes), np.int64),
-            "positions": np.zeros((rows, nodes), np.int64),
-            "slots": np.zeros(nodes, np.int64),
-            "lengths": np.zeros(rows, np.int32),
-            "counts": np.full(rows, nodes, np.int32),
-            "at": np.zeros(1, np.int32),
-        }
-        for kind in kinds:
-            arrays[f"bits of {kind}"] = np.zeros((rows, nodes, words), np.int32)
-            arrays[f"first of {kind}"] = np.zeros((rows, nodes), np.int32)
-        self._layout = Layout.of(arrays)
+        self._layout = Layout.of(inputs)
         self._buffer = torch.zeros(self._layout.size, dtype=torch.uint8, device=device)
         self._on_host = self._layout.arrays(self._buffer) if device.type == "cpu" else None
         self.tensors = self._layout.read(self._buffer)
@@ -82,9 +64,8 @@ class Graph:
             for tensor in self.tensors.values():
                 torch._dynamo.mark_static_address(tensor)
         # Dynamo keeps what it compiled by code object, and looks through all of one's entries at every call.
-        name = f"pass_{rows}_{nodes}_{shape.text}_{shape.columns}"
-        code = run.__code__.replace(co_name=name)
-        alone = FunctionType(code, run.__globals__, name, None, run.__closure__)
+        code = run.__code__.replace(co_name=f"pass_{name}")
+        alone = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
         # torch 2.7 checks all guards.
         filters = hasattr(torch.compiler, "keep_tensor_guards_unsafe")
         options: Any = {"guard_filter_fn": _kept} if filters else None
@@ -96,57 +77,41 @@ class Graph:
         """Look at the guards again in the next pass: buffers, weights or rows may be others."""
         self._direct = None
 
-    def fill(self, tree: TreePass) -> Inputs:
-        """Write the inputs of a pass in place; gives what `TreePass.in_call` needs on the device."""
-        seen, buffer, nodes = tree.visibility, self._buffer, self._shape.nodes
+    def fill(self, write: Callable[[Held], None]) -> None:
+        """Let `write` write the inputs of a pass on the host, and send them where they stand."""
         held, host = self._on_host, None
         if held is None:
-            host = pinned(self._layout.size, buffer.device)
+            host = pinned(self._layout.size, self._buffer.device)
             held = self._layout.arrays(host)
-        rows, real = tree.tokens.shape
-        held["slots"][:] = np.arange(tree.start, tree.start + nodes)
-        held["at"][:] = seen.start
-        held["counts"][:] = nodes
-        _write(held["positions"], tree.positions)
-        _write(held["lengths"], seen.lengths)
-        old = tree.start - seen.start
-        for kind, bits, first in zip(seen.kinds, seen.bits, seen.first, strict=True):
-            place = held[f"bits of {kind}"]
-            # Padding sees itself, since softmax needs something.
-            place[:] = own_bits(old + nodes, words=place.shape[2])[old:].view(np.int32)
-            place[:rows, :real, : bits.shape[2]] = bits.view(np.int32)
-            _write(held[f"first of {kind}"], first)
-        _write(held["tokens"], tree.host_tokens() if tree.on_host else None)
+        write(held)
         if host is not None:
-            buffer.copy_(host, non_blocking=True)
-        more = tree.arrays()
-        more.pop("tokens", None)
-        tensors = send(more, buffer.device) if more else {}
-        if not tree.on_host:
-            self.tensors["tokens"][:rows, :real].copy_(tree.device_tokens(tensors, buffer.device))
-        return tensors
+            self._buffer.copy_(host, non_blocking=True)
 
-    def __call__(self) -> Tensor:
-        """Logits `[rows, nodes, vocab]` of the shape, by the inputs as they stand."""
+    def __call__(self) -> tuple[Tensor, ...]:
+        """What the pass gives, by the inputs as they stand."""
         if self._replayed:
             torch.compiler.cudagraph_mark_step_begin()
         modes = _modes(self._buffer.device)
         if self._direct is not None and modes == self._modes:
             function, inputs = self._direct
-            logits: Tensor = function(*inputs)[0]
-        else:
-            self._modes = modes
-            with self._cache.written_at(self.tensors["slots"]), self._attention():
-                logits = self._traced(self.tensors)
-        return logits
+            return tuple(function(*inputs))
+        self._modes = modes
+        slots = self.tensors.get("slots")
+        written = nullcontext() if slots is None else self._cache.written_at(slots)
+        with written, self._attention():
+            results: tuple[Tensor, ...] = self._traced(self.tensors)
+        # A model that keeps tensors of a pass has more outputs, which Dynamo puts in their places.
+        if [id(result) for result in results] != [id(output) for output in self._outputs]:
+            self._direct = None
+        self._outputs = ()
+        return results
 
     def _compiled(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         function = self._compiler(graph, inputs)
 
         def first(*inputs: Any) -> Any:
             outputs = function(*inputs)
-            # A model that keeps tensors of a pass has more outputs, which Dynamo puts in their places.
-            self._direct = (function, inputs) if len(outputs) == 1 else None
+            self._direct, self._outputs = (function, inputs), outputs
             return outputs
 
         return first
@@ -174,10 +139,3 @@ def _kept(guards: Sequence[Any]) -> list[bool]:
 def _modes(device: torch.device) -> tuple[bool, ...]:
     """Of torch's modes those that a program may well switch while rows are being written."""
     return torch.is_autocast_enabled(device.type), torch.are_deterministic_algorithms_enabled()
-
-
-def _write(place: NDArray[Any], values: NDArray[Any] | None) -> None:
-    """Let `place` begin with `values`, along every axis, and hold 0 elsewhere."""
-    place.fill(0)
-    if values is not None:
-        place[tuple(map(slice, values.shape))] = values

@@ -6,13 +6,15 @@ from typing import Any
 
 from draftwood.backends.capture import Capture
 from draftwood.backends.longrope import LongRopeBackend
+from draftwood.backends.packed import PackedBackend
 from draftwood.backends.probe import disagreement
-from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.recurrent.rebuild import reference
+from draftwood.backends.streamed import streamed_modules
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
 
-def with_capture(backend: StateBackend, capture: Capture) -> TransformerBackend:
+def with_capture(backend: StateBackend, capture: Capture) -> PackedBackend:
     """A backend like `backend`, which has no rows, with its passes captured.
 
     They are traced, run as traced and compared with the model's own decoding, which compiles nothing.
@@ -32,11 +34,14 @@ def with_capture(backend: StateBackend, capture: Capture) -> TransformerBackend:
             f'{name} {reason}, so its passes are not captured; load it with capture="off".'
         )
     # As few layers would show the same, but not every model can be cut.
-    reason = disagreement(TransformerBackend(backend.model, capture=_as_traced), backend.model)
+    kind: Any = type(backend)
+    plain = reference(backend.model)
+    reason = disagreement(kind(plain, capture=_as_traced), plain)
     if reason is not None:
         reason = " ".join(reason.split())[:200].rstrip(".")
         raise UnsupportedModel(f'Passes of {name} cannot be captured ({reason}); load it with capture="off".')
-    return TransformerBackend(backend.model, capture=capture)
+    captured: PackedBackend = kind(backend.model, capture=capture)
+    return captured
 
 
 def _as_traced(graph: Any, inputs: Any) -> Any:
@@ -47,8 +52,12 @@ def _objection(backend: StateBackend) -> str | None:
     """Why passes of `backend` are not captured, behind the model's name; None where they may be."""
     if isinstance(backend, LongRopeBackend):
         return "is rotated by the length of its text"
-    if not isinstance(backend, TransformerBackend):
-        return "has recurrent layers, or is served one path a row"
+    if not isinstance(backend, PackedBackend):
+        return "is served one path a row"
+    if backend.ranks is not None:
+        return "is sharded over processes"
+    if streamed_modules(backend.model):
+        return "has weights that are streamed"
     if len({weight.device for weight in backend.model.parameters()}) > 1:
         return "is spread over several devices"
     return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import index
 from typing import Any
 
@@ -60,6 +60,7 @@ class Features:
                     f"{len(layers)} (what the output head reads) can be kept."
                 )
         self.module, self.request = module, request
+        self._seen: dict[int, list[Tensor]] = {}
         self._layers = {layer: layers[layer] for layer in set(request.layers) if layer < len(layers)}
 
     def read(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
@@ -68,31 +69,53 @@ class Features:
         Raises:
             UnsupportedModel: a layer is not called once, or reads something else than a state a token.
         """
-        inputs: dict[int, list[Tensor]] = {layer: [] for layer in self.request.layers}
+        with self.watched():
+            features, output = self.run(options)
+        return self.passed_through(features), output
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside it `run` sees what the layers read."""
         with ExitStack() as hooks:
-            # For this pass alone: the model is its owner's, who may run or copy it in between.
-            for layer, states in inputs.items():
-                hooks.callback(self._hook(layer, states).remove)
-            output = self.module(**options)
+            # For a pass alone: the model is its owner's, who may run or copy it in between.
+            for layer in dict.fromkeys(self.request.layers):
+                hooks.callback(self._hook(layer).remove)
+            yield
+
+    def run(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
+        """As `read`, inside `watched`, before features go through anything; a trace may hold it."""
+        self._seen = {layer: [] for layer in self.request.layers}
+        output = self.module(**options)
+        # A trace is to see no change of it.
+        inputs, self._seen = self._seen, {}
         tokens = options["input_ids"]
         for layer, states in inputs.items():
             if len(states) != 1 or states[0].shape[:-1] != tokens.shape:
-                shapes = ", ".join(str(tuple(state.shape)) for state in states) or "nothing"
+                shapes = ", ".join([str(tuple(state.shape)) for state in states]) or "nothing"
                 raise UnsupportedModel(
                     f"{type(self.module).__name__} gives no features of layer {layer}: of the tokens "
                     f"{tuple(tokens.shape)} it read {shapes}; use a draft model."
                 )
-        features = torch.cat([inputs[layer][0].to(tokens.device) for layer in self.request.layers], -1)
-        return features if self.request.through is None else self.request.through(features), output
+        kept = [inputs[layer][0].to(tokens.device) for layer in self.request.layers]
+        return torch.cat(kept, -1), output
 
-    def _hook(self, layer: int, states: list[Tensor]) -> Any:
-        """Let `states` get what is read at `layer`, until the hook is removed."""
+    def passed_through(self, features: Tensor) -> Tensor:
+        """What is kept of the features `[rows, nodes, width]` of a pass."""
+        return features if self.request.through is None else self.request.through(features)
+
+    def _hook(self, layer: int) -> Any:
+        """Note what is read at `layer`, until the hook is removed."""
         if layer in self._layers:
-            return self._layers[layer].register_forward_pre_hook(
-                lambda _, args, kwargs: states.append(args[0] if args else kwargs["hidden_states"]),
-                with_kwargs=True,
-            )
-        return self._body.register_forward_hook(lambda _, __, output: states.append(_states(output)))
+
+            def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                self._seen[layer].append(args[0] if args else kwargs["hidden_states"])
+
+            return self._layers[layer].register_forward_pre_hook(before, with_kwargs=True)
+
+        def behind(_: Any, __: Any, output: Any) -> None:
+            self._seen[layer].append(_states(output))
+
+        return self._body.register_forward_hook(behind)
 
     def trimmed(self, pieces: Sequence[Tensor]) -> Pieces:
         """Of the features of a row those of its last tokens, as many as are requested."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from draftwood.backends.streamed import weights_maps
 from draftwood.errors import InvalidInput, UnsupportedModel
 
 LAYER_INDEX = {"layer_idx", "layer_id"}
@@ -24,19 +25,22 @@ def count_layers(model: Any) -> int:
 
 def decoder_layers(model: Any) -> Sequence[torch.nn.Module]:
     """The decoder layers of `model`; none where they are not found."""
-    return [] if (name := _layer_list(model)) is None else list(model.get_submodule(name))
+    return [] if (name := layer_list(model)) is None else list(model.get_submodule(name))
 
 
 def body(model: Any) -> Any:
     """The module that runs the decoder layers, whose output the output head reads; None where none does."""
-    owner = (_layer_list(model) or "").rpartition(".")[0]
+    owner = (layer_list(model) or "").rpartition(".")[0]
     return model.get_submodule(owner) if owner else None
 
 
 def shared_copy(model: Any) -> Any:
-    """A second model object whose parameters and buffers are the same tensors; only the structure is new."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    """A second model object whose parameters and buffers are the same tensors; only the structure is new.
+
+    What is streamed is read from the same place.
+    """
+    shared = [*model.parameters(), *model.buffers(), *weights_maps(model)]
+    return copy.deepcopy(model, {id(one): one for one in shared})
 
 
 def without_layers(model: Any, layers: Sequence[int]) -> Any:
@@ -53,7 +57,7 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
         UnsupportedModel: the model's decoder layers are not found.
         InvalidInput: a layer that the model does not have, one named twice, or all of them.
     """
-    name = _layer_list(model)
+    name = layer_list(model)
     if name is None:
         raise UnsupportedModel(
             f"The decoder layers of {type(model).__name__} are not found, so that none can be left out; use "
@@ -82,7 +86,7 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
     return smaller
 
 
-def _layer_list(model: Any) -> str | None:
+def layer_list(model: Any) -> str | None:
     """Dotted name of the list of decoder layers: the outermost of their number, if there is but one."""
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     names = [

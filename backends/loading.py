@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from draftwood.backends.context import rope_depends_on_length
 from draftwood.backends.longrope import with_longrope
 from draftwood.backends.masks import reaches
 from draftwood.backends.model import ModelBackend, served_part
+from draftwood.backends.offloading import disk_options
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
@@ -47,6 +49,7 @@ def load(
     trust_remote_code: bool = False,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    offload: str | os.PathLike[str] | None = None,
     attention: Attention = "auto",
     capture: Literal["off", "compile", "cuda-graphs"] = "off",
 ) -> StateBackend:
@@ -62,6 +65,11 @@ def load(
         dtype: of the weights, `torch.bfloat16` or `"bfloat16"`; None keeps the checkpoint's.
         device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
             accelerator where there is one, else the CPU.
+        offload: a folder: the weights of the decoder layers stay on the disk, and every pass streams them,
+            the next ones while these compute. They come from the checkpoint's own files; the folder takes
+            those that are not there as the model needs them. With a GPU, too, it is for models that do
+            not fit; where streaming takes most of a pass, one over many nodes costs little more than one
+            over a single token.
         attention: how trees run. `"mask"`: in one pass under a tree mask; `"paths"`: one batch row for each
             path; `"auto"`: by mask where a short self-check agrees with the model's own decoding. Recurrent
             layers follow the same mask; by paths, each path has a copy of their states.
@@ -80,10 +88,13 @@ def load(
     if capture not in ("off", "compile", "cuda-graphs"):
         raise InvalidInput(f'capture is {capture!r}; it must be "off", "compile" or "cuda-graphs".')
     if isinstance(model, str | os.PathLike):
-        model = load_model(model, trust_remote_code=trust_remote_code, dtype=dtype, device=device)
-    elif dtype is not None or device is not None:
+        model = load_model(
+            model, trust_remote_code=trust_remote_code, dtype=dtype, device=device, offload=offload
+        )
+    elif dtype is not None or device is not None or offload is not None:
         raise InvalidInput(
-            "dtype and device are for folders and hub names; convert a model object with model.to()."
+            "dtype, device and offload are for folders and hub names; convert a model object with model.to() "
+            "and offload it with accelerate."
         )
     elif mamba_ssm.is_model(model):
         model = mamba_ssm.converted(model)
@@ -106,6 +117,7 @@ def load_model(
     trust_remote_code: bool = False,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    offload: str | os.PathLike[str] | None = None,
 ) -> Any:
     """The model in a folder or on the hub, in evaluation mode; arguments and errors as in `load`."""
     name = os.fspath(name)
@@ -115,12 +127,25 @@ def load_model(
     check_inside(Path(name))
     for layout in (mamba_in_llama, mamba_ssm):
         if layout.is_in(Path(name)):
+            if offload is not None:
+                raise UnsupportedModel(
+                    f"{name} has a layout of its own that is read whole; save_pretrained() the model, and "
+                    "offload what that writes."
+                )
             chosen, target = _dtype(dtype), _device(device)
             weights_dtype = chosen if isinstance(chosen, torch.dtype) else None
             return move_to(layout.read(Path(name), dtype=weights_dtype), target)
     config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
     refuse_unserved(config)
     target = _device(device)
+    places: dict[str, Any] = {}
+    if offload is not None:
+        places = disk_options(
+            config, folder=Path(offload), device=target, trust_remote_code=trust_remote_code
+        )
+    elif target == "auto":
+        # Spreading a model over devices is accelerate's work, which nobody else needs installed.
+        places = {"device_map": "auto"}
     model, info = _read(
         AutoModelForCausalLM,
         name,
@@ -129,8 +154,7 @@ def load_model(
         use_safetensors=True,
         dtype=_dtype(dtype),
         output_loading_info=True,
-        # Spreading a model over devices is accelerate's work, which nobody else needs installed.
-        **({"device_map": "auto"} if target == "auto" else {}),
+        **places,
     )
     # transformers fills what is missing with random numbers and only warns.
     for kind in ("missing_keys", "mismatched_keys"):
@@ -139,7 +163,7 @@ def load_model(
                 f"The weights in {name} do not fit its config.json ({len(info[kind])} "
                 f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
             )
-    return model.eval() if target == "auto" else model.to(target).eval()
+    return model.eval() if places else model.to(target).eval()
 
 
 def refuse_unserved(config: Any) -> None:
@@ -200,6 +224,8 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
             f"{name} has no safetensors weights, and pickles are never loaded; convert it with "
             "save_pretrained()."
         )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
     if "Unrecognized configuration class" in text:
         return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")
     if isinstance(error, OSError) and not Path(name).is_dir():

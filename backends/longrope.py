@@ -107,7 +107,7 @@ class LongRopeBackend(StateBackend):
         self.vocab_size, self.weight_bytes = inner.vocab_size, inner.weight_bytes
         self.eos_token_ids, self.pad_token_id = inner.eos_token_ids, inner.pad_token_id
         self.skippable_layers, self.hidden_size = inner.skippable_layers, inner.hidden_size
-        self.gives_first_logits = inner.gives_first_logits
+        self.gives_first_logits, self.ranks = inner.gives_first_logits, inner.ranks
         self._rows: list[_LongRopeRow] = []
         # The rows of either, in its order.
         self._in_short: list[_LongRopeRow] = []

@@ -16,6 +16,7 @@ from draftwood.backends.layers import body, count_layers, without_layers
 from draftwood.backends.output_head import OutputHead
 from draftwood.backends.probe import disagreement
 from draftwood.backends.recurrent.rebuild import reference
+from draftwood.backends.sharded import local_bytes, ranks_of
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -29,7 +30,8 @@ class ModelBackend(StateBackend):
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
         max_length: positions the model has, or None where it computes them. A model whose rotation changes
             for all tokens of a text that grows long is served up to there.
-        weight_bytes: bytes of its parameters, tied ones counted once.
+        weight_bytes: bytes of its parameters in this process, tied ones counted once.
+        ranks: the processes over which it is sharded.
         eos_token_ids: tokens that end a text, by the model's generation config.
         pad_token_id: what pads finished rows, by the same, or None.
         skippable_layers: its decoder layers; 0 where they are not found.
@@ -56,7 +58,8 @@ class ModelBackend(StateBackend):
         self._module = model
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
         self.max_length = end_of_context(model)
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.weight_bytes = sum(map(local_bytes, model.parameters()))
+        self.ranks = ranks_of(model)
         self.eos_token_ids = tuple(_as_list(_generation(model, "eos_token_id")))
         self.pad_token_id: int | None = next(iter(_as_list(_generation(model, "pad_token_id"))), None)
         self.skippable_layers = count_layers(model)

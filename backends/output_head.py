@@ -62,7 +62,8 @@ class OutputHead:
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=self._device)
         self._body.forward = lambda *_, **__: FixedBodyOutput(last_hidden_state=flat)
         logits: Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits
-        return logits.view(*states.shape[:-1], -1)
+        # By its width: of no state at all, -1 would mean anything.
+        return logits.view(*states.shape[:-1], logits.shape[-1])
 
     def _error(self, model: Any, reason: str) -> UnsupportedModel:
         return UnsupportedModel(

@@ -20,10 +20,12 @@ from draftwood.backends.buckets import (
     Shape,
     columns_bucket,
     nodes_bucket,
+    old_bucket,
     rows_bucket,
     text_bucket,
 )
 from draftwood.backends.capture import Capture, Captured
+from draftwood.backends.captured_levels import LevelsShape, widths_that_pay
 from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
@@ -33,11 +35,13 @@ from draftwood.backends.model import ModelBackend, refuse_training
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.region import Accepted, Ints, Region, Staged, chain_bits
 from draftwood.backends.staging import send
+from draftwood.backends.streamed import read_ahead
 from draftwood.backends.tree_kernel import PackedMasks
 from draftwood.backends.tree_pass import TreePass
 from draftwood.backends.visibility import Visibility
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.kernels.transfer import sent
+from draftwood.level_plan import LevelPlan, Levels
 
 REORDER_ABOVE = 128
 """Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
@@ -78,6 +82,7 @@ class PackedBackend(ModelBackend):
         """
         super().__init__(model, chunk=chunk)
         self._module, self._states = module, states
+        read_ahead(module, layers=self.skippable_layers)
         self._attention = TreeAttention(module) if kinds else None
         self._kinds = kinds
         # What an additive mask adds where a node sees a slot, and where it does not.
@@ -88,7 +93,6 @@ class PackedBackend(ModelBackend):
         if capture != "off":
             self.captured = self._new_captured(capture)
             self._options["capture"] = capture
-            self.feature_layers = 0
         # Uncommitted columns for which captured passes have room.
         self._room = COLUMNS
         self._lengths: list[int] = []
@@ -148,6 +152,7 @@ class PackedBackend(ModelBackend):
             for start in range(0, longest, self.chunk):
                 self._prefill_chunk(padded, start, lengths, features, first if scored else None)
                 self._cache.settle(slots=longest)
+            self._lay_out_states(have + more)
             joined = self._states.joined(have, more)
             self._features += features
             self._region = Region(have + more)
@@ -227,6 +232,66 @@ class PackedBackend(ModelBackend):
                     self._uncommitted.append(self._pass_features)
         return logits
 
+    def extend_levels(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        plan: LevelPlan,
+        *,
+        temperature: float = 1.0,
+    ) -> Levels | None:
+        """As `StateBackend.extend_levels`, where passes are captured: all levels in one.
+
+        The nodes of all levels join the region behind the first ones, level by level, of every one as many
+        as its width.
+        """
+        captured = self.captured if self._cache.settled and self._reader is None else None
+        if captured is None or self._states.layers or any(self._region.counts) or not self._lengths:
+            return None
+        tokens, parents, valid = validation.as_nodes(
+            tokens, parents, None, have=self._region.counts, vocab=self.vocab_size
+        )
+        rows, n = tokens.shape
+        widths = widths_that_pay(
+            plan,
+            rows=rows,
+            nodes=n,
+            layers=len(self._cache.layers),
+            vocab_size=self.vocab_size,
+            device=self.device,
+        )
+        deepest = max(self._lengths) + n + plan.depth
+        limited = [reach for reach in self._kinds.values() if reach.limits(deepest)]
+        # What lies in a window is worked out for the text alone.
+        within = any(reach.window is None or reach.window <= n + plan.depth for reach in limited)
+        if widths is None or within or deepest > (self.max_length or deepest):
+            return None
+        with guarded_pass(rows):
+            self._make_room(rows, text=self._base, stop=self._base + n + sum(widths[1:]))
+            staged = self._region.stage(parents.numpy(), valid)
+            tree = self._tree_pass(tokens, staged)
+            cache = self._cache.plan
+            first = Shape(cache.rows, n, cache.slots - self._room, self._room)
+            shape = LevelsShape(first, plan, widths, temperature)
+            positions = tree.positions[:, -1:] + np.arange(len(widths))
+            seen = {
+                kind: reach.first(positions) if reach in limited else None
+                for kind, reach in self._kinds.items()
+            }
+            refuse_training(self._module)
+            found = captured.grow(
+                shape,
+                tree,
+                lambda held: shape.fill(held, start=tree.start, positions=positions, first=seen),
+            )
+            levels = Levels.of(found[:rows], widths=widths, vocab_size=self.vocab_size)
+            if levels.misses(plan):
+                return None
+            _, below = levels.nodes(root=n - 1)
+            above = np.concatenate([parents.numpy(), below], 1)
+            self._region.accept(self._region.stage(above, [above.shape[1]] * rows))
+        return levels
+
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep these uncommitted nodes of every row, in order, and drop the others.
 
@@ -240,7 +305,8 @@ class PackedBackend(ModelBackend):
         targets = np.array(self._lengths, np.int64)[accepted.rows] + accepted.steps
         moved = np.flatnonzero(sources != targets)
         with guarded_pass(len(self._lengths)):
-            replayed = self._states.replayed(accepted, self._region.columns)
+            captured = self.captured.replay if self.captured is not None and self._states.settled else None
+            replayed = self._states.replayed(accepted, self._region.columns, captured=captured)
             features = self._with_accepted(accepted)
             if len(moved):
                 self._cache.move(accepted.rows[moved], sources[moved], targets[moved])
@@ -254,13 +320,10 @@ class PackedBackend(ModelBackend):
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
     ) -> None:
-        """As `StateBackend.keep_features`; captured passes give none."""
-        if self.captured is not None and len(layers):
-            raise UnsupportedModel(
-                f"The passes of {type(self.model).__name__} are captured and give no features; load it with "
-                'capture="off".'
-            )
+        """As `StateBackend.keep_features`."""
         super().keep_features(layers, last=last, through=through)
+        if self.captured is not None:
+            self.captured.keep(self._reader)
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""
@@ -343,14 +406,38 @@ class PackedBackend(ModelBackend):
     def _score(self, tokens: Tensor, staged: Staged, *, keep: bool) -> Tensor:
         """Logits `[rows, nodes, vocab]` of `staged` nodes, by one pass; all else as in `extend`."""
         rows, n = tokens.shape
+        tree = self._tree_pass(tokens, staged)
+        start, longest, visibility = tree.start, self._base + staged.stop, tree.visibility
+        nodes = n if self.captured is None else nodes_bucket(n)
+        self._make_room(rows, text=self._base, stop=start + nodes)
+        captured = self.captured if self._settled else None
+        if captured is not None:
+            refuse_training(self._module)
+            plan = self._cache.plan
+            old = old_bucket(staged.start) if self._states.layers else 0
+            shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room, old)
+            logits, features = captured.score(shape, tree, by_bits=self._uses_tree_kernel)
+            if self._reader is not None and features is not None:
+                self._pass_features = self._reader.passed_through(features)
+            return logits
+        arrays = {"positions": tree.positions} | tree.arrays() | self._mask_arrays(visibility)
+        if tree.fresh is not None:
+            arrays |= {"visible": staged.visible, "fresh": tree.fresh}
+        tensors = send(arrays, self.device)
+        self._plan(0, rows, start=start, stop=longest)
+        self._states.extend(tensors.get("visible"), fresh=tensors.get("fresh"), keep=keep)
+        tokens = tree.device_tokens(tensors, self.device)
+        logits = self._forward(tokens, self._mask(visibility, tensors), tensors["positions"])
+        self._cache.settle(slots=longest)
+        return tree.in_call(logits, tensors)
+
+    def _tree_pass(self, tokens: Tensor, staged: Staged) -> TreePass:
+        """A pass over `staged` nodes."""
         lengths = np.array(self._lengths, np.int64)
-        start, longest = self._base + staged.start, self._base + staged.stop
+        longest = self._base + staged.stop
         positions = staged.depths + lengths[:, None]
         if self.max_length is not None and longest > self.max_length:
             positions = self._within_limit(positions, staged.counts)
-        captured = self.captured if self._cache.settled and self._reader is None else None
-        nodes = n if captured is None else nodes_bucket(n)
-        self._make_room(rows, text=self._base, stop=start + nodes)
         visibility = Visibility.of(
             self._kinds,
             staged.bits,
@@ -360,22 +447,13 @@ class PackedBackend(ModelBackend):
             start=self._base,
             longest=longest,
         )
-        tree = TreePass(tokens, staged, positions, visibility, start)
-        if captured is not None:
-            refuse_training(self._module)
-            plan = self._cache.plan
-            shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room)
-            return captured.score(shape, tree, by_bits=self._uses_tree_kernel)
-        arrays = {"positions": positions} | tree.arrays() | self._mask_arrays(visibility)
-        if self._states.layers:
-            arrays |= {"visible": staged.visible, "fresh": np.array(self._fresh)}
-        tensors = send(arrays, self.device)
-        self._plan(0, rows, start=start, stop=longest)
-        self._states.extend(tensors.get("visible"), fresh=tensors.get("fresh"), keep=keep)
-        tokens = tree.device_tokens(tensors, self.device)
-        logits = self._forward(tokens, self._mask(visibility, tensors), tensors["positions"])
-        self._cache.settle(slots=longest)
-        return tree.in_call(logits, tensors)
+        fresh = np.array(self._fresh) if self._states.layers else None
+        return TreePass(tokens, staged, positions, visibility, self._base + staged.start, fresh)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether a first pass has shown what all layers keep."""
+        return (self._cache.settled or not self._kinds) and self._states.settled
 
     def _make_room(self, rows: int, *, text: int, stop: int) -> None:
         """Have buffers for `rows` of which `text` slots lie before column 0, up to slot `stop`.
@@ -387,8 +465,14 @@ class PackedBackend(ModelBackend):
             return
         there = len(self._lengths) > 0
         self._room = max(self._room, columns_bucket(stop - text))
-        bucket = text_bucket(text, longest=self.max_length)
+        bucket = text_bucket(text, longest=self.max_length) if self._kinds else 0
         if self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there):
+            self.captured.renew()
+        self._lay_out_states(rows)
+
+    def _lay_out_states(self, rows: int) -> None:
+        """Have room for the recurrent states of so many rows, where passes are captured."""
+        if self.captured is not None and self._states.lay_out(rows=rows_bucket(rows), columns=self._room):
             self.captured.renew()
 
     def _mask_arrays(self, visibility: Visibility) -> dict[str, NDArray[Any]]:
@@ -415,14 +499,18 @@ class PackedBackend(ModelBackend):
 
     def _new_captured(self, capture: Capture) -> Captured:
         name = type(self.model).__name__
-        if self._attention is None or self._states.layers:
-            raise UnsupportedModel(
-                f"{name} has recurrent layers, whose passes are not captured; use capture='off'."
-            )
+        for layer in self._states.layers:
+            if not layer.traceable:
+                raise UnsupportedModel(
+                    f"{name} has recurrent layers ({layer.name}, {type(layer).__name__}) whose passes go "
+                    'from level to level of a tree, so they are not captured; load it with capture="off".'
+                )
         return Captured(
             self._run_captured,
+            module=self._module,
             name=name,
             cache=self._cache,
+            states=self._states,
             attention=self._attention,
             kinds=tuple(self._kinds),
             device=self.device,
@@ -430,12 +518,15 @@ class PackedBackend(ModelBackend):
             capture=capture,
         )
 
-    def _run_captured(self, tokens: Tensor, mask: Any, positions: Tensor) -> Tensor:
+    def _run_captured(self, tokens: Tensor, mask: Any, positions: Tensor) -> Sequence[Tensor]:
         """The model alone, for tracing."""
         options: dict[str, Any] = {"position_ids": positions} if self._takes_positions else {}
-        options |= {self._cache_name: self._cache, "attention_mask": mask}
-        logits: Tensor = self._module(input_ids=tokens, use_cache=True, return_dict=True, **options).logits
-        return logits
+        options |= {self._cache_name: self._cache, "attention_mask": mask, "input_ids": tokens}
+        options |= {"use_cache": True, "return_dict": True}
+        if self._reader is None:
+            return [self._module(**options).logits]
+        features, output = self._reader.run(options)
+        return [output.logits, features]
 
     def _plan(self, first: int, last: int, *, start: int, stop: int) -> None:
         plan = self._cache.plan

@@ -33,7 +33,7 @@ class RecomputingBackend(StateBackend):
         self.weight_bytes, self.hidden_size = backend.weight_bytes, backend.hidden_size
         self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id
         self.skippable_layers, self.feature_layers = backend.skippable_layers, backend.feature_layers
-        self.gives_first_logits = backend.gives_first_logits
+        self.gives_first_logits, self.ranks = backend.gives_first_logits, backend.ranks
         # Of every row, its uncommitted nodes.
         self._tokens: list[list[int]] = []
         self._parents: list[list[int]] = []

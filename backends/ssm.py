@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.backends.capture import Capture
 from draftwood.backends.masks import reaches
 from draftwood.backends.packed import PackedBackend
 from draftwood.backends.recurrent.rebuild import with_mixers
@@ -16,13 +17,16 @@ class RecurrentBackend(PackedBackend):
     The model is not touched: a copy of its structure, with mixers of our own over the same weights, runs.
     """
 
-    def __init__(self, model: Any, *, chunk: int = 1024, snapshots: bool = False) -> None:
+    def __init__(
+        self, model: Any, *, chunk: int = 1024, snapshots: bool = False, capture: Capture = "off"
+    ) -> None:
         """Serve `model`; see `ModelBackend`.
 
         Args:
             model: a transformers model.
             chunk: tokens a prefill pass takes at once.
             snapshots: keep a copy of every recurrent state for every node, as others do, for comparison.
+            capture: whether and how passes over trees are captured; see `capture`.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
@@ -30,8 +34,8 @@ class RecurrentBackend(PackedBackend):
         """
         kinds = reaches(model.config, recurrent=True)
         self._check_attention(model, list(kinds))
-        module, states = with_mixers(model, snapshots=snapshots)
-        super().__init__(model, module, kinds=kinds, states=states, chunk=chunk)
+        module, states = with_mixers(model, snapshots=snapshots, standing=capture != "off")
+        super().__init__(model, module, kinds=kinds, states=states, chunk=chunk, capture=capture)
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:
         """Refuse attention layers of these kinds where they are not served."""

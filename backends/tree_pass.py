@@ -24,6 +24,8 @@ class TreePass:
         positions: `[rows, nodes]` in column order.
         visibility: what they see.
         start: the slot of the first of them.
+        fresh: bool `[rows]`, whether a row has committed nothing since it joined; None where no layer is
+            recurrent.
     """
 
     tokens: Tensor
@@ -31,6 +33,7 @@ class TreePass:
     positions: Ints
     visibility: Visibility
     start: int
+    fresh: NDArray[np.bool_] | None = None
 
     @property
     def on_host(self) -> bool:

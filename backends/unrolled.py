@@ -17,6 +17,7 @@ from draftwood.backends import validation
 from draftwood.backends.features import Pieces
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.model import ModelBackend
+from draftwood.backends.streamed import read_ahead
 from draftwood.errors import InvalidInput, UnsupportedModel
 
 
@@ -84,6 +85,7 @@ class UnrolledBackend(ModelBackend):
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
         super().__init__(model, chunk=chunk)
+        read_ahead(model, layers=self.skippable_layers)
         self._rows: list[UnrolledRow] = []
 
     @property

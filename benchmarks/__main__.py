@@ -13,6 +13,7 @@ from benchmarks.kernels.packed import packed
 from benchmarks.kernels.prefix_cost import prefix_cost
 from benchmarks.kernels.round import round_times
 from benchmarks.kernels.speed import speed
+from benchmarks.kernels.streamed import streamed
 from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
 from benchmarks.research.certainty import certainty
@@ -20,18 +21,21 @@ from benchmarks.research.constraints import constraints
 from benchmarks.research.families import families
 from benchmarks.research.growth import growth
 from benchmarks.research.half_precision import half_precision
+from benchmarks.research.heads import heads
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
 from benchmarks.research.recipes import recipes
+from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
 from benchmarks.research.verifiers import verifiers
+from benchmarks.research.vocabularies import vocabularies
 from draftwood.apps.cli_errors import with_plain_errors
 
 KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 measurement: Any
-for measurement in (gpu, captured, first_token, kernels, offloaded, packed, prefix_cost, speed):
+for measurement in (gpu, captured, first_token, kernels, offloaded, packed, prefix_cost, speed, streamed):
     app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
 app.command("round", rich_help_panel=KERNELS)(with_plain_errors(round_times))
 for measurement in (
@@ -42,11 +46,14 @@ for measurement in (
     families,
     growth,
     half_precision,
+    heads,
     level,
     optimum,
     recipes,
+    samples,
     shapes,
     verifiers,
+    vocabularies,
 ):
     app.command(rich_help_panel=RESEARCH)(with_plain_errors(measurement))
 if __name__ == "__main__":  # worker processes import this module too

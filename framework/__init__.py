@@ -29,6 +29,7 @@ from draftwood.errors import (
     UnsupportedModel,
 )
 from draftwood.generation import Generation
+from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.proposals import (
     ANY_LAW,
@@ -48,9 +49,11 @@ from draftwood.registry import create, load
 from draftwood.request import Request, RequestLog, Requests
 from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
 from draftwood.row_growth import RowGrowth, TreesBuilder
+from draftwood.row_queue import QueuedText, RowQueue
 from draftwood.sampling import SamplingParams
 from draftwood.session import Session
 from draftwood.set_laws import FixedTimeSet
+from draftwood.shared_decoder import SharedDecoder, SharedText
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
 from draftwood.tuning import TunedMethod, read_tuned
@@ -76,10 +79,13 @@ __all__ = [
     "InvalidInput",
     "InvalidTree",
     "LearningPolicy",
+    "LevelPlan",
+    "Levels",
     "OutOfMemory",
     "Outcome",
     "PerChild",
     "Proposal",
+    "QueuedText",
     "Randomness",
     "Recipe",
     "Request",
@@ -87,9 +93,12 @@ __all__ = [
     "Requests",
     "Round",
     "RowGrowth",
+    "RowQueue",
     "RowRecord",
     "SamplingParams",
     "Session",
+    "SharedDecoder",
+    "SharedText",
     "SpeculativeDecoder",
     "StateBackend",
     "Statistics",

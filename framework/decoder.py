@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from os import PathLike
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -27,17 +27,22 @@ from draftwood.session import Session, checked_count
 from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
+Seeds = TypeVar("Seeds", int, list[int])
+
 
 def as_backend(target: Any) -> StateBackend:
     """`target` itself, or the backend of a model object, folder or hub name."""
-    is_model = isinstance(target, (str, PathLike, torch.nn.Module))
-    return registry.load(target) if is_model else target
+    return registry.load(target) if isinstance(target, (str, PathLike, torch.nn.Module)) else target
+
+
+def is_model(drafter: Any) -> bool:
+    """Whether `drafter` is a backend, model object, folder or hub name."""
+    return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
 
 
 def as_drafter(drafter: Any) -> Drafter:
     """`drafter` itself, or the drafter that a backend, model object, folder or hub name makes."""
-    is_model = isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
-    return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model else drafter)
+    return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model(drafter) else drafter)
 
 
 @attrs.define(eq=False)
@@ -130,7 +135,7 @@ class SpeculativeDecoder:
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
-        seeds = row_seeds(seed, len(prompts))
+        seeds = self._agreed(row_seeds(seed, len(prompts)))
         gradients = torch.is_grad_enabled()
         try:
             if streamer is not None:
@@ -205,7 +210,7 @@ class SpeculativeDecoder:
         check_prompts(prompts, self.target)
         constraints = _per_row(constraint, len(prompts))
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
-        seeds = row_seeds(seed, len(prompts))
+        seeds = self._agreed(row_seeds(seed, len(prompts)))
         session = self.session(
             max_new_tokens=max_new_tokens,
             max_rows=max_rows,
@@ -296,7 +301,7 @@ class SpeculativeDecoder:
         return Session(
             loop,
             self.policy,
-            SpawnedSeeds(seed),
+            SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
             max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             criteria=criteria,
@@ -304,6 +309,10 @@ class SpeculativeDecoder:
             statistics=statistics,
             batch=padded,
         )
+
+    def _agreed(self, seeds: Seeds) -> Seeds:
+        """These seeds; where several processes run the target, the first one's."""
+        return seeds if self.target.ranks is None else self.target.ranks.agreed(seeds)
 
     def _pad(self, pad_token_id: int | None) -> int:
         pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id

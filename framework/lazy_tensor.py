@@ -46,6 +46,10 @@ class LazyRows(LazyTensor):
     def row(self, node: int) -> Tensor:
         """The row `[vocab]` of a node."""
 
+    def likeliest(self, node: int) -> int:
+        """The first of the most likely tokens of a node."""
+        return int(self.row(node).argmax())
+
     @abstractmethod
     def __len__(self) -> int: ...
 

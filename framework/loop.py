@@ -84,6 +84,8 @@ class RoundLoop:
         self._scratch.reset()
         batch = self.batch(self.rows)
         trees, draft_calls, draft_seconds = self._draft(batch)
+        if self.target.ranks is not None:
+            trees = self.target.ranks.agreed_trees(trees)
 
         scoring = perf_counter()
         logits = batch.of(self.target.extend(*batch.nodes(*as_batch(trees))))
@@ -175,7 +177,7 @@ class RoundLoop:
         """Verify the trees of `rows` by logits `[rows, nodes, vocab]`, and take what is accepted as text."""
         started = perf_counter()
         scores, probs = self._scored(rows, trees, logits)
-        outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in rows])
+        outcomes = self._outcomes(rows, trees, probs)
         seconds = perf_counter() - started
         records = []
         for r, (row, tree, outcome) in enumerate(zip(rows, trees, outcomes, strict=True)):
@@ -199,6 +201,15 @@ class RoundLoop:
                 row.commit(record.tokens)
                 outcomes[position] = outcomes[position].shortened(len(record.tokens))
         return Verified(trees, probs, outcomes, records, cut, seconds)
+
+    def _outcomes(
+        self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], probs: Sequence[Tensor]
+    ) -> list[Outcome]:
+        """What the verifier accepts; where several processes run the target, the first one's."""
+        ranks, outcomes = self.target.ranks, list[Outcome]()
+        if ranks is None or ranks.first:
+            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in rows])
+        return outcomes if ranks is None else ranks.agreed(outcomes)
 
     def _settled(self, verified: Verified, started: float, *, drafter: bool) -> float:
         """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
@@ -239,7 +250,9 @@ class RoundLoop:
         )
 
     def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
-        """Grow all rows' trees; returns them, the draft calls and the time of the passes."""
+        """Grow all rows' trees; returns them, the draft's passes and their time."""
+        if (planned := self._planned(batch)) is not None:
+            return planned
         growing = policy_states.grow_rows(
             self.rows[0].policy,
             [row.root for row in self.rows],
@@ -257,6 +270,22 @@ class RoundLoop:
             probs = self._draft_probs(requests, logits, logs)
             requests, trees = _advanced(growing, probs)
         return self._finished(trees, probs), calls, seconds
+
+    def _planned(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float] | None:
+        """What `_draft` returns, where the drafter grows all levels in one go; None where it does not."""
+        policy = self.rows[0].policy
+        plan = policy_states.level_plan(policy)
+        if plan is None or not (batch.all and self.draft_sampling.is_softmax) or _reads_prefix(self.rows):
+            return None
+        by_call = policy_states.defined_by(self.drafter, "distributions")
+        if by_call < policy_states.defined_by(self.drafter, "planned_levels"):
+            return None
+        roots, calling = [row.root for row in self.rows], perf_counter()
+        levels = self.drafter.planned_levels(roots, plan, temperature=self.draft_sampling.temperature)
+        if levels is None:
+            return None
+        seconds = perf_counter() - calling
+        return self._finished(policy.planned_trees(roots, levels), None), len(levels.widths), seconds
 
     def _finished(self, trees: Sequence[TokenTree], probs: Tensor | None) -> Sequence[TokenTree]:
         """The trees that the target scores; `probs` are those of the last request."""
@@ -359,6 +388,8 @@ class RoundLoop:
     def _ended_by_criteria(self, records: list[RowRecord]) -> tuple[list[RowRecord], dict[int, int]]:
         """The records without what criteria cut from them, and the rows whose end lies further back."""
         ends = self.stops.ask()
+        if self.target.ranks is not None and self.stops.batches:
+            ends = self.target.ranks.agreed(ends)  # a criterion may look at the clock
         for position, record in enumerate(records):
             if record.row in ends:
                 before = self.stops.written[record.row] - len(record.tokens)

@@ -75,6 +75,8 @@ class PassTime:
     ) -> PassTime:
         """Fitted to the medians of passes over chains of these sizes, in seconds; see `pass_seconds`."""
         times = pass_seconds(backend, sizes=sizes, context=context, repetitions=repetitions)
+        if backend.ranks is not None:
+            times = backend.ranks.agreed(times)  # clocks differ
         return cls.fit(list(times), [median(durations) for durations in times.values()])
 
 

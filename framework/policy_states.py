@@ -11,8 +11,9 @@ from typing import Any, cast
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
+from draftwood.level_plan import LevelPlan
 from draftwood.outcome import Outcome
-from draftwood.protocols import LearningPolicy, TreePolicy
+from draftwood.protocols import Drafter, LearningPolicy, TreePolicy
 from draftwood.randomness import Randomness
 from draftwood.request import Request
 from draftwood.row_growth import RowGrowth, in_lockstep
@@ -76,7 +77,7 @@ def grow_rows(
 
     A policy that overrides `grow` below a batched form grows its rows by that alone.
     """
-    if _defined_by(policy, "grow") < _defined_by(policy, "grow_rows"):
+    if defined_by(policy, "grow") < defined_by(policy, "grow_rows"):
         rows = zip(roots, rngs, states, strict=True)
         return in_lockstep([grow(policy, root, rng, state) for root, rng, state in rows])
     if not policy.learns:
@@ -84,9 +85,16 @@ def grow_rows(
     return _learning(policy).grow_rows(roots, rngs, states)
 
 
-def _defined_by(policy: TreePolicy, method: str) -> int:
-    """How far from the policy's class the class stands that defines a method."""
-    return next(depth for depth, kind in enumerate(type(policy).__mro__) if method in vars(kind))
+def level_plan(policy: TreePolicy) -> LevelPlan | None:
+    """`policy.level_plan`; None where it overrides `grow` below it."""
+    if defined_by(policy, "grow") < defined_by(policy, "level_plan"):
+        return None
+    return policy.level_plan
+
+
+def defined_by(strategy: TreePolicy | Drafter, method: str) -> int:
+    """How far from the strategy's class the class stands that defines a method."""
+    return next(depth for depth, kind in enumerate(type(strategy).__mro__) if method in vars(kind))
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:

@@ -18,10 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftwood.errors import UnsupportedModel
+from draftwood.errors import InvalidTree, UnsupportedModel
+from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
 from draftwood.randomness import Randomness
+from draftwood.ranks import Ranks
 from draftwood.request import Request
 from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
@@ -76,6 +78,21 @@ class TreePolicy(Protocol):
         subclass that overrides `grow` alone has its rows grown by that.
         """
         return in_lockstep([self.grow(root, rng) for root, rng in zip(roots, rngs, strict=True)])
+
+    @property
+    def level_plan(self) -> LevelPlan | None:
+        """How the levels of its trees follow from the draft's distributions alone; None where they do not.
+
+        With a plan a drafter may grow all levels in one go. Then `planned_trees` makes the trees of them:
+        those that `grow` gives. A subclass that overrides `grow` alone has no plan.
+        """
+        return None
+
+    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
+        """The trees that `grow` gives under `roots`, of levels that a drafter grew by `level_plan`."""
+        raise InvalidTree(
+            f"{type(self).__name__} has no level_plan, so no level is planned; grow() asks for each."
+        )
 
 
 class LearningPolicy(TreePolicy, Protocol[State]):
@@ -134,6 +151,9 @@ class Drafter(Protocol):
         source: paper and algorithm.
         model: whose next-token logits it gives, for the checks to compare with, as in `StateBackend`; None
             where they are no model's.
+        remembers: whether its logits depend on more than the row's own text: on what was committed in other
+            rows and in earlier calls. Within a round they depend on nothing else that is asked. Sampled texts
+            then depend on it too, though their law does not.
     """
 
     vocab_size: int
@@ -142,6 +162,7 @@ class Drafter(Protocol):
     weight_bytes: int = 0
     source: str = ""
     model: Any = None
+    remembers: bool = False
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
@@ -161,6 +182,17 @@ class Drafter(Protocol):
         logits are the caller's own, to be written to.
         """
         ...
+
+    def planned_levels(
+        self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0
+    ) -> Levels | None:
+        """All levels of a round under `roots`, one a row, in one go; None: ask level by level instead.
+
+        They stand for all calls of `distributions` that a policy of this plan would make, after a softmax at
+        this temperature. Where it gives None, nothing has happened. Offer it where many small calls cost
+        more than one large one.
+        """
+        return None
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest.
@@ -193,6 +225,8 @@ class StateBackend(Protocol):
         device: where token ids go, and logits are unless a model is spread over several.
         model: what it runs, for the checks to compare with: a torch module, which answers by its plain
             forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or None.
+        ranks: the processes that run the model together with this one, which then all make the same calls;
+            None: this one alone.
     """
 
     vocab_size: int
@@ -206,6 +240,7 @@ class StateBackend(Protocol):
     gives_first_logits: bool = False
     device: torch.device = torch.device("cpu")
     model: Any = None
+    ranks: Ranks | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -249,6 +284,31 @@ class StateBackend(Protocol):
             Logits `[rows, nodes, vocab]`, which no later call changes; rows beyond `counts` are undefined.
         """
         ...
+
+    def extend_levels(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        plan: LevelPlan,
+        *,
+        temperature: float = 1.0,
+    ) -> Levels | None:
+        """As `extend` without uncommitted nodes, and on from every row's last node level by level.
+
+        What is expanded follows from the model's own distributions, by `plan`. Of every level the first
+        `Levels.widths` candidates join the region, in their order, behind the nodes that were given.
+
+        Args:
+            tokens: int64; the last one of a row is the root of its tree.
+            parents: int64, as in `extend`.
+            plan: how a level leads to the next.
+            temperature: of the distributions, above 0.
+
+        Returns:
+            The candidates of all levels; or None where this is not offered, or some tree would hold more
+            than it found. Then the region is as it was.
+        """
+        return None
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep these uncommitted nodes of every row, by region index and in order, and drop the others.

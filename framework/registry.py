@@ -167,16 +167,19 @@ def load(
     dtype: Any = None,
     device: Any = None,
     trust_remote_code: bool = False,
+    offload: Any = None,
     capture: Literal["off", "compile", "cuda-graphs"] = "off",
 ) -> StateBackend:
     """The backend that can decode `model`: an object, a folder or a hub name.
 
-    `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded; `capture`, whether its
+    `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded; `offload`, a folder,
+    that the weights of its layers stay on the disk and are streamed to every pass; `capture`, whether its
     passes run in a few fixed shapes, each compiled when it is first met (see `draftwood.backends.loading`).
 
     Raises:
         UnsupportedModel: no backend serves it; the message says why.
     """
     loader = get("loaders", "auto")
-    more = {} if capture == "off" else {"capture": capture}
+    chosen = {"capture": (capture, "off"), "offload": (offload, None)}
+    more = {name: value for name, (value, usual) in chosen.items() if value != usual}
     return loader(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **more)  # type: ignore[no-any-return]

@@ -92,6 +92,11 @@ class SamplingParams:
         """Whether the most likely token by the logits alone is certain."""
         return self.temperature == 0 and not self.processors
 
+    @property
+    def is_softmax(self) -> bool:
+        """Whether a distribution is the softmax of the logits over the temperature, and nothing more."""
+        return self.temperature > 0 and not self.processors and not self._warps_more
+
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
         """Logits `[n, vocab]` after processors and warpers; float32, or float64 for float64 logits.
 

@@ -41,8 +41,9 @@ class Session:
 
     `add` takes a prompt at any time between two rounds, and `run` makes a round: of the rows that wait it
     lets in as many as there is room for, and where the target can it gives each its first token; otherwise
-    all running rows go on by a tree each. What a row writes does not depend on who runs beside it. A row
-    leaves when its text ends, or stays for its next turn, if it was added with `kept=True`.
+    all running rows go on by a tree each. What a row writes does not depend on who runs beside it, unless the
+    drafter `remembers`; then its law does not. A row leaves when its text ends, or stays for its next turn,
+    if it was added with `kept=True`.
 
     A session is a context manager: whatever ends it, the states of its rows are released.
 
@@ -203,6 +204,32 @@ class Session:
         self._loop.release([state])
         del self._rows[row]
 
+    def cancel(self, row: int) -> None:
+        """End a row that waits or is being written, where it stands; the others go on as they would.
+
+        Raises:
+            InvalidInput: a row that is not there, or whose text has ended.
+        """
+        state = self._rows.get(row)
+        if state is None or state.idle:
+            raise InvalidInput(f"Row {row} is not being written, so there is nothing to cancel.")
+        self._prefill_drafter()
+        self._waiting = deque(one for one in self._waiting if one.row is not state)
+        self._returning = [one for one in self._returning if one.row is not state]
+        if any(one is state for one in self._loop.held):
+            self._loop.release([state])
+        self._leave(row)
+
+    def forget(self, row: int) -> None:
+        """Drop the text of a row that has left, as a session that goes on for long must.
+
+        Raises:
+            InvalidInput: a row that is not there, or has not left.
+        """
+        if row in self._rows or row not in self._texts:
+            raise InvalidInput(f"Row {row} is there, or never was; forget() is for rows that have left.")
+        del self._texts[row]
+
     def text(self, row: int) -> list[int]:
         """The tokens of a row: its prompt, what was written, and what `extend` put between."""
         return list(self._texts[row])
@@ -221,7 +248,7 @@ class Session:
         for record in finished_round.rows:
             self._texts[record.row] += record.tokens
             if record.finished and not self._rows[record.row].kept:
-                del self._rows[record.row]
+                self._leave(record.row)
         statistics = self.statistics
         statistics.history.append(finished_round)
         statistics.seconds = perf_counter() - self._started
@@ -253,6 +280,11 @@ class Session:
         loop.held += rows
         loop.rows += rows
         return loop.run()
+
+    def _leave(self, row: int) -> None:
+        del self._rows[row]
+        if self._batch is None:  # those of a padded batch are asked about all rows together
+            self._loop.stops.forget(row)
 
     def _prefill_drafter(self) -> None:
         undrafted, self._undrafted = self._undrafted, []

@@ -148,6 +148,10 @@ class StopConditions:
     def extend(self, row: int, limit: int, context_limited: bool) -> None:
         """Let `row` have up to `limit` new tokens more, and be asked about anew."""
         self.limit[row], self.context_limited[row] = self.written[row] + limit, context_limited
+        self.forget(row)
+
+    def forget(self, row: int) -> None:
+        """Ask no more about `row` alone."""
         self.batches = [batch for batch in self.batches if list(batch.rows) != [row]]
 
     def room(self, row: int) -> int:

@@ -42,6 +42,13 @@ class TargetRows(LazyRows):
             self._rows[node] = self._sampled(node) if self.sampling.temperature else self.complete()[node]
         return self._rows[node]
 
+    def likeliest(self, node: int) -> int:
+        if self.sampling.is_argmax:
+            peak, best = self.logits[node].max(-1)
+            if math.isfinite(peak):
+                return int(best)
+        return super().likeliest(node)
+
     def _sampled(self, node: int) -> Tensor:
         probs = self.sampling.targets(self.logits[node], self.scratch)
         # What NaN comes of is refused, with the number of the node.

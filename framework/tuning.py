@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from draftwood import registry
-from draftwood.decoder import SpeculativeDecoder, as_backend
+from draftwood.decoder import SpeculativeDecoder, as_backend, is_model
 from draftwood.errors import DraftwoodError, IncompatibleModels, InvalidInput, UnknownStrategy
 from draftwood.json_text import parse_json
 from draftwood.protocols import Drafter, StateBackend
@@ -81,6 +81,8 @@ class TunedMethod:
             `"model"`: `draft` drafts.
         drafter_options: of that drafter.
         gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
+        draft_vocabulary: digest of the draft's tokenizer where that is another one, of which it proposes the
+            tokens that both have; None where it is the target's.
     """
 
     file: str = attrs.field(validator=_is(str))
@@ -94,6 +96,7 @@ class TunedMethod:
     drafter: str = attrs.field(validator=_is(str))
     drafter_options: dict[str, Any] = attrs.field(validator=_is(dict))
     gain: float = attrs.field(validator=_is(float, int))
+    draft_vocabulary: str | None = attrs.field(default=None, validator=_is(str, type(None)))
 
     @property
     def ordinary(self) -> bool:
@@ -155,6 +158,11 @@ class TunedMethod:
             names = context.keys() & registry.options("drafters", self.drafter).keys()
             options = {name: context[name] for name in names} | self.drafter_options
             drafter = _built("drafters", self.drafter, options)
+        elif self.draft_vocabulary is not None and is_model(drafter):
+            raise InvalidInput(
+                f"{self.file!r} was tuned with a draft of another tokenizer, which neither a folder nor a "
+                "model brings along; give the drafter that SharedTokens.between() makes of both tokenizers."
+            )
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
         decoder = self.method().decoder(target, drafter)
@@ -165,7 +173,11 @@ class TunedMethod:
         """Raise `IncompatibleModels` where the models have another vocabulary or other weights."""
         self.target.check("target", target, file=self.file, dtype=self.dtype)
         if self.draft is not None and draft is not None:
-            self.draft.check("draft", draft, file=self.file, dtype=self.dtype)
+            # A drafter of another tokenizer proposes the target's tokens.
+            translates = self.draft_vocabulary is not None and not is_model(draft)
+            size = (self.target if translates else self.draft).vocab_size
+            expected = attrs.evolve(self.draft, vocab_size=size)
+            expected.check("draft", draft, file=self.file, dtype=self.dtype)
 
     def _loaded(self, model: Any) -> Any:
         """A folder or hub name in the precision of the file; anything else as it is."""
@@ -217,10 +229,11 @@ def read_tuned(path: str | PathLike[str]) -> TunedMethod:
 
 
 def _from(file: str, content: Mapping[str, Any]) -> TunedMethod:
-    names = [field.name for field in attrs.fields(TunedMethod) if field.name != "file"]
-    if missing := [name for name in names if name not in content]:
+    fields = {field.name: field for field in attrs.fields(TunedMethod) if field.name != "file"}
+    needed = [name for name, field in fields.items() if field.default is attrs.NOTHING]
+    if missing := [name for name in needed if name not in content]:
         raise InvalidInput(f"{missing[0]} is missing; {_AGAIN}.")
-    values = {name: content[name] for name in names}
+    values = {name: content[name] for name in fields if name in content}
     target, draft = _model("target", values["target"]), values["draft"] and _model("draft", values["draft"])
     method = TunedMethod(**(values | {"target": target, "draft": draft or None}), file=file)
     method.draft_sampling  # noqa: B018 (raises for a recipe, option or temperature that cannot be)

@@ -49,6 +49,7 @@ class FittedDrafter(Drafter):
     def __attrs_post_init__(self) -> None:
         self.drafters, self.weight_bytes = self.drafter.drafters, self.drafter.weight_bytes
         self.backends, self.source = self.drafter.backends, self.drafter.source
+        self.remembers = self.drafter.remembers
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         self.drafter.prefill([self._in_vocabulary(row) for row in rows])

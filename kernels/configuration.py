@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -49,8 +50,16 @@ class Configuration:
         return _function(self.kernel)
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
-        """Run it over `grid`, with every argument that is no constant by name."""
-        self.function()[grid](**arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+        """Run it over `grid`, with every argument that is no constant by name, where its tensors are."""
+        with _current(next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))):
+            self.function()[grid](**arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside it `device` is the current one: Triton launches there, whatever the device of its arguments."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 @cache

@@ -51,6 +51,8 @@ def objection(first: Tensor) -> str | None:
 
 def objection_on(device: torch.device) -> str | None:
     """Why no kernel may run on `device`; None where one may."""
+    if torch.compiler.is_compiling():
+        return "the call is traced"
     if not enabled():
         return "kernels are switched off"
     if not interpreted():
@@ -65,6 +67,8 @@ def objection_on(device: torch.device) -> str | None:
 
 def use_kernel(operation: str, reason: str | None) -> bool:
     """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
+    if torch.compiler.is_compiling():
+        return reason is None
     if (operation, reason or "") not in _logged:
         _logged.add((operation, reason or ""))
         if reason is None:

@@ -18,6 +18,7 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
 )
+from draftwood.errors import InvalidInput
 from draftwood.recipe import fitted_by
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
@@ -93,6 +94,16 @@ def rest(budget: int = 64) -> Recipe:
     return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection(), drafter="retrieval")
 
 
+def suffix_decoding(budget: int = 32, threshold: float = 0.02) -> Recipe:
+    """What followed in the texts of this and earlier calls, as far as it is likely.
+
+    Source: SuffixDecoding, Oliaro et al. 2024 (arXiv 2411.04975).
+    Settings: here paths of at least 0.02; the authors bound a tree by the length of the match.
+    """
+    policy = LayeredDySpec(budget, threshold=threshold, law=Deterministic)
+    return Recipe(policy, RecursiveRejection(), drafter="suffix-cache", draft_temperature=1.0)
+
+
 def spectr(paths: int = 8, length: int = 8) -> Recipe:
     """Independent paths, judged by K-sequential selection.
 
@@ -140,39 +151,52 @@ def traversal(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: flo
     return Recipe(_branching(branching, _law(temperature)), _verifier(temperature, Traversal()))
 
 
-def class_ordered(
-    branching: Sequence[int] | str = (2, 2, 2, 2),
-    budget: int | None = None,
-    acceptance: Sequence[float] | str = ZOO_PAIR,
-    *,
-    temperature: float = 1.0,
-) -> Recipe:
-    """RSD-C's tree, or Sequoia's of a `budget`, its siblings judged in an order that suits the target.
+def class_ordered(branching: Sequence[int] | str = (2, 2, 2, 2), *, temperature: float = 1.0) -> Recipe:
+    """RSD-C's tree, its siblings judged in an order that suits the target.
 
     Source: draftwood, class-ordered traversal.
-    Settings: any tree; here RSD-C's, and Sequoia's of 64 nodes in ten levels.
+    Settings: any tree; here RSD-C's.
     """
-    law = _law(temperature)
-    tree = _branching(branching, law) if budget is None else Sequoia(budget, 10, acceptance, law)
+    verifier = _verifier(temperature, ClassOrderedTraversal())
+    return Recipe(_branching(branching, _law(temperature)), verifier)
+
+
+def class_ordered_sequoia(
+    budget: int = 64, acceptance: Sequence[float] | str = ZOO_PAIR, *, temperature: float = 1.0
+) -> Recipe:
+    """Sequoia's tree, its siblings judged in an order that suits the target.
+
+    Source: draftwood, class-ordered traversal.
+    Settings: any tree; here Sequoia's, in ten levels.
+    """
+    tree = Sequoia(budget, 10, acceptance, _law(temperature))
     return Recipe(tree, _verifier(temperature, ClassOrderedTraversal()))
 
 
 @fitted_by(ShapeFit(RaceTraversal()))
 def race(
-    budget: int = 64, shape: str | Sequence[Sequence[int]] | None = None, *, temperature: float = 1.0
+    budget: int | None = None, shape: str | Sequence[Sequence[int]] | None = None, *, temperature: float = 1.0
 ) -> Recipe:
     """A static tree made for it, the larger subtrees below the likelier siblings, all judged as one set.
 
-    Without a `shape` it is the largest of those searched for the zoo's pair that the budget holds.
+    Without a `shape` it is the largest of those searched for the zoo's pair that the `budget` (64) holds.
     `draftwood tune` searches the shape for a pair of yours.
 
     Source: draftwood, race-ordered traversal.
     Settings: shapes of 4 to 64 nodes, searched at temperature 1.
     """
+    if budget is not None and budget < 1:
+        raise InvalidInput(f"budget is {budget}; a tree has at least 1 node.")
     if shape is None:
-        sizes = {len(SHAPES[name]): name for name in SHAPES if name.startswith("race-")}
-        shape = sizes[max((size for size in sizes if size <= budget), default=min(sizes))]
+        searched = sorted((SHAPES[name] for name in SHAPES if name.startswith("race-")), key=len)
+        room = 64 if budget is None else budget
+        fitting = [one for one in searched if len(one) <= room]
+        shape = fitting[-1] if fitting else searched[0][:room]  # the smallest one is a chain
     policy = StaticTree(shape, _law(temperature), sort=True)
+    if budget is not None and len(policy.shape) > budget:
+        raise InvalidInput(
+            f"shape has {len(policy.shape)} nodes and budget is {budget}; leave one of the two out."
+        )
     return Recipe(policy, _verifier(temperature, RaceTraversal()))
 
 

@@ -26,7 +26,7 @@ RANKS = (1, 3)
 """Parents are told apart by their own rank: 0, then up to 2, then those behind."""
 
 FEW = 50.0
-"""As many parents on a path weigh what was seen at places of all kinds; see `SiblingShares`."""
+"""A share of few parents leans on what was seen elsewhere, which counts for so many parents on the path."""
 
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)

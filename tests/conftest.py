@@ -39,9 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
 
-    # CI repeats the same cases at every run; `--draftwood-profile thorough` tries ten times as many.
+    # CI repeats the same cases at every run; `--draftwood-profile thorough` tries twenty times as many.
     register_profiles()
-    settings.load_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
+    usual = settings.get_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
+    settings.register_profile("make-test", usual, max_examples=50)
+    settings.load_profile("make-test")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

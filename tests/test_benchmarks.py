@@ -1,9 +1,11 @@
 """The measurements are commands that can be called as their callers call them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -11,6 +13,8 @@ import typer
 from benchmarks.__main__ import app
 from benchmarks.kernels import round as rounds
 from benchmarks.kernels.gpu import PARTS, REHEARSAL, Part
+from benchmarks.research import heads_speed, samples, vocabularies
+from draftwood.apps.bench.writers import Text
 
 COMMANDS = typer.main.get_command(app)
 
@@ -32,6 +36,41 @@ def test_the_rounds_numbers_are_drawn_where_they_vary(tmp_path: Path) -> None:
     rows = [{"pair": "sequoia, traversal", **size, "ms": 1.0 + size["nodes"]} for size in sizes]
     rounds.draw(rows, tmp_path, title="a machine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-nodes.png", "round-vocab.png"]
+
+
+def test_samples_are_ratios_of_sums_by_their_number() -> None:
+    shown = [("suffix-decoding", 1.0, 1, 10, 8, 4), ("suffix-decoding", 1.0, 1, 20, 12, 16)]
+    shown.append(("suffix-decoding", 1.0, 2, 30, 10, 40))
+    line = samples.table([samples.Sample(*one) for one in shown], 2)[-1]
+    assert line.split() == ["suffix-decoding,", "T=1", "1.50", "3.00", "2.00", "2.0"]
+
+
+def test_a_share_of_missing_tokens_is_one_line_over_all_choices() -> None:
+    of_one: tuple[Any, ...] = (0.01, 0.0, 0, 0.99, 0.98, 10, 4, 9, 5)
+    other: tuple[Any, ...] = (0.01, 0.0, 1, 0.99, 0.96, 30, 8, 11, 5)
+    at_one = [vocabularies.Cell(0.01, 1.0, 0, 0.99, 0.5, 4, 1, 3, 2)]
+    line = vocabularies.table([vocabularies.Cell(*of_one), vocabularies.Cell(*other), *at_one])[-1]
+    assert line.split() == ["1.0%", "0.970", "0.300", "2.00", "0.500", "0.250", "1.50"]
+
+
+def test_speeds_of_drafters_are_ratios_of_sums_beside_ordinary_decoding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def texts(seconds: float, rounds: int, tokens: list[int]) -> list[Text]:
+        return [Text(tokens, seconds + 1, 1.0, 1, rounds, 0, prefill_tokens=1)] * 3
+
+    plain, same, other = [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 5, 5]
+    found = {
+        (0.0, "generate", ""): texts(8.0, 5, plain),
+        (0.0, "chain", "head"): texts(2.0, 2, same),
+        (0.0, "chain", "draft"): texts(4.0, 4, other),
+    }
+    heads_speed.show(found, ["head", "draft"])
+    _, ordinary, _, head, draft, beside = capsys.readouterr().out.splitlines()
+    assert ordinary.split() == ["T=0", "generate()", "0.56"]
+    assert re.sub(r" \(.*?\)", "", head).split() == ["head", "2.00", "1.67", "3.00", "4.00", "100.0%"]
+    assert re.sub(r" \(.*?\)", "", draft).split() == ["draft", "1.00", "1.00", "1.80", "2.00", "60.0%"]
+    assert re.sub(r" \(.*?\)", "", beside).split() == ["head", "beside", "it", "1.67", "2.00"]
 
 
 @pytest.mark.thorough

@@ -25,18 +25,28 @@ def test_every_strategy_has_a_row(page, kinds):
     assert rows(page) == {name for kind in kinds for name in registry.names(kind)}
 
 
-def test_the_examples_of_trees_run(tmp_path):
+def test_the_examples_of_trees_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     from draftwood import SamplingParams, create, load
 
     target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
     drafter = create("drafters", "model", {"backend": draft})
     known = {"target": target, "draft": draft, "drafter": drafter, "SamplingParams": SamplingParams}
-    known["inputs"] = [zoo.tokenizer()("Dear Sir,")["input_ids"]]
+    known |= {"tokenizer": zoo.tokenizer(), "inputs": [zoo.tokenizer()("Dear Sir,")["input_ids"]]}
     text = (DOCS / "trees.md").read_text(encoding="utf-8")
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "trees.md", "exec"), known)
     assert isinstance(known["policy"], CostAware)
+    assert "4055 of the target's 4096 tokens (99.0%)" in capsys.readouterr().out
     assert known["ids"].shape[1] > len(known["inputs"][0])
+
+
+def test_the_example_of_heads_runs():
+    known: dict[str, Any] = {}
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "heads.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "heads.md", "exec"), known)
+    prompt = zoo.tokenizer()("Dear Sir,")["input_ids"]
+    assert known["decoder"].generate([prompt], max_new_tokens=4).shape == (1, len(prompt) + 4)
 
 
 @pytest.mark.thorough  # one of them compiles
@@ -60,6 +70,13 @@ def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     assert zoo.tokenizer().decode(known["counted"][0, start:]) == "3210<|endoftext|>"
     plain = known["model"].generate(**known["inputs"], max_new_tokens=32, do_sample=False)
     assert known["output"].tolist() == plain.tolist()  # what the hub form wrote last
+
+
+def test_the_example_of_many_texts_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "scale.md").read_text("utf-8"), re.DOTALL)
+    exec(compile(code, "scale.md", "exec"), {})
+    numbers = re.findall(r"^(\d+) ", capsys.readouterr().out, re.MULTILINE)
+    assert set(map(str, range(10))) <= set(numbers)
 
 
 def test_the_examples_of_the_sampler_page_run(capsys):

@@ -8,7 +8,7 @@ import transformers as hf
 from tests.generate_fuzz.calls import FEATURES, SELDOM
 from tests.generate_fuzz.compare import FINE, REFUSALS, quiet, run, run_directly
 
-CALLS, AT_ONCE = 80, 20
+CALLS, AT_ONCE = 40, 20
 
 
 @pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))

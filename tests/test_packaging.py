@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LAYERS: dict[str, str] = CONFIG["tool"]["setuptools"]["package-dir"]
-ZOO = ("llama-7m", "llama-draft", "tokenizer")
+ZOO = ("llama-7m", "llama-7m-dspark", "llama-7m-eagle3", "llama-draft", "llama-draft-sampled", "tokenizer")
 
 # Stands for what transformers takes from Hugging Face's package.
 FAKE_KERNELS = """
@@ -77,6 +77,7 @@ IMPORT_BOTH = """
 """
 
 
+@pytest.mark.thorough
 def test_an_installed_package_kernels_wins_over_the_folder(fake_kernels: Path) -> None:
     ours = python(IMPORT_BOTH, path=fake_kernels)
     assert Path(ours) == ROOT / "kernels"

@@ -12,6 +12,7 @@ from tests.soak.faults import faults
 from tests.soak.hostile import hostile
 from tests.soak.kills import kills
 from tests.soak.long_text import long_text
+from tests.soak.texts import killed_texts
 
 pytestmark = pytest.mark.linux
 
@@ -28,6 +29,7 @@ def survived(result):
     assert not result.failures, str(result)
 
 
+@pytest.mark.thorough
 def test_faults_in_calls_of_all_kinds():
     result = faults(60, per_subject=4)
     survived(result)
@@ -45,7 +47,10 @@ def test_ctrl_c_at_random_moments():
     assert "25 of 25" in done.stdout
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("mamba2-5m", 150), ("tiny Transformer", 300)])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [pytest.param("mamba2-5m", 150, marks=pytest.mark.thorough), ("tiny Transformer", 300)],
+)
 def test_a_text_keeps_no_more_than_what_happened_in_its_rounds(name, tokens):
     survived(long_text(name, tokens, timed=False))
 
@@ -53,6 +58,11 @@ def test_a_text_keeps_no_more_than_what_happened_in_its_rounds(name, tokens):
 @pytest.mark.thorough
 def test_a_bench_that_is_killed_loses_nothing():
     survived(kills(1, most=1, context=multiprocessing.get_context("fork")))
+
+
+@pytest.mark.thorough
+def test_a_file_of_texts_that_is_killed_loses_nothing():
+    survived(killed_texts(2, most=2, context=multiprocessing.get_context("fork")))
 
 
 @pytest.mark.thorough

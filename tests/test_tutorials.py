@@ -114,6 +114,7 @@ def installed(arguments: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout if done.returncode < 2 else done.stderr
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     ("page", "run"),
     [

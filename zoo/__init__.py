@@ -1,6 +1,7 @@
 """Small models with one tokenizer, for tests, demos and acceptance statistics.
 
-`load("llama-7m")` is a target, `load("llama-draft")` its draft, `tokenizer()` serves them all.
+`load("llama-7m")` is a target, `load("llama-draft")` its draft for temperature 0 and
+`load("llama-draft-sampled")` that for temperatures above it; `tokenizer()` serves them all.
 `draftwood.zoo.widen` makes a target of any size out of a small one, `python -m draftwood.zoo.train`
 trains and distils.
 """
@@ -16,26 +17,32 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["load", "names", "path", "tokenizer"]
+__all__ = ["head_names", "load", "names", "path", "tokenizer"]
 
 _ROOT = Path(__file__).resolve().parent
-_MODELS = ("bamba-6m", "llama-7m", "llama-draft", "mamba2-5m", "mamba2-draft")
+_MODELS = ("bamba-6m", "llama-7m", "llama-draft", "llama-draft-sampled", "mamba2-5m", "mamba2-draft")
+_HEADS = ("bamba-6m-mtp", "llama-7m-dspark", "llama-7m-eagle3")
 _TOKENIZER = "tokenizer"
 
 
 def names() -> tuple[str, ...]:
-    """The models of the zoo by name; a wheel carries only llama-7m and llama-draft of them."""
+    """The models of the zoo by name; a wheel carries only llama-7m and its drafts."""
     return _MODELS
 
 
+def head_names() -> tuple[str, ...]:
+    """Heads that draft from a target's features, by name: that of the target, and the kind."""
+    return _HEADS
+
+
 def path(name: str) -> Path:
-    """The Hugging Face folder of a model, or of `"tokenizer"`.
+    """The Hugging Face folder of a model, of a head, or of `"tokenizer"`.
 
     Raises:
         InvalidInput: no model of the zoo has this name.
         FileNotFoundError: this installation does not carry the model.
     """
-    known = (*_MODELS, _TOKENIZER)
+    known = (*_MODELS, *_HEADS, _TOKENIZER)
     if name not in known:
         raise InvalidInput(f"the zoo has no model {name!r}{nearest(name, known)}")
     folder = _ROOT / name
@@ -52,6 +59,8 @@ def load(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
     The stored weights are bfloat16, so float32 and bfloat16 hold the same numbers.
     Raises as `path`.
     """
+    if name in _HEADS:
+        raise InvalidInput(f"{name!r} is a head, which draws on its target; name it with --drafter.")
     folder = path(name)
 
     import torch

@@ -100,7 +100,7 @@ def widen_to(
             return widen(model, **widths, num_hidden_layers=layers, dtype=dtype, seed=seed)
 
 
-def parameter_count(model: PreTrainedModel) -> int:
+def parameter_count(model: torch.nn.Module) -> int:
     """Number of parameters; tied ones count once."""
     return sum(weight.numel() for weight in model.parameters())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,8 @@ import typer
 
 from draftwood.apps import models, trace
 from draftwood.apps.bench import figures, papers, show, spec_bench
-from draftwood.apps.bench.folder import describe, finished, opened, stored
+from draftwood.apps.bench.folder import Folder, describe, finished, opened, stored
+from draftwood.apps.bench.grid import Cell
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
 from draftwood.apps.cli_errors import to_stderr
@@ -56,9 +58,18 @@ def bench(
     widen: Annotated[
         float | None, typer.Option(help="Parameters that a target of the zoo is widened to.")
     ] = None,
+    offload: models.Offload = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Measure over a Ray cluster: its address, auto, or local to start one."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --ray: default one a GPU, or a machine where there is no GPU."),
+    ] = None,
     paper: Annotated[
         str | None,
         typer.Option(help="A paper's table, such as dyspec-table1: its setting, and its numbers beside."),
@@ -87,6 +98,8 @@ def bench(
       draftwood bench --strategy my_policy:Comb:length=4 --strategy chain
       draftwood bench --file run.toml --prompts 20
       draftwood bench --to mine --report --plots
+      draftwood bench --to mine --ray auto
+      draftwood bench --pair big/,small/ --offload scratch/ --budget 64
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1
     """
     flags: dict[str, Any] = {
@@ -104,12 +117,17 @@ def bench(
         "dtype": dtype and str(dtype),
         "device": device,
         "widen": widen,
+        "offload": offload and str(offload),
         "trust_remote_code": trust_remote_code or None,
         "paper": paper,
     }
     flags = {name: value for name, value in flags.items() if value is not None}
     if plots:
         check_plots()
+    if workers is not None and ray is None:
+        raise InvalidInput("--workers goes with --ray; give the address of a cluster.")
+    if report and ray is not None:
+        raise InvalidInput("--report shows what is in the folder, so it does not go with --ray.")
     if report:
         if flags or file:
             named = "--file" if file else "--" + next(iter(flags)).replace("_", "-")
@@ -117,9 +135,14 @@ def bench(
         plan, names = from_document(stored(to)["configuration"])
     else:
         plan = _plan(file, flags)
+        if ray is not None and plan.offload:
+            raise InvalidInput(
+                f"--offload {plan.offload} is one process's folder, which workers of --ray would write over "
+                "one another; leave one of the two out."
+            )
         if answers:
             spec_bench.check(data_sets(plan))
-        names = _measure(plan, to)
+        names = _measure(plan, to) if ray is None else _measure_over_ray(plan, to, ray, workers)
     _write(to, plan, names, plots)
     if answers:
         to_stderr(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
@@ -139,16 +162,29 @@ def _plan(file: Path | None, flags: dict[str, Any]) -> BenchPlan:
 
 def _measure(plan: BenchPlan, to: Path) -> list[str]:
     """Everything that is missing in the folder; returns the names of the data sets."""
-    from rich.console import Console
-
     sets = data_sets(plan)
     models.quiet()
     with opened(to, describe(plan.document())) as folder:
-        missing, steps = run(plan, sets, folder)
-        if folder.cells and missing:
-            to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
-        watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
+        _watched(folder, *run(plan, sets, folder))
     return list(sets)
+
+
+def _measure_over_ray(plan: BenchPlan, to: Path, address: str, workers: int | None) -> list[str]:
+    """The same by the workers of a cluster."""
+    from draftwood.apps.bench.spread import spread
+
+    sets = data_sets(plan)
+    with spread(address, plan, sets, workers) as spread_out, opened(to, spread_out.description) as folder:
+        _watched(folder, *spread_out.run(plan, sets, folder))
+    return list(sets)
+
+
+def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None:
+    from rich.console import Console
+
+    if folder.cells and missing:
+        to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
+    watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
 
 
 def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
@@ -170,7 +206,7 @@ def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
 
         written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, cells)]
     console = Console()
-    show.tables(rows, described, console)
+    show.tables(rows, content, console)
     if table is not None:
         papers.show(table, rows, console)
     to_stderr(f"{to}: {', '.join(written)}")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import attrs
 
-from draftwood.apps import trace
+from draftwood.apps import journal, trace
 from draftwood.apps.bench.schema import check_cell, check_run
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.models import find_device
@@ -46,17 +45,7 @@ class Folder:
             InvalidInput: it cannot be written, as on a full disk; the cells before it are on disk.
         """
         record = {"key": key, **cell}
-        words = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
-            with (self.path / CELLS).open("ab") as file:
-                file.write(words)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise InvalidInput(
-                f"{str(self.path / CELLS)!r} cannot be written: {error.strerror or error}; make room and run "
-                "the same again, which goes on from here."
-            ) from error
+        journal.append(self.path / CELLS, record)
         self.cells[key] = record
 
 
@@ -101,23 +90,11 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
     else:
         stored(path)  # one that failed before its first cell gives way; anyone else's file does not
     with (path / CELLS).open("ab") as file:
-        _lock(file, path)
+        journal.lock(file, path)
         if not begun:
             trace.write_json(path / RUN, run)
-        _drop_unfinished(path / CELLS)
+        journal.drop_unfinished(path / CELLS)
         yield Folder(path, stored(path), finished(path))
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Keep other processes out of the folder `path` until `file` is closed, where the system can do so."""
-    try:
-        import fcntl
-    except ImportError:  # Windows locks bytes against reading too, which would shut out our own reports
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidInput(f"Another process writes to {str(path)!r}; wait for it.") from None
 
 
 def _is_empty_start(file: Path) -> bool:
@@ -153,31 +130,11 @@ def stored(path: Path) -> dict[str, Any]:
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise `InvalidInput` with what differs unless both describe one run."""
-    odd = []
-    for part in _SAME:
-        # A run's configuration went through JSON, where 0 and 0.0 are two things and equal.
-        for name in dict.fromkeys((*old[part], *new[part])):
-            before, now = old[part].get(name), new[part].get(name)
-            if before != now:
-                odd.append(f"{name} was {_short(before)} and is {_short(now)}")
+    odd = [words for part in _SAME for words in journal.differences(old[part], new[part])]
     if odd:
-        more = f", and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise InvalidInput(
-            f"{str(path)!r} holds another run: {'; '.join(odd[:3])}{more}; name another folder with --to."
+            f"{str(path)!r} holds another run: {journal.listed(odd)}; name another folder with --to."
         )
-
-
-def _short(value: Any) -> str:
-    words = json.dumps(value)
-    return words if len(words) <= 60 else f"{words[:57]}..."
-
-
-def _drop_unfinished(file: Path) -> None:
-    """Cut off a last line that was not written to its end."""
-    content = file.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(file, whole)
 
 
 def finished(path: Path) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import SamplingParams, StateBackend, registry, zoo
+from draftwood import Request, SamplingParams, StateBackend, registry, zoo
 from draftwood.apps import datasets, models
 from draftwood.apps.bench.folder import Folder
 from draftwood.apps.bench.grid import Cell, cells
@@ -20,6 +21,7 @@ from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.text import decode
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.pass_time import PassTime, pass_seconds
+from draftwood.vocabulary import fit_vocabulary
 
 _WARM = 4  # tokens that a contender writes before it is timed
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # of timed passes
@@ -52,7 +54,8 @@ class Measurer:
         dtype = "float32" if cell.kind in ("check", "answer") else self.plan.dtype
         loaded = self._models(cell.race.pair, dtype)
         if cell.kind == "passes":
-            return _passes(loaded)
+            asked = [turns[0] for data_set in self._asked.values() for turns in data_set]
+            return _passes(loaded) | {"shared_tokens": models.shared_tokens(loaded, asked)}
         prompt = self._prompt(cell)
         record = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
@@ -186,7 +189,7 @@ def answer_tokens(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = 
 
 
 def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
-    """The models of a pair, the target widened where the plan says so."""
+    """The models of a pair, the target widened or streamed where the plan says so."""
     target, draft = (name.strip() for name in pair.split(","))
     loaded = models.load(
         target,
@@ -195,6 +198,9 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
         dtype=models.Dtype(dtype),
         device=plan.device or None,
         trust_remote_code=plan.trust_remote_code,
+        other_tokens=True,
+        # What another precision or pair has left there may still be read.
+        offload=Path(plan.offload, f"{plan.pairs.index(pair)}-{dtype}") if plan.offload else None,
     )
     if not plan.widen:
         return loaded
@@ -235,10 +241,9 @@ def _agreement(
 
     Source: DySpec, figure 2; the acceptance is theirs of section 3, worked out rather than drawn.
     """
-    assert loaded.draft is not None
     target_probs = SamplingParams(temperature=temperature).distribution(_along(loaded.target, prompt, text))
     shaped = SamplingParams(temperature=temperature or 1.0)
-    draft_probs = shaped.distribution(_along(loaded.draft, prompt, text))
+    draft_probs = shaped.distribution(_drafted(loaded, prompt, text))
     target_probs, draft_probs = target_probs.double().cpu(), draft_probs.double().cpu()
     draft_bin = (draft_probs * BINS).long().clamp(max=BINS - 1)
     target_bin = (target_probs * BINS).long().clamp(max=BINS - 1)
@@ -262,6 +267,17 @@ def _along(backend: StateBackend, prompt: Sequence[int], text: Sequence[int]) ->
         return backend.extend(chain, torch.arange(-1, chain.shape[1] - 1).unsqueeze(0))[0].clone()
     finally:
         backend.release()
+
+
+def _drafted(loaded: models.Loaded, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    """The draft's logits `[positions, vocab]` there, for the target's tokens."""
+    drafter = fit_vocabulary(models.model_drafter(loaded), loaded.target.vocab_size)
+    chain = Request(torch.tensor([prompt[-1], *text[:-1]]), torch.arange(-1, len(text) - 1))
+    drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+    try:
+        return drafter.distributions([chain])[0].clone()
+    finally:
+        drafter.release()
 
 
 def run(

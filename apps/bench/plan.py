@@ -89,6 +89,8 @@ class BenchPlan:
         device: such as `"cpu"` or `"cuda"`; empty: what there is.
         widen: parameters that the target, of the zoo, is widened to, so that its passes cost what they
             cost in practice; 0: as it is.
+        offload: a folder: the target's layers stay on the disk, and every pass of all contenders, ordinary
+            `generate` included, streams them; empty: in memory.
         trust_remote_code: whether code that comes with a model runs.
         paper: the table of a paper that the results are laid beside; see `papers`.
     """
@@ -117,6 +119,7 @@ class BenchPlan:
     dtype: str = attrs.field(default="auto", validator=_one_of(*models.Dtype))
     device: str = attrs.field(default="", validator=_is(str))
     widen: float = attrs.field(default=0.0, validator=_is(int, float))
+    offload: str = attrs.field(default="", validator=_is(str))
     trust_remote_code: bool = attrs.field(default=False, validator=_is(bool))
     paper: str = attrs.field(default="", validator=_is(str))
 
@@ -124,6 +127,11 @@ class BenchPlan:
         for pair in self.pairs:
             if len([name for name in pair.split(",") if name.strip()]) != 2:
                 raise InvalidInput(f"The pair {pair!r} is not TARGET,DRAFT; give both with a comma between.")
+        if self.offload and self.widen:
+            raise InvalidInput(
+                f"widen {self.widen:g} makes a target in memory, and offload {self.offload!r} streams one "
+                "from its files; leave one of the two out."
+            )
 
     def resolved(self) -> BenchPlan:
         """The plan with the precision that `"auto"` means on a CPU, every contender found and checked.
@@ -143,6 +151,8 @@ class BenchPlan:
     def document(self) -> dict[str, Any]:
         """The plan as JSON takes it, data sets by name with a digest: what makes two runs the same."""
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
+        if not self.offload:
+            del content["offload"]  # which earlier runs did not have
         content["data"] = {Path(file).stem: _digest(Path(file)) for file in self.data} or {BUILT_IN: ""}
         code = self._code()
         return {**content, "code": code} if code else content
@@ -195,6 +205,8 @@ def from_file(file: Path) -> dict[str, Any]:
             )
     if "data" in fields:
         fields["data"] = [str(file.parent / one) for one in _tuple(fields["data"])]
+    if isinstance(fields.get("offload"), str) and fields["offload"]:
+        fields["offload"] = str(file.parent / fields["offload"])
     return fields
 
 

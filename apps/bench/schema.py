@@ -62,6 +62,8 @@ def check_cell(cell: Any) -> None:
     elif cell["kind"] == "passes":
         if cell["key"].count(" | ") != 1:
             raise ValueError("the key names no pair")
+        if cell.get("shared_tokens") is not None:
+            _check(cell["shared_tokens"], {"shared": int, "target": int, "coverage": float})
         for name in ("target", "draft"):
             _check(cell[name], {"seconds": dict[str, list[float]], "fit": dict})
             _check(cell[name]["fit"], _FIT)

@@ -71,9 +71,9 @@ _DRAFTS: tuple[Column, ...] = (
 _SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False, unit="%"))
 
 
-def tables(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console) -> None:
-    """Two tables a race: how fast, and how well drafted. Readable without colour and at 80 columns."""
-    console.print(headline(run), highlight=False, soft_wrap=False)
+def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
+    """Two tables a race of a `document`: how fast, and how well drafted; they fit into 80 columns."""
+    console.print(headline(described), highlight=False, soft_wrap=False)
     for race in dict.fromkeys(row.race for row in rows):
         race_rows = [row for row in rows if row.race == race]
         drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in race_rows) else _DRAFTS
@@ -84,7 +84,7 @@ def tables(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console) 
         for row in race_rows:
             if row.refused:
                 console.print(f"{row.spec.label} did not run: {row.refused}", highlight=False)
-    _legend(rows, run, console)
+    _legend(rows, described, console)
 
 
 def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Console) -> None:
@@ -102,7 +102,7 @@ def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Consol
     console.print(table)
 
 
-def _legend(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console) -> None:
+def _legend(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
     """What a reader of the tables must know."""
     words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
     if any(row.prompts < 10 for row in rows):
@@ -131,6 +131,13 @@ def _legend(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console)
     ]
     if any(not row.lossless for row in rows):
         words.append("Lossy: its texts are not distributed as the target's own.")
+    for pair, cell in described["passes"].items():
+        if known := cell.get("shared_tokens"):
+            words.append(
+                f"{pair.replace(',', ' with ')}: the draft has another tokenizer and proposes "
+                f"{known['shared']} of the target's {known['target']} tokens; of the prompts they are "
+                f"{known['coverage']:.1%}."
+            )
     if slower:
         names = ", ".join(dict.fromkeys(slower))
         words.append(f"Slower here than ordinary decoding: {names}.")
@@ -139,11 +146,11 @@ def _legend(rows: Sequence[ResultRow], run: Mapping[str, Any], console: Console)
 
 
 def headline(run: Mapping[str, Any]) -> str:
-    """Versions and hardware in one line."""
-    v = run["versions"]
+    """Versions and hardware in one line, and whether the target's weights are streamed."""
+    v, streamed = run["versions"], run["configuration"].get("offload")
     return (
         f"draftwood {v['draftwood']}, torch {v['torch']}, transformers {v['transformers']}; "
-        f"{run['hardware']['device']}"
+        f"{run['hardware']['device']}{'; targets streamed from the disk' if streamed else ''}"
     )
 
 

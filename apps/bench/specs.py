@@ -8,7 +8,7 @@ import attrs
 
 from draftwood import registry
 from draftwood.apps import models, options
-from draftwood.apps.generate import Strategy, strategy_of_parts, strategy_of_recipe
+from draftwood.apps.method import Strategy, strategy_of_parts, strategy_of_recipe
 from draftwood.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
 
 ORDINARY, ASSISTED, LOOKUP = "generate", "generate-assisted", "generate-prompt-lookup"
@@ -58,7 +58,7 @@ class Spec:
         drafter = words.pop("drafter", None)
         if drafter is not None and not models.is_drafter(drafter):
             raise InvalidInput(
-                f"{self.label!r} names the drafter {drafter!r}; give a registered one or "
+                f"{self.label!r} names the drafter {drafter!r}; give a head, a registered one or "
                 "package.module:Class, and models as pairs."
             )
         sharper = words.pop("draft_temperature", None) if self.parts else None  # a recipe takes its own

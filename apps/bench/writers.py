@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-from draftwood import SamplingParams, SpeculativeDecoder, create
+from draftwood import SamplingParams, SpeculativeDecoder
 from draftwood.apps import models
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, Spec
@@ -124,6 +124,16 @@ class Transformers(Writer):
         return attrs.evolve(text, draft_calls=0, draft_cost=0.0, accept_lengths=[1] * len(new))
 
 
+@attrs.frozen
+class Refused(Writer):
+    """A mode of transformers that does not run here, and why."""
+
+    reason: str
+
+    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+        raise UnsupportedModel(self.reason)
+
+
 @attrs.frozen(eq=False)
 class Speculative(Writer):
     """A `SpeculativeDecoder` at a temperature, and the draft's own."""
@@ -178,11 +188,16 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
     Raises:
         DraftwoodError: the strategy and the models do not fit.
     """
+    if spec.name == ASSISTED and loaded.token_map is not None and temperature > 0:
+        return Refused(
+            "drafts of another tokenizer are sampled from with their output head cut in place, which the "
+            "other contenders draft with."
+        )
     if spec.is_transformers:
         return Transformers(_model(loaded.target), _generate_options(spec, loaded), temperature)
     chosen = spec.strategy(temperature)
     if chosen.drafter is None:
-        drafter = create("drafters", "model", {"backend": loaded.draft})
+        drafter = models.model_drafter(loaded)
     else:
         drafter = models.create_drafter(chosen.drafter, chosen.drafter_options, loaded)
     sampling = SamplingParams(temperature=temperature)
@@ -196,7 +211,10 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
 
 def _generate_options(spec: Spec, loaded: models.Loaded) -> dict[str, Any]:
     if spec.name == ASSISTED:
-        return {"assistant_model": _model(loaded.draft)}
+        options = {"assistant_model": _model(loaded.draft)}
+        if loaded.draft_tokenizer is not None:
+            options |= {"tokenizer": loaded.tokenizer, "assistant_tokenizer": loaded.draft_tokenizer}
+        return options
     return {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if spec.name == LOOKUP else {}
 
 

@@ -25,13 +25,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("draftwood.apps.bench.command", "Measure strategies side by side on models and prompts."),
     "tune": ("draftwood.apps.tune.command", "Find the strategy and budget that pay for a pair of models."),
     "distil": ("draftwood.apps.distil.command", "Train a draft to follow its target."),
+    "train": ("draftwood.apps.train.command", "Train a head that drafts for a target."),
+    "check-head": ("draftwood.apps.check_head", "Say whether a head reads its target as it was trained to."),
+    "convert-head": ("draftwood.apps.convert_head", "Make safetensors of a head's pickled weights."),
     "view": ("draftwood.apps.view.command", "Make one HTML page of a trace, with every round's tree."),
     "index": ("draftwood.apps.index", "Index text for the retrieval drafter."),
     "strategies": ("draftwood.apps.strategies", "List what is installed, or show one strategy in full."),
     "prove": ("draftwood.apps.prove", "Prove that verifiers keep the target's law on policies' trees."),
     "check": ("draftwood.apps.check", "Check a strategy, backend or source of chance of your own."),
 }
-"""Module and first line of help of every command; the function has the command's name."""
+"""Module and first line of help of every command; the function has its name, with underscores."""
 
 # Plain help: in 80 columns rich's boxes leave an option's help less than a third of the line.
 _TYPER: dict[str, Any] = {
@@ -54,7 +57,7 @@ def _loaded(name: str) -> Any:
     with _interrupts_held_back():
         from draftwood.apps.cli_errors import with_plain_errors
 
-        command = getattr(import_module(module), name)
+        command = getattr(import_module(module), name.replace("-", "_"))
     alone = typer.Typer(**_TYPER)
     alone.command(name)(with_plain_errors(command))
     return get_command(alone)
@@ -111,6 +114,8 @@ def options(
       draftwood bench --strategy dyspec --strategy leviathan --budget 16
       draftwood tune --temperature 0.6 --to tuned.json
       draftwood distil big/ small/ notes.txt -o better-small
+      draftwood train eagle3 big/ notes.txt head
+      draftwood check-head head/ big/
       draftwood index notes.txt -o notes-index
       draftwood strategies dyspec
       draftwood prove

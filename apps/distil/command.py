@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median_low
 from typing import Annotated, Any
 
 import attrs
@@ -12,15 +13,14 @@ import typer
 
 from draftwood.apps import models, trace
 from draftwood.apps.cli_errors import to_stderr
-from draftwood.apps.distil import pair, run, show, texts
+from draftwood.apps.distil import pair, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
 from draftwood.errors import InvalidInput
 from draftwood.zoo.distil.fit import fit
-from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows, written
+from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
 from draftwood.zoo.distil.training import Recipe, trained
 
-_SHORT = (32, 96, 160)  # prompts of short rows
-_LONGEST = 1500
+_TEMPERATURES = (0.0, 0.6, 1.0)
 _WIDTH_TIMES_RATE = 0.192  # the zoo's drafts of width 96 learn best at 2e-3, and wider models lower
 _CHECKPOINTS = 20
 
@@ -57,6 +57,12 @@ def distil(
             help="Tokens of the longest rows; default: 1500, or what the models can.", show_default=False
         ),
     ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Repeatable: what the draft is for; default: 0, 0.6 and 1.", min=0.0, show_default=False
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 4000,
     batch: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 3072,
     learning_rate: Annotated[
@@ -74,37 +80,40 @@ def distil(
 ) -> None:
     """Train a draft to follow its target.
 
-    TARGET continues prompts cut from TEXT, short and long ones, at temperatures 0, 0.6 and 1. DRAFT learns
-    from these rows to overlap with it, and is written to OUT. The same command goes on with a run that was
-    broken off, wherever that was.
+    TARGET continues prompts cut from TEXT, short and long ones, at temperatures 0, 0.6 and 1, or those that
+    are given. DRAFT learns from these rows to overlap with it, and is written to OUT. The same command goes
+    on with a run that was broken off, wherever that was.
 
     \b
     Examples:
       draftwood distil big/ small/ notes.txt -o better-small
       draftwood distil big/ small/ letters/ code.jsonl -o out --dtype bfloat16
+      draftwood distil big/ small/ a.txt -o out --temperature 0.6 --temperature 1
       draftwood generate --target big/ --drafter better-small --prompt "Hi"
     """
+    served = tuple(temperature or _TEMPERATURES)
+    if not all(map(math.isfinite, served)):
+        raise InvalidInput(f"temperature is {max(served)}; give finite numbers of at least 0.")
     known = run.finished(out)
     files = texts.files_of(text)
     models.quiet()
     both = pair.load(target, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     plan = RowPlan(
         shards=-(-tokens // SHARD_TOKENS),
-        prompts=_prompts(longest, new_tokens, both.context),
+        temperatures=_turns(served),
+        prompts=target_text.prompt_lengths(longest, new_tokens, both.context),
         new_tokens=new_tokens,
         seed=seed,
     )
     width = both.draft.get_input_embeddings().weight.shape[1]
     recipe = Recipe(
-        steps=steps, batch=batch, learning_rate=learning_rate or _WIDTH_TIMES_RATE / width, seed=seed
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate or _WIDTH_TIMES_RATE / width,
+        temperatures=_sampled(served) or (1.0,),
+        seed=seed,
     )
-    source = {
-        "target": target,
-        "precision": str(both.target.dtype),
-        "vocabulary": models.vocabulary_digest(both.tokenizer),
-        "texts": texts.identity(files),
-        "rows": attrs.asdict(attrs.evolve(plan, shards=0)),
-    }
+    source = target_text.source(target, both.target, both.tokenizer, files, plan)
     description = {**source, "draft": draft, "shards": plan.shards, "recipe": attrs.asdict(recipe)}
     work = run.Work(out, "a run of distil", description)
     work.check()
@@ -125,23 +134,16 @@ def distil(
             raise
 
 
-def _prompts(longest: int | None, new: int, context: int | None) -> tuple[int, ...]:
-    """Lengths of prompts: short ones, and between them two of which rows become long."""
-    length = longest or min(_LONGEST, context or _LONGEST)
-    if context is not None and length > context:
-        raise InvalidInput(
-            f"longest is {length} but the models were made for {context} tokens; give at most that."
-        )
-    short = tuple(prompt for prompt in _SHORT if prompt + new <= length)
-    if not short:
-        raise InvalidInput(
-            f"Rows of {length} tokens have no room for a prompt of {_SHORT[0]} and {new} new tokens; give a "
-            "smaller --new-tokens or a larger --longest."
-        )
-    most = length - new
-    if most <= 2 * _SHORT[-1]:
-        return short
-    return (_SHORT[0], length * 2 // 3, _SHORT[1], most, _SHORT[2])
+def _sampled(temperatures: Sequence[float]) -> tuple[float, ...]:
+    return tuple(sorted({temperature for temperature in temperatures if temperature > 0}))
+
+
+def _turns(temperatures: Sequence[float]) -> tuple[float, ...]:
+    """Temperatures of the rows in turn: half of the rows are greedy where some are to be."""
+    sampled = _sampled(temperatures)
+    if 0 not in temperatures:
+        return sampled
+    return tuple(turn for temperature in sampled for turn in (0.0, temperature)) or (0.0,)
 
 
 def _distil(
@@ -155,8 +157,10 @@ def _distil(
 ) -> None:
     learnt = {name: stream for name, (stream, _) in streams.items()}
     unseen = {name: stream for name, (_, stream) in streams.items()}
-    tests = _written(both, unseen, folder / run.HELD_OUT, _exam(plan), "writing what is held out")
-    shards = _written(both, learnt, folder / run.TRAIN, plan, "writing rows")
+    tests = target_text.shown(
+        both.target, unseen, folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
+    )
+    shards = target_text.shown(both.target, learnt, folder / run.TRAIN, plan, "writing rows")
     checkpoint = out / run.CHECKPOINT
     before = _fits(both, tests)
     every = max(1, recipe.steps // _CHECKPOINTS)
@@ -188,23 +192,6 @@ def _distil(
     trace.write_json(out / run.REPORT, content)
     show.report(content)
     to_stderr(f"{out}: draftwood generate --target {target} --drafter {out} takes it.")
-
-
-def _written(both: pair.Pair, streams: dict[str, Any], folder: Path, plan: RowPlan, what: str) -> list[Rows]:
-    return list(show.shown(written(both.target, streams, folder, plan=plan), what, total=plan.shards))
-
-
-def _exam(plan: RowPlan) -> RowPlan:
-    """What is held out: every temperature behind middling and behind the longest prompts."""
-    temperatures = tuple(sorted(set(plan.temperatures)))
-    prompts = tuple(sorted({median_low(plan.prompts), max(plan.prompts)}))
-    return attrs.evolve(
-        plan,
-        shards=len(temperatures) * len(prompts),
-        temperatures=temperatures,
-        prompts=prompts,
-        seed=plan.seed + 1,
-    )
 
 
 def _fits(both: pair.Pair, tests: list[Rows]) -> list[dict[str, Any]]:

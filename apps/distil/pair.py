@@ -52,7 +52,12 @@ def load(
     )
     own = loaded.loader.tokenizer(draft)
     if own is not None:
-        models.check_same_tokens(loaded.tokenizer, own)
+        models.check_same_tokens(
+            loaded.tokenizer,
+            own,
+            remedy="a draft that is distilled must share the target's tokenizer, so give one that does "
+            "(generate, bench and tune take this one as it is)",
+        )
     backend = registry.load(
         models.locate(draft), device=loaded.loader.device, trust_remote_code=trust_remote_code
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,19 @@ def alone(folder: Path) -> Iterator[None]:
 
 def save_draft(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write the model and its tokenizer to `folder` by way of a folder beside them."""
+
+    def save(part: Path) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+    save_beside(save, folder)
+
+
+def save_beside(save: Callable[[Path], None], folder: Path) -> None:
+    """Let `save` write to a folder in `folder`, and then move its files up, each whole."""
     part = folder / "model.part"
     shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    save(part)
     for file in part.iterdir():
         file.replace(folder / file.name)
     part.rmdir()

@@ -24,6 +24,8 @@ from draftwood.errors import InvalidInput
 from draftwood.tuning import FORMAT, VERSION, TunedModel
 
 STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
+STREAMED = (8, 32, 64, 128, 256)
+"""Budgets where weights are streamed: a pass over many nodes costs little more than one over few."""
 _FINALISTS = 2  # candidates that race: the cost model may well confuse two that are close
 
 
@@ -48,7 +50,10 @@ def tune(
     ] = None,
     budget: Annotated[
         list[int] | None,
-        typer.Option(help="Nodes of a tree to try; repeatable; default: 2 to 32.", show_default=False),
+        typer.Option(
+            help="Nodes of a tree to try; repeatable; default: 2 to 32, with --offload 8 to 256.",
+            show_default=False,
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
     data: Annotated[
@@ -62,6 +67,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    offload: models.Offload = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
     ] = False,
@@ -78,6 +84,7 @@ def tune(
       draftwood tune --target big/ --drafter small/ --temperature 0.6
       draftwood tune --drafter prompt-lookup --strategy dyspec --budget 8
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
+      draftwood tune --target big/ --drafter small/ --offload tmp --dtype bfloat16
     """
     trace.check_writable(to)
     if new_tokens < 2:
@@ -90,7 +97,8 @@ def tune(
         dtype=dtype,
         device=device or "",
     ).resolved()
-    specs = _candidates(strategy or STRATEGIES, drafter, budget or BUDGETS, temperature)
+    budgets = budget or (BUDGETS if offload is None else STREAMED)
+    specs = candidates(strategy or STRATEGIES, drafter, budgets, temperature)
     sets = data_sets(plan)
 
     models.quiet()
@@ -101,13 +109,18 @@ def tune(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        other_tokens=True,
+        offload=offload,
     )
     texts = [prompt.text for data_set in sets.values() for prompt in data_set.prompts]
     tokens = loaded.tokenizer(texts)["input_ids"]
     _check_lengths(tokens, 2 * new_tokens, models.context(loaded.target))
+    shared = models.shared_tokens(loaded, tokens)
+    if shared is not None:
+        to_stderr(loaded.token_map.described([token for row in tokens for token in row]))
     trial = TuneTrial(loaded, tokens, temperature, seed)
     specs = fitted(specs, trial, tokens=new_tokens)
-    costs, estimates, results = _measure(trial, specs, new_tokens, max(budget or BUDGETS))
+    costs, estimates, results = measure(trial, specs, new_tokens, max(budgets))
     best = max(results, key=lambda result: result.gain)
     content = {
         "format": FORMAT,
@@ -115,6 +128,7 @@ def tune(
         "target": _model(target, loaded.target),
         **_choice(next(spec for spec in specs if spec.label == best.label), best, drafter, trial),
         "vocabulary": models.vocabulary_digest(loaded.tokenizer),
+        "draft_vocabulary": shared and models.vocabulary_digest(loaded.draft_tokenizer),
         "temperature": temperature,
         "dtype": str(plan.dtype),
         "race": [attrs.asdict(one) for one in results],
@@ -123,7 +137,14 @@ def tune(
             "target": attrs.asdict(costs.target),
             "draft": costs.draft and attrs.asdict(costs.draft),
         },
-        "settings": {"data": list(sets), "prompts": len(tokens), "new_tokens": new_tokens, "seed": seed},
+        "settings": {
+            "data": list(sets),
+            "prompts": len(tokens),
+            "new_tokens": new_tokens,
+            "seed": seed,
+            "offload": offload is not None,
+            "shared_tokens": shared,
+        },
         "machine": device_name(models.find_device(device)),
         "versions": versions(),
     }
@@ -131,7 +152,7 @@ def tune(
     _show(estimates, best, content, to)
 
 
-def _candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
+def candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
     """Every recipe at every budget, drafted by `drafter` where that is no model."""
     for word in words:
         spec = parse_strategy(word)
@@ -152,7 +173,7 @@ def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None)
             )
 
 
-def _measure(
+def measure(
     trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
 ) -> tuple[Costs, list[Estimate], list[RaceResult]]:
     """What passes cost, all candidates by their expected gain, and how the best of them raced."""

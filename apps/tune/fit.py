@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 from rich.console import Console
 
-from draftwood import SamplingParams, create, registry
+from draftwood import SamplingParams, registry
+from draftwood.apps import models
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.options import parse
 from draftwood.apps.progress import watched
@@ -24,41 +25,41 @@ def fitted(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec
     """
     if trial.temperature == 0 or trial.loaded.draft is None:
         return list(specs)
-    drafter = create("drafters", "model", {"backend": trial.loaded.draft})
-    budgets: dict[str, list[int]] = {}
-    for spec in specs:
-        if _fit(spec) is not None and spec.budget is not None:
-            budgets.setdefault(spec.name, []).append(spec.budget)
-    found: dict[tuple[str, int], str] = {}
-    for name, sizes in budgets.items():
-        fit: Fit = registry.get("recipes", name).fit
-        options = fit(
+    drafter = models.model_drafter(trial.loaded)
+    sizes = {spec: _budget(spec) for spec in specs if _fit(spec)}
+    found: dict[str, Mapping[int, str]] = {}
+    for name in {spec.name: None for spec in sizes}:
+        found[name] = registry.get("recipes", name).fit(
             trial.loaded.target,
             drafter,
             trial.prompts,
-            budgets=sizes,
+            budgets=[size for spec, size in sizes.items() if spec.name == name],
             sampling=SamplingParams(temperature=trial.temperature),
             tokens=tokens,
             seed=trial.seed,
             watch=partial(_shown, f"fitting {name}"),
         )
-        found |= {(name, size): f"{fit.option}={text}" for size, text in options.items()}
-    return [
-        attrs.evolve(spec, options=(*spec.options, found[key]))
-        if spec.budget is not None and (key := (spec.name, spec.budget)) in found and _fit(spec)
-        else spec
-        for spec in specs
-    ]
+
+    def with_option(spec: Spec, fit: Fit) -> Spec:
+        word = f"{fit.option}={found[spec.name][sizes[spec]]}"
+        return attrs.evolve(spec, options=(*spec.options, word))
+
+    return [with_option(spec, fit) if (fit := _fit(spec)) else spec for spec in specs]
+
+
+def _budget(spec: Spec) -> int:
+    """The nodes asked for; 64 where none are."""
+    return int(parse(spec.options).get("budget", 64))
 
 
 def _shown(words: str, steps: Sequence[Any]) -> Iterable[Any]:
     return watched(steps, words, total=len(steps), console=Console(stderr=True))
 
 
-def _fit(spec: Spec) -> Any:
+def _fit(spec: Spec) -> Fit | None:
     """How the candidate is fitted; None where it cannot be, or was."""
     if spec.parts or spec.is_transformers:
         return None
-    fit = getattr(registry.get("recipes", spec.name), "fit", None)
+    fit: Fit | None = getattr(registry.get("recipes", spec.name), "fit", None)
     chosen = parse(spec.options)
     return None if fit is None or fit.option in chosen or "drafter" in chosen else fit

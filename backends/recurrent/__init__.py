@@ -10,8 +10,9 @@ from draftwood.backends.recurrent.lru import LRUState
 from draftwood.backends.recurrent.mamba1 import Mamba1State
 from draftwood.backends.recurrent.mamba2 import Mamba2State
 from draftwood.backends.recurrent.mixer import Mixer, precise
+from draftwood.backends.recurrent.passes import Pass
 from draftwood.backends.recurrent.recurrence import Recurrence
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
 
 __all__ = [
     "ConvState",

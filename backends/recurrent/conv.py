@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.states import LayerState, Pass, Text, Vectors, grown
+from draftwood.backends.recurrent.passes import Pass, Text
+from draftwood.backends.recurrent.states import LayerState, Vectors, grown
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 from draftwood.kernels.tree_conv import prompt
 

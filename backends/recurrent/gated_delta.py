@@ -13,7 +13,8 @@ from transformers.activations import ACT2FN
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.backends.recurrent.passes import Pass
+from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
 
 

@@ -11,7 +11,8 @@ from torch.nn.functional import softplus
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors
+from draftwood.backends.recurrent.passes import Pass
+from draftwood.backends.recurrent.states import LayerState, States, Vectors
 from draftwood.kernels.lru_tree import dispatch as lru_tree
 
 

@@ -11,7 +11,8 @@ from torch.nn.functional import linear, silu, softplus
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Vectors, grown
+from draftwood.backends.recurrent.passes import Pass
+from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
 from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 
 
@@ -22,14 +23,13 @@ class Mamba1State(LayerState):
     `[rows, nodes, channels]`. Nodes keep B, v and the step; the state is `[rows, channels, n]`.
     """
 
-    def __init__(self, log_rates: Tensor) -> None:
+    def __init__(self, original: Any) -> None:
+        """`original` has the logarithms of the rates as `A_log`, `[..., n]`."""
         super().__init__()
-        self._log_rates = log_rates
-
-    @property
-    def rates(self) -> Tensor:
-        """A, `[channels, n]`."""
-        return -precise(self._log_rates).exp().flatten(0, -2)
+        self._original = original
+        # A of the last pass, `[channels, n]`: between passes the weights may be elsewhere. A captured pass
+        # leaves none.
+        self._last_rates: Tensor | None = None
 
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
@@ -40,16 +40,21 @@ class Mamba1State(LayerState):
         """Level by level; `new` is C, B, the inputs times their step, and the step."""
         queries, *kept = new
         keys, values, steps = grown(old, tuple(kept))
+        rates = self._rates()
+        self._last_rates = None if torch.compiler.is_compiling() else rates
         out = mamba1_tree.attend(
             queries=queries,
             keys=keys,
             values=values,
             steps=steps,
-            rates=self.rates,
+            rates=rates,
             state=state,
             paths=now.paths,
         )
         return out, tuple(kept)
+
+    def _rates(self) -> Tensor:
+        return -precise(self._original.A_log).exp().flatten(0, -2)
 
     @classmethod
     def replay_all(
@@ -61,7 +66,7 @@ class Mamba1State(LayerState):
             keys=keys,
             values=values,
             steps=steps,
-            rates=[layer.rates for layer in layers],
+            rates=[layer._rates() if layer._last_rates is None else layer._last_rates for layer in layers],
             state=states,
             kept=kept,
         )
@@ -73,7 +78,7 @@ class Mamba1Mixer(Mixer):
     def __init__(self, original: Any, states: States) -> None:
         super().__init__(original, states)
         self._conv = self.keeps(ConvState(original.conv1d))
-        self._scan = self.keeps(Mamba1State(original.A_log))
+        self._scan = self.keeps(Mamba1State(original))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
@@ -100,7 +105,7 @@ class ZambaMixer(Mixer):
     def __init__(self, original: Any, states: States) -> None:
         super().__init__(original, states)
         self._conv = self.keeps(ConvState(original.conv1d))
-        self._scan = self.keeps(Mamba1State(original.A_log))
+        self._scan = self.keeps(Mamba1State(original))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""

@@ -11,7 +11,8 @@ from torch.nn.functional import silu, softplus
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.mixer import Mixer, precise
-from draftwood.backends.recurrent.states import LayerState, Pass, States, Text, Vectors, grown
+from draftwood.backends.recurrent.passes import Pass, Text
+from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
 from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
 from draftwood.kernels.mamba2_tree import prompt
 
@@ -95,7 +96,7 @@ class Mamba2Mixer(Mixer):
     def _clamped(self, step: Tensor) -> Tensor:
         if self._limits is None:
             return step
-        clamped, prompts = step.clamp(*self._limits), self._states.prompts
+        clamped, prompts = step.clamp(*self._limits), self._states.prompts(step.device)
         return clamped if prompts is None else torch.where(prompts.unsqueeze(2), clamped, step)
 
     def _project(self, hidden_states: Tensor) -> Any:

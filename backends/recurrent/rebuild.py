@@ -16,6 +16,8 @@ from draftwood.backends.recurrent.mixer import Mixer
 from draftwood.backends.recurrent.mixer_registry import mixer_for, served_classes
 from draftwood.backends.recurrent.snapshots import Snapshots
 from draftwood.backends.recurrent.states import States
+from draftwood.backends.sharded import ranks_of
+from draftwood.backends.streamed import hooked, rename, streamed_as_one, streamed_modules
 from draftwood.errors import UnsupportedModel
 
 
@@ -25,7 +27,7 @@ def recurrent_layers(config: Any) -> list[int]:
     return [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
 
-def with_mixers(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
+def with_mixers(model: Any, *, snapshots: bool = False, standing: bool = False) -> tuple[Any, States]:
     """A copy of `model` with our mixers, and the states that they use.
 
     The copy has the model's own parameters and buffers; the model itself is not touched, so that any number
@@ -34,26 +36,32 @@ def with_mixers(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
     Args:
         model: a transformers model.
         snapshots: whether every node keeps a copy of the states.
+        standing: whether states lie in arenas, for captured passes.
 
     Raises:
-        UnsupportedModel: a recurrent layer that no registered mixer stands for, or weights that are offloaded
-            or on several devices.
+        UnsupportedModel: a recurrent layer that no registered mixer stands for, or weights on no device.
     """
-    devices = sorted({str(weight.device) for weight in model.parameters()})
-    if len(devices) > 1 or "meta" in devices:
-        where = "offloaded" if "meta" in devices else f"on {' and '.join(devices)}"
+    if ranks_of(model) is not None:
         raise UnsupportedModel(
-            f"The weights of {type(model).__name__} are {where}, and recurrent layers are served on one "
-            "device alone; load the model onto one."
+            f"{type(model).__name__} is sharded over processes, and recurrent layers are served whole; load "
+            "it without a tp_plan."
         )
-    states, copy = States(Snapshots) if snapshots else States(), shared_copy(model)
+    _check_weights(model)
+    states = States(Snapshots) if snapshots else States(standing=standing)
+    copy = shared_copy(model)
     for name, module in list(copy.named_modules()):
         if (mixer := mixer_for(type(module))) is not None:
             parent, _, attribute = name.rpartition(".")
             have = len(states.layers)
-            setattr(copy.get_submodule(parent), attribute, mixer(module, states))
+            hook, ours = streamed_as_one(module, inside="original"), mixer(module, states)
+            setattr(copy.get_submodule(parent), attribute, ours)
+            if hook is not None:
+                hooked(ours, hook)
             for layer in states.layers[have:]:
                 layer.name = name
+    for module, hook in streamed_modules(copy):
+        if hook.place_submodules and not isinstance(module, Mixer):
+            rename(module, hook, "original.")
     layers = decoder_layers(copy)
     for index in recurrent_layers(model.config):
         inside = list(layers[index].modules() if layers else copy.modules())
@@ -71,6 +79,17 @@ def with_mixers(model: Any, *, snapshots: bool = False) -> tuple[Any, States]:
         )
     states.may_overflow = model.dtype == torch.float16
     return copy, states
+
+
+def _check_weights(model: Any) -> None:
+    """Refuse weights that are nowhere and that nothing brings."""
+    streamed = streamed_modules(model)
+    brought = {id(weight) for module, hook in streamed for weight in module.parameters(hook.place_submodules)}
+    if any(weight.device.type == "meta" and id(weight) not in brought for weight in model.parameters()):
+        raise UnsupportedModel(
+            f"Weights of {type(model).__name__} are on the device meta and nothing brings them; load the "
+            "model onto a device."
+        )
 
 
 def reference(model: Any) -> Any:

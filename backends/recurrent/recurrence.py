@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.states import LayerState, Pass, Vectors
+from draftwood.backends.recurrent.passes import Pass
+from draftwood.backends.recurrent.states import LayerState, Vectors
 
 
 class Recurrence(LayerState):
@@ -19,6 +20,8 @@ class Recurrence(LayerState):
     keeps the state behind it; a commit takes the one behind the accepted path. So any recurrence is served,
     at a step a token and a state a node. Where a closed form is known, a `LayerState` saves both.
     """
+
+    traceable = False
 
     @abstractmethod
     def step(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:

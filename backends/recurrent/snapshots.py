@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from draftwood.backends.recurrent.passes import Pass, Text
 from draftwood.backends.recurrent.recurrence import behind_last, run_levels
-from draftwood.backends.recurrent.states import LayerState, Pass, Text, Vectors
+from draftwood.backends.recurrent.states import LayerState, Vectors
 
 
 class Snapshots(LayerState):
@@ -17,6 +18,8 @@ class Snapshots(LayerState):
 
     A commit takes the state behind the path's last node. Memory is that of a state a node.
     """
+
+    traceable = False
 
     def __init__(self, layer: LayerState) -> None:
         super().__init__()

@@ -7,92 +7,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.backends.recurrent.arena import Arena
+from draftwood.backends.recurrent.passes import Pass, Standing, Text
 from draftwood.backends.region import Accepted
 from draftwood.errors import InvalidDistribution
-from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 from draftwood.kernels.transfer import sent
-from draftwood.kernels.tree_conv import dispatch as tree_conv
-
-PIECE = 64
-"""Tokens of a prompt that a layer takes at once, as a tree that is one chain."""
 
 Vectors = tuple[Tensor, ...]
 """What nodes keep, each `[rows, nodes, ...]`."""
 
-
-class Pass:
-    """Who sees whom in a pass, worked out once for all layers.
-
-    Attributes:
-        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
-        paths: of the nodes; see `mamba1_tree`.
-    """
-
-    def __init__(self, visible: Tensor) -> None:
-        self.visible = visible
-        self.paths = mamba1_tree.Paths(visible)
-        self._windows: dict[int, Tensor] = {}
-
-    @property
-    def levels(self) -> list[tuple[Tensor, Tensor]]:
-        """The new nodes, those below older columns or none first, then their children; see `mamba1_tree`."""
-        return self._new_paths.levels
-
-    @cached_property
-    def above(self) -> Tensor:
-        """1 + the nearest older column that a new node sees, int64 `[rows, nodes]`; 0 where it sees none."""
-        old = self.visible[..., : -self.visible.shape[1]]
-        columns = torch.arange(old.shape[-1] + 1, device=old.device)
-        return torch.where(torch.nn.functional.pad(old, (1, 0)), columns, 0).amax(-1)
-
-    @cached_property
-    def _new_paths(self) -> mamba1_tree.Paths:
-        return mamba1_tree.Paths(self.visible[..., -self.visible.shape[1] :])
-
-    def window(self, width: int) -> Tensor:
-        """Indices `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
-        if width not in self._windows:
-            self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
-        return self._windows[width]
-
-
-class Text:
-    """Tokens of rows that are about to join, worked out once for all layers.
-
-    Attributes:
-        counts: how many of the pass are text, int64 `[rows]`; the others are padding behind it.
-        whole: whether all are.
-    """
-
-    def __init__(self, counts: Sequence[int], tokens: int, device: torch.device) -> None:
-        self.counts = torch.tensor(counts, device=device)
-        self.whole = min(counts) == tokens
-        self._tokens = tokens
-
-    @cached_property
-    def kept(self) -> Tensor:
-        """Which tokens are text, bool `[rows, tokens]`."""
-        return torch.arange(self._tokens, device=self.counts.device) < self.counts.unsqueeze(1)
-
-    @cached_property
-    def pieces(self) -> list[tuple[Pass, Tensor]]:
-        """The tokens in trees that are chains, each with those that are text."""
-        rows, pieces = len(self.counts), list[tuple[Pass, Tensor]]()
-        chain: Pass | None = None
-        for kept in self.kept.split(PIECE, 1):
-            n = kept.shape[1]
-            if chain is None or chain.visible.shape[1] != n:
-                visible = torch.ones(n, n, dtype=torch.bool, device=kept.device).tril()
-                chain = Pass(visible.expand(rows, n, n))
-            pieces.append((chain, kept))
-        return pieces
+Chosen = NDArray[np.bool_]
+"""Columns of every row that are accepted, `[rows, columns]`."""
 
 
 class LayerState(ABC):
@@ -104,12 +36,18 @@ class LayerState(ABC):
         name: of the mixer in the model.
         committed: the state `[rows, ...]`; None before the first pass, which shows its shape.
         nodes: what uncommitted nodes keep.
+        arena: where both lie instead, for captured passes.
+        traceable: whether `attend` can be traced: that it makes no tensor's shape, and no loop, hang on
+            the values of another.
     """
+
+    traceable = True
 
     def __init__(self) -> None:
         self.name = ""
         self.committed: Tensor | None = None
         self.nodes: Vectors = ()
+        self.arena: Arena | None = None
         self._staged: Vectors = ()
         self._joining: Tensor | None = None
 
@@ -146,6 +84,25 @@ class LayerState(ABC):
         out, self._staged = self.attend(self.committed, self.nodes, new, now)
         return out
 
+    def run_standing(self, new: Vectors, now: Standing) -> Tensor:
+        """Outputs of the nodes of a captured pass, whose vectors go into the arena; for tracing."""
+        assert self.arena is not None
+        vectors = self.arena.vectors
+        old = tuple([vector[:, : now.old] for vector in vectors]) if now.old else ()
+        out, kept = self.attend(self.arena.state, old, new, now.now)
+        for place, vector in zip(vectors, kept, strict=True):
+            # Autocast may have made them narrower.
+            place.index_copy_(1, now.columns, vector.to(place.dtype))
+        return out
+
+    def shown(self, new: Vectors) -> Arena:
+        """An arena without rows for what nodes like `new` keep."""
+        one = tuple(vector[:1, :1] for vector in new)
+        visible = torch.ones(1, 1, 1, dtype=torch.bool, device=new[0].device)
+        state = self.blank(one)
+        _, kept = self.attend(state, (), one, Pass(visible, visible[0, 0]))
+        return Arena(state, kept)
+
     def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
         """Outputs of the next tokens of rows that are about to join, and the state behind their text."""
         outputs, start = [], 0
@@ -162,6 +119,28 @@ class LayerState(ABC):
         state = self.blank(new) if self._joining is None else self._joining
         out, self._joining = self.read(state, new, text)
         return out
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer is, once a pass has shown that."""
+        # Of a captured pass no shape may hang on the rows that there are.
+        held = self.committed if self.arena is None else self.arena.state
+        assert held is not None
+        return held.device
+
+    def held(self, *, rows: int, columns: int) -> tuple[Tensor, Vectors]:
+        """The committed state, and what the uncommitted columns keep, of which there are so many."""
+        if self.arena is None:
+            assert self.committed is not None
+            return self.committed, self.nodes
+        return self.arena.state[:rows], tuple([vector[:rows, :columns] for vector in self.arena.vectors])
+
+    def place(self, rows: int) -> Tensor:
+        """Where the committed state of so many rows lies in the arena."""
+        assert self.arena is not None
+        if self.committed is None or len(self.committed) != rows:
+            self.committed = self.arena.state[:rows]
+        return self.committed
 
     def accept(self) -> None:
         """The pass succeeded: its nodes stay."""
@@ -184,6 +163,8 @@ class LayerState(ABC):
         """The committed state once `more` rows stand behind the `have` that are there."""
         old, new = self.committed, self._joining
         like = old if old is not None else new
+        if like is None and self.arena is not None:
+            like = self.arena.state
         if like is None:
             return None
         blank = [like.new_zeros(rows, *like.shape[1:]) for rows in (have, more)]
@@ -191,7 +172,10 @@ class LayerState(ABC):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
-        if self.committed is not None:
+        if self.arena is not None and self.committed is not None:
+            self.arena.keep(rows)
+            self.committed = self.arena.state[: len(rows)] if rows else None
+        elif self.committed is not None:
             self.committed = self.committed[list(rows)] if rows else None
         self.nodes = tuple(vector[list(rows)] for vector in self.nodes) if rows else ()
 
@@ -210,21 +194,27 @@ class States:
         layers: in the order in which they run.
         may_overflow: whether states are looked at for infinities before they are taken over, which costs an
             accelerator one stall a commit. For half precision with five bits of exponent.
+        standing: what the layers of a captured pass share, while that is traced.
     """
 
-    def __init__(self, wrap: Callable[[LayerState], LayerState] = lambda layer: layer) -> None:
+    def __init__(
+        self, wrap: Callable[[LayerState], LayerState] = lambda layer: layer, *, standing: bool = False
+    ) -> None:
         """Without layers.
 
         Args:
             wrap: what every layer goes through when it is added.
+            standing: whether what layers keep is to lie in arenas, once their first pass has shown its shape.
         """
         self.layers: list[LayerState] = []
         self.may_overflow = False
+        self.standing: Standing | None = None
+        self._arenas: dict[LayerState, Arena] | None = {} if standing else None
+        self._size = (0, 0)
         self._wrap = wrap
         self._now: Pass | None = None
         self._text: Text | None = None
         self._keep = True
-        self._fresh: Tensor | None = None
 
     def add(self, layer: LayerState) -> LayerState:
         """Keep `layer` with the others; returns what its mixer is to run."""
@@ -233,13 +223,41 @@ class States:
 
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
         """What the mixer of `layer` gets for what it gives, in the current pass."""
+        if self.standing is not None:
+            return layer.run_standing(new, self.standing)
+        if self._arenas is not None and layer not in self._arenas:
+            self._arenas[layer] = layer.shown(new)
         if self._now is None:
             assert self._text is not None
-            return layer.run_text(new, self._text)
-        out = layer.run(new, self._now)
+            return layer.run_text(new, self._text.on(new[0].device))
+        out = layer.run(new, self._now.on(new[0].device))
         if not self._keep:
             layer.forget()
         return out
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that layers keep lies where captured passes find it."""
+        return all(layer.arena is not None for layer in self.layers)
+
+    def lay_out(self, *, rows: int, columns: int) -> bool:
+        """Make the arenas, if their shapes are known, exactly so large; on failure nothing has changed.
+
+        Returns:
+            Whether they are others now.
+        """
+        arenas = self._arenas
+        if not arenas or len(arenas) < len(self.layers) or self._size == (rows, columns):
+            return False
+        for layer, arena in arenas.items():
+            arena.prepare(rows=rows, columns=columns, state=layer.committed, vectors=layer.nodes)
+        for layer, arena in arenas.items():
+            arena.lay_out()
+            layer.arena, layer.nodes = arena, ()
+            if layer.committed is not None:
+                layer.committed = arena.state[: len(layer.committed)]
+        self._size = rows, columns
+        return True
 
     def begin(self) -> None:
         """Rows are about to join."""
@@ -266,45 +284,71 @@ class States:
                 token of its prompt.
             keep: whether the nodes stay.
         """
-        self._now, self._keep, self._fresh = None if visible is None else Pass(visible), keep, fresh
+        self._now, self._keep = None if visible is None else Pass(visible, fresh), keep
 
-    @property
-    def prompts(self) -> Tensor | None:
+    def prompts(self, device: torch.device) -> Tensor | None:
         """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
-        if self._now is None:
-            return None
-        assert self._fresh is not None
-        return self._fresh.unsqueeze(1) & (self._now.visible.sum(2) == 1)
+        if self.standing is not None:
+            return self.standing.prompts
+        return None if self._now is None else self._now.on(device).prompts
 
     def accept(self) -> None:
         """The pass succeeded."""
         for layer in self.layers:
             layer.accept()
 
-    def replayed(self, accepted: Accepted, columns: int) -> list[Tensor | None]:
-        """All committed states after a commit of these nodes, of so many columns, for `settle`."""
+    def replayed(
+        self,
+        accepted: Accepted,
+        columns: int,
+        *,
+        captured: Callable[[Chosen], Sequence[Tensor]] | None = None,
+    ) -> list[Tensor | None]:
+        """All committed states after a commit of these nodes, of so many columns, for `settle`.
+
+        Args:
+            accepted: the nodes.
+            columns: uncommitted ones.
+            captured: what gives them instead of `replay`, if anything.
+        """
         if not self.layers or not len(accepted.rows):
             return [layer.committed for layer in self.layers]
         chosen = np.zeros((len(accepted.counts), columns), np.bool_)
         chosen[accepted.rows, accepted.columns] = True
+        if captured is not None:
+            return self._finite(list(captured(chosen)))
+        devices = {layer.device for layer in self.layers}
+        return self._finite([*self.replay({device: sent(chosen, device) for device in devices})])
+
+    def replay(self, kept: dict[torch.device, Tensor]) -> list[Tensor]:
+        """All committed states after a commit of the columns `kept`, bool `[rows, columns]` by device."""
         # Layers of a kind on one device are replayed together, in as many launches as one of them.
         alike: dict[tuple[type[LayerState], torch.device], list[int]] = {}
         for index, layer in enumerate(self.layers):
-            assert layer.committed is not None
-            alike.setdefault((type(layer), layer.committed.device), []).append(index)
-        kept = {device: sent(chosen, device) for device in {device for _, device in alike}}
-        replayed: dict[int, Tensor | None] = {}
+            alike.setdefault((type(layer), layer.device), []).append(index)
+        replayed: dict[int, Tensor] = {}
         for (kind, device), indices in alike.items():
             layers = [self.layers[index] for index in indices]
-            states = [layer.committed for layer in layers if layer.committed is not None]
-            new = kind.replay_all(layers, states, [layer.nodes for layer in layers], kept[device])
-            replayed |= dict(zip(indices, new, strict=True))
-        return self._finite([replayed[index] for index in range(len(self.layers))])
+            seen = kept[device]
+            held = [layer.held(rows=len(seen), columns=seen.shape[1]) for layer in layers]
+            states, nodes = [state for state, _ in held], [vectors for _, vectors in held]
+            replayed |= dict(zip(indices, kind.replay_all(layers, states, nodes, seen), strict=True))
+        return [replayed[index] for index in range(len(self.layers))]
 
     def settle(self, committed: Sequence[Tensor | None]) -> None:
         """Take over what `joined` or `replayed` gave, and drop all nodes."""
-        for layer, state in zip(self.layers, committed, strict=True):
-            layer.committed = state
+        pairs = list(zip(self.layers, committed, strict=True))
+        if self.settled:
+            new = [
+                (layer, state) for layer, state in pairs if state is not None and state is not layer.committed
+            ]
+            if new:
+                places = [layer.place(len(state)) for layer, state in new]
+                torch._foreach_copy_(places, [state for _, state in new])
+        else:
+            for layer, state in pairs:
+                layer.committed = state
+        for layer in self.layers:
             layer.drop()
             layer.begin()
 

@@ -94,7 +94,7 @@ def settings(
             Setting("block", {"length": budget}),
             Setting("traversal", {"branching": binary}),
             Setting("class-ordered", {"branching": binary}),
-            Setting("class-ordered", {"budget": budget, "acceptance": vector}),
+            Setting("class-ordered-sequoia", {"budget": budget, "acceptance": vector}),
         ]
         chosen += [Setting("race", {"shape": as_text(shape)})] if shape else []
     chosen += [Setting("specinfer", {"branching": shape}) for shape in _BRANCHING[budget][1:] if sampled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +30,8 @@ def drafter_checks(
         drafter: what is tested.
         oracle: next-token logits `[vocab]` after a list of tokens; by default what `drafter.model` says.
             Without either, a node's logits are compared with those that the drafter gives for its path alone.
+
+    A drafter that `remembers` is compared with a copy of itself from before the round.
     """
     oracle = oracle or oracle_of(drafter)
     yield "declaration", partial(check_declaration, drafter)
@@ -46,6 +49,7 @@ def check_declaration(drafter: Drafter, models: int) -> None:
         value = getattr(drafter, name)
         assert isinstance(value, int), f"{name} is {value!r}; give an integer >= {least}."
         assert value >= least, f"{name} is {value}; give an integer >= {least}."
+    assert isinstance(drafter.remembers, bool), f"remembers is {drafter.remembers!r}; say True or False."
     assert isinstance(drafter.source, str), f"source is {drafter.source!r}; name a paper or an author."
 
 
@@ -137,9 +141,10 @@ def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int)
 
 def check_deterministic(drafter: Drafter, models: int) -> None:
     """The same calls give the same logits, so that a seed gives one text."""
+    again = copy.deepcopy(drafter) if drafter.remembers else drafter
     with forbid_hidden_randomness(f"{type(drafter).__name__}, as the rounds go,"):
         first = _rounds(drafter, seed=1, rounds=3).answers
-    for answer, repeated in zip(first, _rounds(drafter, seed=1, rounds=3).answers, strict=True):
+    for answer, repeated in zip(first, _rounds(again, seed=1, rounds=3).answers, strict=True):
         if (off := difference(answer.logits, repeated.logits)) > 0:
             raise LawBroken(
                 f"The same calls give other logits the second time: node {answer.node} of row {answer.row}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -24,6 +25,9 @@ Before = tuple[list[int], list[Node], list[int]]
 """A row's text, nodes and accepted path before its last commit."""
 
 
+_NOTHING = Outcome((), (), extra=0, bonus=False, drafted=0)
+
+
 @attrs.frozen(eq=False)
 class Answer:
     """A drafter's answer about a node.
@@ -40,6 +44,7 @@ class Answer:
         beside: what all rows had asked for by the end of the call.
         gone: texts of released rows, and what they had asked for.
         logits: `[vocab]`, or `[drafters, vocab]`.
+        alone: of a drafter that remembers, the same by a copy from before the round; else None.
     """
 
     row: int
@@ -53,6 +58,7 @@ class Answer:
     beside: list[list[Node]]
     gone: list[tuple[list[int], list[Node]]]
     logits: Tensor
+    alone: Tensor | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -105,6 +111,8 @@ class DrafterMirror:
     _extra: int | None = attrs.field(default=None, init=False)
     _rounds: int = attrs.field(default=0, init=False)
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False)
+    # Of a drafter that remembers, as it was before the round.
+    _as_it_was: Drafter | None = attrs.field(default=None, init=False)
 
     def prefill(self, texts: Sequence[Sequence[int]]) -> None:
         """Append rows."""
@@ -116,6 +124,8 @@ class DrafterMirror:
     def release(self, rows: Sequence[int]) -> None:
         """Forget rows."""
         self.drafter.release(rows)
+        if self._as_it_was is not None:
+            self._as_it_was.release(rows)
         self._gone += [(self.texts[row], self.nodes[row]) for row in rows]
         keep = [row for row in range(len(self.texts)) if row not in rows]
         self.texts = [self.texts[row] for row in keep]
@@ -127,6 +137,8 @@ class DrafterMirror:
         vocab = self.drafter.vocab_size
         asked = [None if nodes is None else [(t % vocab, parent) for t, parent in nodes] for nodes in new]
         requests = [None if nodes is None else _request(nodes) for nodes in asked]
+        if self.drafter.remembers and self._as_it_was is None:
+            self._as_it_was = copy.deepcopy(self.drafter)
         logits = self.drafter.distributions(requests)
         texts, asked_before = [list(text) for text in self.texts], len(self.answers)
         for row, (nodes, request) in enumerate(zip(asked, requests, strict=True)):
@@ -141,21 +153,20 @@ class DrafterMirror:
             self.nodes[row] += nodes
             for column in range(len(nodes)):
                 logits_of_node = logits[row, column].clone()
-                self.answers.append(
-                    Answer(
-                        row,
-                        self._rounds,
-                        texts,
-                        list(self.nodes[row]),
-                        start + column,
-                        start,
-                        self._before[row],
-                        self._extra,
-                        [],
-                        list(self._gone),
-                        logits_of_node,
-                    )
+                answer = Answer(
+                    row,
+                    self._rounds,
+                    texts,
+                    list(self.nodes[row]),
+                    start + column,
+                    start,
+                    self._before[row],
+                    self._extra,
+                    [],
+                    list(self._gone),
+                    logits_of_node,
                 )
+                self.answers.append(attrs.evolve(answer, alone=self._asked_alone(row, answer.tokens)))
         beside = [list(nodes) for nodes in self.nodes]
         for index in range(asked_before, len(self.answers)):
             self.answers[index] = attrs.evolve(self.answers[index], beside=beside)
@@ -184,8 +195,20 @@ class DrafterMirror:
             self.texts[row] = self.texts[row] + tokens
             self.nodes[row] = []
         self.drafter.commit(outcomes)
+        self._as_it_was = None
         self._rounds, self._extra = self._rounds + 1, extra % vocab
         self._unchanged()
+
+    def _asked_alone(self, row: int, path: Sequence[int]) -> Tensor | None:
+        """What a drafter that remembers said of a path if it were all that is asked in the round."""
+        drafter, rows = self._as_it_was, len(self.nodes)
+        if drafter is None:
+            return None
+        for depth, token in enumerate(path):
+            request = _request([(token, depth - 1)])
+            logits = drafter.distributions([request if other == row else None for other in range(rows)])
+        drafter.commit([_NOTHING] * rows)
+        return logits[row, 0].clone()
 
     def _unchanged(self) -> None:
         if self._returned is not None:
@@ -206,6 +229,9 @@ class DrafterMirror:
         self.drafter.release()
         for answer in self.answers:
             text = answer.texts[answer.row]
+            if answer.alone is not None:
+                self._compare_with_itself(answer, answer.alone)
+                continue
             expected = oracle([*text, *answer.tokens]) if oracle else alone(self.drafter, text, answer.tokens)
             expected = expected.to(answer.logits.device)
             assert expected.shape == answer.logits.shape, (
@@ -213,6 +239,16 @@ class DrafterMirror:
             )
             if (off := difference(answer.logits, expected)) > TOLERANCE:
                 raise self._broken(answer, expected, off, oracle)
+
+    def _compare_with_itself(self, answer: Answer, alone: Tensor) -> None:
+        if (off := difference(answer.logits, alone)) > TOLERANCE:
+            raise LawBroken(
+                f"The logits of node {answer.node} of row {answer.row} of {len(answer.texts)}, after "
+                f"{answer.rounds} commits, are not those of the same path asked alone in this round: off by "
+                f"{off:.2e}.",
+                error=off,
+                likely="it remembers what is asked and not only what is committed; learn in commit() alone.",
+            )
 
     def _broken(self, answer: Answer, expected: Tensor, off: float, oracle: LogitsAfter | None) -> LawBroken:
         drafter = self.drafter

@@ -89,7 +89,7 @@ class PlainFeatures:
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat([read[layer][0] for layer in layers], -1)
+        return torch.cat([read[layer][0].cpu() for layer in layers], -1)  # layers may be on several devices
 
 
 @torch.no_grad()
@@ -98,7 +98,9 @@ def _plain(module: torch.nn.Module, tokens: list[int]) -> Any:
     first = next(module.parameters(), None)
     embedding = getattr(module, "get_input_embeddings", lambda: None)()
     weight = getattr(embedding, "weight", first)
-    ids = torch.tensor([tokens], device=None if weight is None else weight.device)
+    # Whoever brings offloaded weights for every call brings the tokens along.
+    device = None if weight is None or weight.device.type == "meta" else weight.device
+    ids = torch.tensor([tokens], device=device)
     takes = inspect.signature(module.forward).parameters
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
     if "position_ids" in takes:

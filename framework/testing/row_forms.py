@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood import policy_states
+from draftwood.level_plan import GrowingLevels, Levels
 from draftwood.proposals import Proposal
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import CounterRandomness, Randomness
@@ -50,6 +52,32 @@ def grown_together(
     except StopIteration as finished:
         trees: Sequence[TokenTree] = finished.value
         return trees
+
+
+def grown_as_planned(
+    policy: TreePolicy, roots: Sequence[int], drafts: Sequence[Draft], *, most: int | None = None
+) -> Sequence[TokenTree] | None:
+    """The trees of `planned_trees`, of levels of `most` nodes (None: as many as the plan wants).
+
+    None where the policy has no plan, or where so narrow levels may have missed a node.
+    """
+    plan = policy_states.level_plan(policy)
+    if plan is None:
+        return None
+    vocab = drafts[0]((roots[0],)).shape[-1]
+    widths = plan.widths(plan.width if most is None else most, vocab_size=vocab)
+    growing, paths = GrowingLevels(plan, len(roots), torch.device("cpu")), [[(root,)] for root in roots]
+    for width in widths:
+        if growing.depth:
+            tokens, parents = growing.expand(width)
+            paths = [
+                [(*above[parent], token) for token, parent in zip(of_row, of_parents, strict=True)]
+                for above, of_row, of_parents in zip(paths, tokens.tolist(), parents.tolist(), strict=True)
+            ]
+        answers = [[draft(path) for path in of_row] for draft, of_row in zip(drafts, paths, strict=True)]
+        growing.take(torch.stack([torch.stack(of_row) for of_row in answers]))
+    levels = Levels.of(growing.packed(), widths=widths, vocab_size=vocab)
+    return None if levels.misses(plan) else policy.planned_trees(roots, levels)
 
 
 def _answered(
@@ -112,3 +140,22 @@ def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size
                     likely="grow_rows does not do what grow does, which is what is proved: it takes other "
                     "numbers of the row's stream, or looks at padding.",
                 )
+        _assert_planned_alike(policy, roots, drafts)
+
+
+def _assert_planned_alike(policy: TreePolicy, roots: Sequence[int], drafts: Sequence[Draft]) -> None:
+    """Raise `LawBroken` unless the trees of a plan are those of `grow`, where the policy has one."""
+    single = [partial(_single_precision, draft) for draft in drafts]
+    planned = grown_as_planned(policy, roots, single)
+    for row, tree in enumerate(planned or ()):
+        alone = grown_alone(policy, roots[row], CounterRandomness.seeded(row), single[row])
+        if (found := difference(alone, tree)) is not None:
+            raise LawBroken(
+                f"Row {row} of {len(drafts)}, grown by the plan {policy.level_plan}, has {found}.",
+                likely="level_plan does not say what grow asks for, or planned_trees orders it otherwise.",
+            )
+
+
+def _single_precision(draft: Draft, path: Sequence[int]) -> Tensor:
+    """A draft's distribution as a drafter gives it."""
+    return draft(path).float()

@@ -141,3 +141,109 @@ def best_shares(table, target, h, draft, odds, mass, further):
     tl.debug_barrier()
     tl.store(table + tl.arange(0, BUCKETS), shares)
     return shares
+
+
+@triton.jit
+def classed(plan, numbers, shares, tally, odds_rest, node, used):
+    """Choose the class of a window at `node`, toss its coins, and settle which sibling goes first.
+
+    `tally` has what tokens beside the likeliest brought to their buckets, `odds_rest` the sum of their odds.
+
+    Returns that sibling, its token's probability by target and law, and whether the uniforms sufficed.
+    """
+    waiting = r.child_number(numbers, node, r.WAITING)
+    following = r.entry(plan, r.child_number(numbers, node, r.LAST), r.NEXT_SIBLING)
+    scale = r.number(numbers, node, r.SCALE)
+    total = r.number(numbers, node, r.TOTAL)
+    rest = r.number(numbers, node, r.REST)
+    top = r.child_number(numbers, node, r.TOP)
+    further = tl.full((), 0, tl.int32)
+    after = r.entry(plan, following, r.NEXT_SIBLING)
+    while after > 0:
+        further += 1
+        after = r.entry(plan, after, r.NEXT_SIBLING)
+
+    # The waiting sibling's token, the next one's, and the likeliest.
+    which = tl.arange(0, 4)
+    token = tl.where(which == 0, r.entry(plan, waiting, r.TOKEN), r.entry(plan, following, r.TOKEN))
+    token = tl.where(which == 2, top, token)
+    left, h, draft = ordered_left(plan, numbers, shares, node, token, (which < 3) & (token >= 0))
+    odds = odds_of(h, draft, token == top, total, rest)
+    places = bucket_of(left / scale, h, draft, total)
+    is_third = which == 2
+    top_stake = tl.sum((is_third & (draft > STAKE)).to(tl.int32), 0)
+    top_place = tl.sum(tl.where(is_third, places, 0), 0)
+    top_draft = tl.sum(tl.where(is_third, draft, 0.0), 0)
+    top_odds = tl.sum(tl.where(is_third, odds, 0.0), 0)
+
+    bucket = tl.arange(0, BUCKETS)
+    beside_draft = tl.load(tally + 2 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT * total
+    beside_odds = tl.load(tally + 3 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
+    beside_odds /= tl.where(total > 0.0, total, 1.0)
+    own = (bucket == top_place) & (top_stake > 0)
+    target_sums = tl.load(tally + bucket, volatile=True).to(tl.float64) / UNIT
+    target_sums += tl.where(own, tl.sum(tl.where(is_third, left / scale, 0.0), 0), 0.0)
+    h_sums = tl.load(tally + BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
+    h_sums += tl.where(own, tl.sum(tl.where(is_third, h, 0.0), 0), 0.0)
+    draft_sums = beside_draft + tl.where(own, top_draft, 0.0)
+    odds_sums = beside_odds + tl.where(own, top_odds, 0.0)
+    mass = tl.where(bucket > 0, h_sums + draft_sums / tl.where(total > 0.0, total, 1.0), 0.0)
+    allowance = 1.0 - (1.0 - r.number(numbers, node, r.ALLOWANCE)) / scale
+    target_sums = with_others(target_sums, allowance)
+    f = best_shares(
+        shares + following * BUCKETS,
+        target_sums,
+        with_others(h_sums, 1.0),
+        with_others(draft_sums, total),
+        with_others(odds_sums, odds_rest + top_odds),
+        mass,
+        further,
+    )
+    for column in range(0, 4):
+        tl.store(tally + column * BUCKETS + bucket, tl.full([BUCKETS], 0, tl.int64))
+
+    top_f = tl.sum(tl.where(own, f, 0.0), 0)
+    better = tl.sum(f * beside_draft, 0)
+    worse = tl.maximum(odds_rest - tl.sum(f * beside_odds, 0), 0.0)
+    chances = tl.sum(tl.where(bucket[None, :] == places[:, None], f[None, :], 0.0), 1)
+    chances = tl.where(draft > STAKE, chances, 0.0)
+    stay_coin = r.uniform(plan, used)
+    come_coin = r.uniform(plan, used + 1)
+    stays = stay_coin < tl.sum(tl.where(which == 0, chances, 0.0), 0)
+    comes = come_coin < tl.sum(tl.where(which == 1, chances, 0.0), 0)
+    swap = comes & (stays == 0)
+    child = tl.where(swap, following, waiting)
+    is_first = which == tl.where(swap, 1, 0)
+    first_f = tl.sum(tl.where(is_first, chances, 0.0), 0)
+    first_draft = tl.sum(tl.where(is_first, draft, 0.0), 0)
+
+    r.keep(numbers, node, r.WAITING, tl.where(swap, waiting, following).to(tl.float64))
+    r.keep(numbers, node, r.LAST, following.to(tl.float64))
+    r.keep(numbers, child, r.WINDOW, following.to(tl.float64))
+    r.keep(numbers, child, r.W_SCALE, scale)
+    r.keep(numbers, child, r.W_TOTAL, total)
+    r.keep(numbers, child, r.W_TOP, top.to(tl.float64))
+    r.keep(numbers, child, r.W_REST, rest)
+    r.keep(numbers, child, r.BETTER, better + top_f * top_draft)
+    r.keep(numbers, child, r.WORSE, worse + (1.0 - top_f) * top_odds)
+    r.keep(numbers, child, r.BETTER_TOP, better)
+    r.keep(numbers, child, r.WORSE_TOP, worse)
+    r.keep(numbers, child, r.STAYED, tl.sum(tl.where(is_first, odds, 0.0), 0))
+    r.keep(numbers, child, r.CAME, first_draft * first_f)
+    r.keep(numbers, child, r.BELONGS, first_f)
+    # What is read of this is what one thread has written.
+    tl.debug_barrier()
+    _, _, law = window_law(numbers, shares, child, token, left, h, draft)
+    target_mass = tl.sum(tl.where(is_first, left, 0.0), 0) / scale
+    return (
+        child,
+        target_mass,
+        tl.sum(tl.where(is_first, law, 0.0), 0),
+        (stay_coin >= 0.0) & (come_coin >= 0.0),
+    )
+
+
+@triton.jit
+def with_others(sums, total):
+    """Sums over buckets, the first of which has what is left of `total`."""
+    return tl.where(tl.arange(0, BUCKETS) == 0, tl.maximum(total - tl.sum(sums, 0), 0.0), sums)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
-from draftwood.kernels.lru_tree import reference
+from draftwood.kernels.lru_tree import reference, traced
 from draftwood.kernels.mamba1_tree.reference import Paths
 from draftwood.kernels.tensor_checks import (
     check_shapes,
@@ -59,6 +60,9 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, pat
     out = values.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
+    if torch.compiler.is_compiling():
+        visible = paths.visible
+        return traced.attend(values=values, outputs=outputs, decay=decay, state=state, visible=visible)
     reason = dtype_objection(values, outputs, decay, state) or scalar_layout_objection(
         values=values, outputs=outputs, decay=decay, state=state
     )

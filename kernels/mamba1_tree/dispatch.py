@@ -10,7 +10,7 @@ from torch import Tensor
 from draftwood.kernels import support
 from draftwood.kernels.configuration import TYPES, Configuration
 from draftwood.kernels.layer_batch import Layer, replay_layers
-from draftwood.kernels.mamba1_tree import reference
+from draftwood.kernels.mamba1_tree import reference, traced
 from draftwood.kernels.mamba1_tree.reference import Paths
 from draftwood.kernels.tensor_checks import check_shapes, scalar_layout_objection, strides_of
 
@@ -93,6 +93,16 @@ def attend(
     out = values.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
+    if torch.compiler.is_compiling():
+        return traced.attend(
+            queries=queries,
+            keys=keys,
+            values=values,
+            steps=steps,
+            rates=rates,
+            state=state,
+            visible=paths.visible,
+        )
     reason = _objection(keys, values, steps, rates, state) or _queries_objection(queries, keys)
     if not support.use_kernel("mamba1_tree", reason):
         return reference.attend(

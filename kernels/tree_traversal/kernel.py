@@ -3,167 +3,29 @@
 import triton
 import triton.language as tl
 
-from draftwood.kernels.class_window.kernel import (
-    BUCKETS,
-    STAKE,
-    UNIT,
-    best_shares,
-    bucket_of,
-    is_ordered,
-    odds_of,
-    ordered_left,
-    second_law,
-    window_law,
-)
+from draftwood.kernels.class_window.kernel import BUCKETS, classed, is_ordered, ordered_left
 from draftwood.kernels.tree_plan import kernel as r
+from draftwood.kernels.tree_sweep.kernel import (
+    CHOOSE,
+    CLASS,
+    DONE,
+    GOING,
+    LAW_SUM,
+    ODDS_SUM,
+    PARTS,
+    REJECT,
+    REST_SUM,
+    SUM,
+    TOP_MASS,
+    TOP_TOKEN,
+    all_parts,
+    drawn_left,
+    likeliest,
+    measure,
+    share_of,
+)
 
 DUST = tl.constexpr(5.551115123125783e-17)  # 2^-54
-
-# What a row needs next of its vocabulary.
-GOING = tl.constexpr(0)
-REJECT = tl.constexpr(1)
-CHOOSE = tl.constexpr(2)
-CLASS = tl.constexpr(3)
-DONE = tl.constexpr(4)
-
-# Partial results of a program.
-PARTS = tl.constexpr(8)
-SUM = tl.constexpr(0)  # of what is left
-LAW_SUM = tl.constexpr(1)  # of the next law before it is normalised
-TOP_MASS = tl.constexpr(2)
-TOP_TOKEN = tl.constexpr(3)
-REST_SUM = tl.constexpr(4)  # of the draft beside the top
-ODDS_SUM = tl.constexpr(5)  # beside the top
-
-
-@triton.jit
-def drawn_left(plan, numbers, node, until, token, inside):
-    """What children before `until` (0: all) left of the target's weights, its law, and what that has left."""
-    left = r.weights(r.entry(plan, node, r.TARGET), token, inside) * r.number(numbers, node, r.ALLOWANCE)
-    child = r.entry(plan, node, r.FIRST_CHILD)
-    rest = r.weights(r.entry(plan, child, r.LAW), token, inside)
-    while child != until:
-        kind = r.entry(plan, child, r.KIND)
-        name = r.entry(plan, child, r.TOKEN)
-        if kind == r.FULL:
-            rest = r.weights(r.entry(plan, child, r.LAW), token, inside)
-        alone = tl.where(token == name, 1.0, 0.0).to(tl.float64)
-        left = tl.maximum(
-            left - r.number(numbers, child, r.ALPHA) * tl.where(kind == r.FIXED, alone, rest), 0.0
-        )
-        rest = tl.where((token == name) & (kind != r.FULL), 0.0, rest)
-        child = r.entry(plan, child, r.NEXT_SIBLING)
-    name = r.entry(plan, until, r.TOKEN)
-    kind = r.entry(plan, until, r.KIND)
-    if (until > 0) & (kind == r.FULL):
-        rest = r.weights(r.entry(plan, until, r.LAW), token, inside)
-    alone = tl.where(token == name, 1.0, 0.0).to(tl.float64)
-    law = tl.where(kind == r.FIXED, alone, rest)
-    return left, law, tl.where((token == name) & (until > 0), 0.0, rest)
-
-
-@triton.jit
-def share_of(plan, numbers, child, node):
-    """What the law of which `child` was drawn is divided by; 1 where nothing is left of it."""
-    total = r.number(numbers, node, r.TOTAL)
-    return tl.where((r.entry(plan, child, r.KIND) == r.REMAINING) & (total > 0.0), total, 1.0)
-
-
-@triton.jit
-def tally_tokens(tally, share, h, draft, odds, total, may):
-    """Add what tokens have to their buckets, as integers, whose sum is the same in any order."""
-    bucket = tally + bucket_of(share, h, draft, total)
-    whole = tl.where(total > 0.0, total, 1.0)
-    add_parts(bucket, share, may)
-    add_parts(bucket + BUCKETS, h, may)
-    add_parts(bucket + 2 * BUCKETS, draft / whole, may)
-    add_parts(bucket + 3 * BUCKETS, odds * total, may)
-
-
-@triton.jit
-def add_parts(places, values, may):
-    tl.atomic_add(places, tl.where(may, values * UNIT, 0.0).to(tl.int64), mask=may, sem="relaxed")
-
-
-@triton.jit
-def measure(
-    plan,
-    numbers,
-    shares,
-    tally,
-    parts,
-    phase,
-    node,
-    child,
-    begin,
-    end,
-    BLOCK: tl.constexpr,
-    CLASSES: tl.constexpr,
-):
-    """One program's part of a pass over the vocabulary, tokens `begin` to `end`."""
-    sums = tl.full([BLOCK], 0.0, tl.float64)
-    law_sums = tl.full([BLOCK], 0.0, tl.float64)
-    tops = tl.full([BLOCK], 0.0, tl.float64)
-    top_tokens = tl.full([BLOCK], -1, tl.int32)
-    rests = tl.full([BLOCK], 0.0, tl.float64)
-    odds_sums = tl.full([BLOCK], 0.0, tl.float64)
-    ordered = is_ordered(plan, node, CLASSES)
-    scale = r.number(numbers, node, r.SCALE)
-    name = r.entry(plan, child, r.TOKEN)
-    for start in range(begin, end, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        inside = token < end
-        if ordered:
-            if CLASSES:
-                left, h, draft = ordered_left(plan, numbers, shares, node, token, inside)
-                law = h
-                rest = tl.where(token == name, 0.0, draft)
-                if phase == CLASS:
-                    total = r.number(numbers, node, r.TOTAL)
-                    is_top = token == r.child_number(numbers, node, r.TOP)
-                    odds = odds_of(h, draft, is_top, total, r.number(numbers, node, r.REST))
-                    odds_sums += tl.where(inside & (is_top == 0), odds, 0.0)
-                    may = inside & (is_top == 0) & (draft > STAKE)
-                    tally_tokens(tally, left / scale, h, draft, odds, total, may)
-                elif (phase == REJECT) & (r.number(numbers, child, r.WINDOW) > 0.0):
-                    f, odds, law = window_law(numbers, shares, child, token, left, h, draft)
-                    law_sums += tl.where(inside, second_law(numbers, child, token, name, f, odds, draft), 0.0)
-                    rests += tl.where(rest > tops, tops, rest)
-                    top_tokens = tl.where(rest > tops, token, top_tokens)
-                    tops = tl.maximum(rest, tops)
-                after = tl.where(phase == REJECT, tl.maximum(left - scale * law, 0.0), left)
-                sums += tl.where(inside, after, 0.0)
-        else:
-            left, law, rest = drawn_left(
-                plan, numbers, node, tl.where(phase == REJECT, child, 0), token, inside
-            )
-            law_sums += rest
-            taken = scale / share_of(plan, numbers, child, node)
-            after = tl.where(phase == REJECT, tl.maximum(left - taken * law, 0.0), left)
-            sums += tl.where(inside, after, 0.0)
-    top, top_token, others = likeliest(tops, top_tokens)
-    tl.store(parts + SUM, tl.sum(sums, 0))
-    tl.store(parts + LAW_SUM, tl.sum(law_sums, 0))
-    tl.store(parts + TOP_MASS, top)
-    tl.store(parts + TOP_TOKEN, top_token.to(tl.float64))
-    tl.store(parts + REST_SUM, tl.sum(rests, 0) + others)
-    tl.store(parts + ODDS_SUM, tl.sum(odds_sums, 0))
-
-
-@triton.jit
-def likeliest(tops, tokens):
-    """The largest of `tops`, the first token that has it, and the sum of the others."""
-    top = tl.max(tops, 0)
-    token = tl.min(tl.where(tops == top, tokens, 2147483647), 0)
-    return top, token, tl.sum(tl.where(tokens == token, 0.0, tops), 0)
-
-
-@triton.jit
-def all_parts(partials, programs, part, PROGRAMS: tl.constexpr):
-    """One partial result of all programs."""
-    program = tl.arange(0, PROGRAMS)
-    # Another multiprocessor wrote it in this launch, which no first-level cache may hide.
-    return tl.load(partials + program * PARTS + part, mask=program < programs, other=0.0, volatile=True)
 
 
 @triton.jit
@@ -198,111 +60,6 @@ def failed(plan, numbers, partials, node, child, programs, CLASSES: tl.constexpr
                 r.keep(numbers, node, r.REST, rest)
     elif r.entry(plan, child, r.KIND) != r.FULL:
         r.keep(numbers, node, r.TOTAL, law_sum)
-
-
-@triton.jit
-def classed(plan, numbers, shares, tally, partials, node, used, programs, PROGRAMS: tl.constexpr):
-    """Choose the class of a window at `node`, toss its coins, and settle which sibling goes first.
-
-    Returns that sibling, its token's probability by target and law, and whether the uniforms sufficed.
-    """
-    waiting = r.child_number(numbers, node, r.WAITING)
-    following = r.entry(plan, r.child_number(numbers, node, r.LAST), r.NEXT_SIBLING)
-    scale = r.number(numbers, node, r.SCALE)
-    total = r.number(numbers, node, r.TOTAL)
-    rest = r.number(numbers, node, r.REST)
-    top = r.child_number(numbers, node, r.TOP)
-    further = tl.full((), 0, tl.int32)
-    after = r.entry(plan, following, r.NEXT_SIBLING)
-    while after > 0:
-        further += 1
-        after = r.entry(plan, after, r.NEXT_SIBLING)
-
-    # The waiting sibling's token, the next one's, and the likeliest.
-    which = tl.arange(0, 4)
-    token = tl.where(which == 0, r.entry(plan, waiting, r.TOKEN), r.entry(plan, following, r.TOKEN))
-    token = tl.where(which == 2, top, token)
-    left, h, draft = ordered_left(plan, numbers, shares, node, token, (which < 3) & (token >= 0))
-    odds = odds_of(h, draft, token == top, total, rest)
-    places = bucket_of(left / scale, h, draft, total)
-    is_third = which == 2
-    top_stake = tl.sum((is_third & (draft > STAKE)).to(tl.int32), 0)
-    top_place = tl.sum(tl.where(is_third, places, 0), 0)
-    top_draft = tl.sum(tl.where(is_third, draft, 0.0), 0)
-    top_odds = tl.sum(tl.where(is_third, odds, 0.0), 0)
-
-    bucket = tl.arange(0, BUCKETS)
-    beside_draft = tl.load(tally + 2 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT * total
-    beside_odds = tl.load(tally + 3 * BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
-    beside_odds /= tl.where(total > 0.0, total, 1.0)
-    own = (bucket == top_place) & (top_stake > 0)
-    target_sums = tl.load(tally + bucket, volatile=True).to(tl.float64) / UNIT
-    target_sums += tl.where(own, tl.sum(tl.where(is_third, left / scale, 0.0), 0), 0.0)
-    h_sums = tl.load(tally + BUCKETS + bucket, volatile=True).to(tl.float64) / UNIT
-    h_sums += tl.where(own, tl.sum(tl.where(is_third, h, 0.0), 0), 0.0)
-    draft_sums = beside_draft + tl.where(own, top_draft, 0.0)
-    odds_sums = beside_odds + tl.where(own, top_odds, 0.0)
-    mass = tl.where(bucket > 0, h_sums + draft_sums / tl.where(total > 0.0, total, 1.0), 0.0)
-    odds_rest = tl.sum(all_parts(partials, programs, ODDS_SUM, PROGRAMS), 0)
-    allowance = 1.0 - (1.0 - r.number(numbers, node, r.ALLOWANCE)) / scale
-    target_sums = with_others(target_sums, allowance)
-    f = best_shares(
-        shares + following * BUCKETS,
-        target_sums,
-        with_others(h_sums, 1.0),
-        with_others(draft_sums, total),
-        with_others(odds_sums, odds_rest + top_odds),
-        mass,
-        further,
-    )
-    for column in range(0, 4):
-        tl.store(tally + column * BUCKETS + bucket, tl.full([BUCKETS], 0, tl.int64))
-
-    top_f = tl.sum(tl.where(own, f, 0.0), 0)
-    better = tl.sum(f * beside_draft, 0)
-    worse = tl.maximum(odds_rest - tl.sum(f * beside_odds, 0), 0.0)
-    chances = tl.sum(tl.where(bucket[None, :] == places[:, None], f[None, :], 0.0), 1)
-    chances = tl.where(draft > STAKE, chances, 0.0)
-    stay_coin = r.uniform(plan, used)
-    come_coin = r.uniform(plan, used + 1)
-    stays = stay_coin < tl.sum(tl.where(which == 0, chances, 0.0), 0)
-    comes = come_coin < tl.sum(tl.where(which == 1, chances, 0.0), 0)
-    swap = comes & (stays == 0)
-    child = tl.where(swap, following, waiting)
-    is_first = which == tl.where(swap, 1, 0)
-    first_f = tl.sum(tl.where(is_first, chances, 0.0), 0)
-    first_draft = tl.sum(tl.where(is_first, draft, 0.0), 0)
-
-    r.keep(numbers, node, r.WAITING, tl.where(swap, waiting, following).to(tl.float64))
-    r.keep(numbers, node, r.LAST, following.to(tl.float64))
-    r.keep(numbers, child, r.WINDOW, following.to(tl.float64))
-    r.keep(numbers, child, r.W_SCALE, scale)
-    r.keep(numbers, child, r.W_TOTAL, total)
-    r.keep(numbers, child, r.W_TOP, top.to(tl.float64))
-    r.keep(numbers, child, r.W_REST, rest)
-    r.keep(numbers, child, r.BETTER, better + top_f * top_draft)
-    r.keep(numbers, child, r.WORSE, worse + (1.0 - top_f) * top_odds)
-    r.keep(numbers, child, r.BETTER_TOP, better)
-    r.keep(numbers, child, r.WORSE_TOP, worse)
-    r.keep(numbers, child, r.STAYED, tl.sum(tl.where(is_first, odds, 0.0), 0))
-    r.keep(numbers, child, r.CAME, first_draft * first_f)
-    r.keep(numbers, child, r.BELONGS, first_f)
-    # What is read of this is what one thread has written.
-    tl.debug_barrier()
-    _, _, law = window_law(numbers, shares, child, token, left, h, draft)
-    target_mass = tl.sum(tl.where(is_first, left, 0.0), 0) / scale
-    return (
-        child,
-        target_mass,
-        tl.sum(tl.where(is_first, law, 0.0), 0),
-        (stay_coin >= 0.0) & (come_coin >= 0.0),
-    )
-
-
-@triton.jit
-def with_others(sums, total):
-    """Sums over buckets, the first of which has what is left of `total`."""
-    return tl.where(tl.arange(0, BUCKETS) == 0, tl.maximum(total - tl.sum(sums, 0), 0.0), sums)
 
 
 @triton.jit
@@ -617,8 +374,9 @@ def step(
                     failed(plan, numbers, partials, node, child, programs, CLASSES, PROGRAMS)
                     child = r.entry(plan, child, r.NEXT_SIBLING)
                 elif CLASSES:
+                    odds_rest = tl.sum(all_parts(partials, programs, ODDS_SUM, PROGRAMS), 0)
                     child, target_mass, draft_mass, sound = classed(
-                        plan, numbers, shares, tally, partials, node, used, programs, PROGRAMS
+                        plan, numbers, shares, tally, odds_rest, node, used
                     )
                     used += 2
                     tried = tl.full((), 1, tl.int32)

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, RequestLog, StateBackend
+from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
 from draftwood.errors import UnsupportedModel
+from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.target import as_target
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
@@ -130,7 +131,7 @@ def _as_heads(heads: Any) -> Heads:
 
 
 @attrs.define(eq=False)
-class MedusaHeads(Drafter):
+class MedusaHeads(DepthMarginals):
     """Guesses several tokens ahead from the state of the last token before the root, in no pass at all.
 
     A node's distribution depends on its depth alone: at depth d it is head d's. Below the last head, and
@@ -153,9 +154,6 @@ class MedusaHeads(Drafter):
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
     heads: Heads = attrs.field(converter=_as_heads, repr=False)
-    # The heads' logits for this round, [rows, heads + 1, vocab], and every row's nodes.
-    _logits: Tensor | None = attrs.field(default=None, init=False, repr=False)
-    _requests: list[RequestLog] = attrs.field(factory=list, init=False, repr=False)
     # Of every row the state behind its last committed token, [hidden]; None where there is none.
     _hidden: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
@@ -187,51 +185,18 @@ class MedusaHeads(Drafter):
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._check_target(list(map(len, rows)))
-        self._requests += [RequestLog() for _ in rows]
         self._hidden += [None for _ in rows]
-        self._read()
+        super().prefill(rows)
 
-    def release(self, rows: Sequence[int] | None = None) -> None:
-        removed = set(range(len(self._requests)) if rows is None else rows)
-        kept = [row for row in range(len(self._requests)) if row not in removed]
-        self._requests = [self._requests[row] for row in kept]
+    def _forget(self, kept: Sequence[int]) -> None:
         self._hidden = [self._hidden[row] for row in kept]
-        if self._logits is not None:
-            self._logits = self._logits[kept]
 
-    @torch.no_grad()
-    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
-        if self._logits is None:
-            self._logits = self._guess()
-        below = self.heads.count  # the index of the logits that are -inf
-        widest = max(len(request) if request is not None else 0 for request in requests)
-        heads = torch.full((len(requests), widest), below)
-        for row, request in enumerate(requests):
-            if request is None:
-                continue
-            log = self._requests[row]
-            depths = [log.depths[node] for node in log.take(request)]
-            heads[row, : len(request)] = torch.tensor(depths).clamp(max=below)
-        lines = torch.arange(len(requests)).unsqueeze(1)
-        return self._logits[lines.to(self._logits.device), heads.to(self._logits.device)]
-
-    def commit(self, outcomes: Sequence[Outcome]) -> None:
-        # The target has committed these by now.
-        self._requests = [RequestLog() for _ in outcomes]
-        self._hidden = [
-            None if outcome.tokens else states for outcome, states in zip(outcomes, self._hidden, strict=True)
-        ]
-        self._read()
-        if any(
-            states is None and outcome.tokens for states, outcome in zip(self._hidden, outcomes, strict=True)
-        ):
-            raise InvalidInput(
-                f"Row {self._hidden.index(None)} has committed tokens, but its target gives no features of "
-                "them; give MedusaHeads a backend whose features nobody else takes."
-            )
-
-    def _read(self) -> None:
-        """Take over the features of what was committed."""
+    def _read(self, outcomes: Sequence[Outcome] | None) -> None:
+        if outcomes is not None:
+            self._hidden = [
+                None if outcome.tokens else states
+                for outcome, states in zip(outcomes, self._hidden, strict=True)
+            ]
         for row, states in enumerate(self.target.take_features()):
             if len(states):
                 if states.shape[1] != self.heads.hidden_size:
@@ -241,25 +206,26 @@ class MedusaHeads(Drafter):
                     )
                 self._hidden[row] = states[-1]
                 self.heads.to(states)
-        self._logits = None
+        if any(
+            states is None and outcome.tokens
+            for states, outcome in zip(self._hidden, outcomes or (), strict=False)
+        ):
+            raise InvalidInput(
+                f"Row {self._hidden.index(None)} has committed tokens, but its target gives no features of "
+                "them; give MedusaHeads a backend whose features nobody else takes."
+            )
 
-    def _guess(self) -> Tensor:
-        """The heads' logits and a last entry that proposes nothing, `[rows, heads + 1, vocab]`."""
+    def _guess(self, roots: Sequence[int | None]) -> Tensor:
         blank = self.heads.bias.new_zeros(self.heads.hidden_size)
         states = [blank if state is None else state for state in self._hidden]
-        logits = self.heads(torch.stack(states)).transpose(0, 1)
-        nothing = logits.new_full((len(logits), 1, logits.shape[2]), -torch.inf)
-        logits = torch.cat([logits, nothing], 1)
+        logits: Tensor = self.heads(torch.stack(states)).transpose(0, 1).contiguous()
         logits[[row for row, state in enumerate(self._hidden) if state is None]] = -torch.inf
         return logits
 
     def _check_target(self, lengths: list[int]) -> None:
         """The target holds the same rows, or it is not the one that is being decoded."""
         committed = self.target.lengths
-        if (
-            len(committed) != len(self._requests) + len(lengths)
-            or committed[len(self._requests) :] != lengths
-        ):
+        if len(committed) != len(self._hidden) + len(lengths) or committed[len(self._hidden) :] != lengths:
             raise InvalidInput(
                 f"The heads' target holds {len(committed)} row(s), not the {len(lengths)} that join here; "
                 "give MedusaHeads the very backend that the decoder drives."

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Drafter, Outcome, Request, Requests, StateBackend, load
+from draftwood import Drafter, LevelPlan, Levels, Outcome, Request, Requests, StateBackend, load
 from draftwood.strategies.drafters.requested_nodes import RequestedNodes
 
 
@@ -75,6 +75,18 @@ class ModelDrafter(Drafter):
             logits.device, non_blocking=True
         )
         return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
+
+    def planned_levels(
+        self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0
+    ) -> Levels | None:
+        backend = self.backend
+        first = self._round.root_pass(
+            roots, depth=plan.depth, lengths=backend.lengths, room=backend.max_length
+        )
+        if first is None or (levels := backend.extend_levels(*first, plan, temperature=temperature)) is None:
+            return None
+        self._round.grown(roots, *levels.nodes(root=first[0].shape[1] - 1))
+        return levels
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         self.backend.commit(self._round.commit([outcome.tokens for outcome in outcomes]))

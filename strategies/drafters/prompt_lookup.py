@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood import InvalidInput, Request, RequestLog
-from draftwood.strategies.drafters.table import Counts, TableDrafter, TableRow
+from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
 from draftwood.validators import at_least
 
 
@@ -29,10 +29,10 @@ class _LookupRow(TableRow):
             self.text.append(token)
         self.requested = RequestLog()
 
-    def followers(self, request: Request) -> list[Counts | None]:
+    def followers(self, request: Request) -> list[Followers | None]:
         return [self._followers(node) for node in self.requested.take(request)]
 
-    def _followers(self, number: int) -> Counts | None:
+    def _followers(self, number: int) -> Followers | None:
         """Continuations of the longest n-gram in the table that ends at a node."""
         recent: list[int] = []
         while number >= 0 and len(recent) < self.longest:
@@ -44,7 +44,7 @@ class _LookupRow(TableRow):
         for n in range(min(self.longest, len(recent)), self.shortest - 1, -1):
             counts = self.table.get(tuple(recent[-n:]))
             if counts:
-                return list(counts), list(counts.values())
+                return Followers(list(counts), list(counts.values()))
         return None
 
 

@@ -20,6 +20,10 @@ CAPACITY = 64
 """Nodes of a row for which there is room at first."""
 
 
+PLANNED = 2
+"""Nodes of the first pass of planned levels: the root, and the one that is mostly lacking, a leaf."""
+
+
 @attrs.frozen(eq=False)
 class Fed:
     """What one pass feeds, `[rows, nodes]`.
@@ -59,6 +63,7 @@ class RequestedNodes:
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
         self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
         self._leads = np.zeros(rows, dtype=np.int64)  # pending tokens that were fed
+        self._root: int | None = None  # region index of the root, where it is not behind the pending tokens
         self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
 
@@ -108,6 +113,47 @@ class RequestedNodes:
         tokens.scatter_(1, columns, requests.tokens.cpu())
         return Fed(tokens, chain.scatter_(1, columns, parents), counts + ahead, ahead, width)
 
+    def root_pass(
+        self, roots: Sequence[int], *, depth: int, lengths: Sequence[int], room: int | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Tokens and parents `[rows, PLANNED]` of a pass that ends with every row's root.
+
+        Before it stand the tokens whose state the model lacks, and before those, where there is room, nodes
+        that nothing comes of.
+
+        Args:
+            roots: of all rows.
+            depth: levels that are to follow the root's.
+            lengths: committed tokens of every row.
+            room: tokens that a text may have in the model, or None.
+
+        Returns:
+            None where a row lacks too many tokens, or has no room; nothing has changed then.
+        """
+        pending = [len(tokens) for tokens in self._pending]
+        if max(pending, default=0) >= PLANNED or self._requested.any():
+            return None
+        if room is not None and max(map(sum, zip(lengths, pending, strict=True))) + depth >= room:
+            return None
+        tokens = np.zeros((len(roots), PLANNED), dtype=np.int64)
+        parents = np.full((len(roots), PLANNED), -1, dtype=np.int64)
+        tokens[:, -1] = roots
+        for row, lacking in enumerate(self._pending):
+            first = PLANNED - 1 - len(lacking)
+            tokens[row, first:-1] = lacking
+            parents[row, first + 1 :] = range(first, PLANNED - 1)
+        return torch.from_numpy(tokens), torch.from_numpy(parents)
+
+    def grown(self, roots: Sequence[int], tokens: Numbers, parents: Numbers) -> None:
+        """Below the roots of `root_pass` nodes `[rows, nodes]` have joined, parents by region index."""
+        self._leads = np.array([len(lacking) for lacking in self._pending], dtype=np.int64)
+        self._root = PLANNED - 1
+        nodes = 1 + tokens.shape[1]
+        self._reserve(nodes)
+        self._tokens[:, 0], self._parents[:, 0] = roots, -1
+        self._tokens[:, 1:nodes], self._parents[:, 1:nodes] = tokens, parents - self._root
+        self._requested[:] = self._fed[:] = nodes
+
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
         """Region indices to keep of every row for the accepted tokens, root first; begins a new round.
 
@@ -118,6 +164,7 @@ class RequestedNodes:
         for row, of_row in enumerate(accepted):
             tokens[row, : len(of_row)] = of_row
         fed = np.arange(self._tokens.shape[1]) < self._fed[:, None]
+        roots = self._leads if self._root is None else np.full(rows, self._root)
         numbers, above = [], np.full(rows, -1, dtype=np.int64)
         alive = np.ones(rows, dtype=bool)
         for depth in range(longest):
@@ -126,12 +173,12 @@ class RequestedNodes:
             if not alive.any():
                 break
             above = match.argmax(1)
-            numbers.append(np.where(alive, above + self._leads, -1))
+            numbers.append(np.where(alive, above + roots, -1))
         steps = np.stack(numbers, 1) if numbers else np.zeros((rows, 0), dtype=np.int64)
         paths = []
         for row, path in enumerate(steps.tolist()):
             kept = [number for number in path if number >= 0]
-            paths.append([*range(self._leads[row]), *kept] if kept else [])
+            paths.append([*range(roots[row] - self._leads[row], roots[row]), *kept] if kept else [])
             self._pending[row] = [*self._pending[row], *accepted[row]][len(paths[row]) :]
         self._begin()
         return paths

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from draftwood import IncompatibleModels, InvalidInput, Request
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
-from draftwood.strategies.drafters.table import Counts, TableDrafter, TableRow
+from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
 from draftwood.validators import at_least
 
 Ranges = Int[np.ndarray, "lengths 2"]
@@ -44,7 +44,7 @@ class _RetrievalRow(TableRow):
             self.text = self._narrowed(self.text[None], np.array([token]))[0]
         self.nodes = self.nodes[:0]
 
-    def followers(self, request: Request) -> list[Counts | None]:
+    def followers(self, request: Request) -> list[Followers | None]:
         first = len(self.nodes)
         tokens, parents = request.tokens.cpu().numpy(), request.parents.cpu().numpy()
         while (done := len(self.nodes) - first) < len(tokens):
@@ -66,13 +66,13 @@ class _RetrievalRow(TableRow):
         after[:, 1:, 0], after[:, 1:, 1] = self.index.narrow(low, high, depth=depth, token=token)
         return after
 
-    def _longest_match(self, ranges: Ranges) -> Counts | None:
+    def _longest_match(self, ranges: Ranges) -> Followers | None:
         """What follows the longest match, or None."""
         lengths = np.flatnonzero(ranges[:, 0] < ranges[:, 1])
         if lengths[-1] < self.shortest:
             return None
         low, high = ranges[lengths[-1]].tolist()
-        return self.index.followers(low, high, int(lengths[-1]), examples=self.examples)
+        return Followers(*self.index.followers(low, high, int(lengths[-1]), examples=self.examples))
 
 
 @attrs.define(eq=False)

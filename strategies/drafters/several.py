@@ -51,6 +51,10 @@ class Several(Drafter):
     def weight_bytes(self) -> int:  # type: ignore[override]
         return sum(member.weight_bytes for member in self.members)
 
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return any(member.remembers for member in self.members)
+
     def prefill(self, rows: Sequence[Tensor]) -> None:
         for member in self.members:
             member.prefill(rows)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Self
 
 import attrs
 import numpy as np
 from jaxtyping import Int, UInt
 
 from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
+from draftwood.strategies.drafters.array_folder import HEADER, ArrayFolder
 
-_HEADER, _TOKENS, _SUFFIXES = "index.json", "tokens.npy", "suffixes.npy"
-_FORMAT, _VERSION = "draftwood-suffixes", 1
+_FOLDER = ArrayFolder(
+    "draftwood-suffixes",
+    1,
+    "index",
+    remedy="build it again with `draftwood index`",
+    none="build one with `draftwood index`",
+)
+_ARRAYS = ("tokens", "suffixes")
 _LARGEST = 2**32 - 1  # positions are stored as 32-bit numbers
 
 
@@ -92,22 +95,14 @@ class SuffixIndex:
         Raises:
             InvalidInput: there is none, it is of another version, or its files are not what was written.
         """
-        path = Path(folder)
-        header = _header(path)
-        for name, checksum in header["checksums"].items():
-            if _checksum(path / name) != checksum:
-                raise _corrupt(path, f"{name} is not what was written")
-        try:
-            tokens, suffixes = (np.load(path / name, mmap_mode="r") for name in (_TOKENS, _SUFFIXES))
-        except (OSError, ValueError, EOFError) as error:
-            raise _corrupt(path, str(error).splitlines()[0]) from error
+        arrays, header = _FOLDER.read(folder, _ARRAYS, ("tokens", "vocab_size"))
+        tokens, suffixes = (arrays[name] for name in _ARRAYS)
         shapes = {tokens.shape, suffixes.shape}
         if shapes != {(header["tokens"],)} or {tokens.dtype.kind, suffixes.dtype.kind} != {"u"}:
-            raise _corrupt(path, f"{_HEADER} does not fit the other files")
-        # A plain view of the map: numpy's own class for maps is slow to index.
-        index = cls(np.asarray(tokens), np.asarray(suffixes), header["vocab_size"], header["vocabulary"])
+            raise _FOLDER.corrupt(folder, f"{HEADER} does not fit the other files")
+        index = cls(tokens, suffixes, header["vocab_size"], header["vocabulary"])
         if not len(tokens) or tokens[-1] != index.vocab_size or not index.all_suffixes[1]:
-            raise _corrupt(path, f"{_HEADER} does not fit the other files")
+            raise _FOLDER.corrupt(folder, f"{HEADER} does not fit the other files")
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> int:
@@ -118,41 +113,22 @@ class SuffixIndex:
         Raises:
             InvalidInput: `folder` cannot be written, or holds something other than an index.
         """
-        path = Path(folder)
-        self.check_free(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for name, values in ((_TOKENS, self.tokens), (_SUFFIXES, self.suffixes)):
-                with _temporary(path / name).open("wb") as file:
-                    np.save(file, values, allow_pickle=False)
-            header = {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "tokens": len(self.tokens),
-                "vocab_size": self.vocab_size,
-                "vocabulary": self.vocabulary,
-                "checksums": {name: _checksum(_temporary(path / name)) for name in (_TOKENS, _SUFFIXES)},
-            }
-            _temporary(path / _HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
-            for name in (_TOKENS, _SUFFIXES, _HEADER):
-                _temporary(path / name).replace(path / name)
-            return sum((path / name).stat().st_size for name in (_TOKENS, _SUFFIXES, _HEADER))
-        except OSError as error:
-            raise InvalidInput(
-                f"The index cannot be written to {str(path)!r}: {error.strerror}; name another folder."
-            ) from error
+        header = {
+            "tokens": len(self.tokens),
+            "vocab_size": self.vocab_size,
+            "vocabulary": self.vocabulary,
+        }
+        return _FOLDER.write(folder, {"tokens": self.tokens, "suffixes": self.suffixes}, header)
 
     @staticmethod
     def check_free(folder: str | os.PathLike[str]) -> None:
         """Raise `InvalidInput` unless an index can be saved to `folder` without harm to anything else."""
-        path = Path(folder)
-        if path.is_dir() and any(path.iterdir()) and not (path / _HEADER).exists():
-            problem = "holds other files"
-        elif path.exists() and not path.is_dir():
-            problem = "is a file"
-        else:
-            return
-        raise InvalidInput(f"{str(path)!r} {problem}; name a new folder for the index.")
+        _FOLDER.check_free(folder)
+
+    def documents(self) -> list[UInt[np.ndarray, " length"]]:
+        """The documents, in order, without separators."""
+        ends = np.flatnonzero(self.tokens == self.vocab_size)
+        return [part[part != self.vocab_size] for part in np.split(self.tokens, ends[:-1])]
 
     @property
     def all_suffixes(self) -> tuple[int, int]:
@@ -227,54 +203,3 @@ def _sorted(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
         keys = ranks * (n + 1)
         keys[: n - width] += ranks[width:] + 1
         width *= 2
-
-
-def _header(folder: Path) -> Mapping[str, Any]:
-    """What `index.json` says, every field of the right type."""
-    try:
-        header = parse_json((folder / _HEADER).read_bytes())
-    except OSError as error:
-        raise InvalidInput(
-            f"There is no index in {str(folder)!r}; build one with `draftwood index`."
-        ) from error
-    except ValueError as error:
-        raise _corrupt(folder, f"{_HEADER}: {error}") from error
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise _corrupt(folder, f"{_HEADER} does not describe one")
-    if header.get("version") != _VERSION:
-        raise InvalidInput(
-            f"The index in {str(folder)!r} is of version {header.get('version')!r:.40}, and what can be read "
-            f"is version {_VERSION}; build it again with `draftwood index`."
-        )
-    sums = header.get("checksums")
-    sizes = [header.get("tokens"), header.get("vocab_size")]
-    if (
-        not all(type(size) is int and size > 0 for size in sizes)
-        or not isinstance(header.get("vocabulary", 0), str | None)
-        or not isinstance(sums, dict)
-        or set(sums) != {_TOKENS, _SUFFIXES}
-    ):
-        raise _corrupt(folder, f"{_HEADER} lacks a field or holds a wrong one")
-    return header
-
-
-def _checksum(file: Path) -> int:
-    total = 0
-    try:
-        with file.open("rb") as content:
-            while part := content.read(2**20):
-                total = zlib.crc32(part, total)
-    except FileNotFoundError:
-        raise _corrupt(file.parent, f"{file.name} is missing") from None
-    return total
-
-
-def _temporary(file: Path) -> Path:
-    """Where a file is written before it replaces the old one."""
-    return file.with_name(f"{file.name}.new")
-
-
-def _corrupt(folder: Path, problem: str) -> InvalidInput:
-    return InvalidInput(
-        f"The index in {str(folder)!r} is corrupt ({problem}); build it again with `draftwood index`."
-    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -12,14 +12,26 @@ from torch import Tensor
 
 from draftwood import Drafter, Outcome, Request
 
-Counts = tuple[Collection[int], Collection[int]]
-"""Tokens and how often each of them followed."""
+
+@attrs.frozen(eq=False)
+class Followers:
+    """Tokens that followed some text, and how often.
+
+    Attributes:
+        tokens: integers, each once.
+        weights: of each of them, above 0: counts, or what was made of counts.
+        rest: the weight of all other tokens together; 0: they are not proposed.
+    """
+
+    tokens: Any
+    weights: Any
+    rest: float = 0.0
 
 
 class TableRow(Protocol):
     """The text of one row, and the nodes that its round has asked about."""
 
-    def followers(self, request: Request) -> Sequence[Counts | None]:
+    def followers(self, request: Request) -> Sequence[Followers | None]:
         """For every node of `request` what followed its text, or None; the round keeps the nodes."""
         ...
 
@@ -52,12 +64,14 @@ class TableDrafter(Drafter):
         widest = max(len(request) if request is not None else 0 for request in requests)
         logits = torch.full((len(requests), widest, self.vocab_size), -torch.inf)
         for index, (row, request) in enumerate(zip(self._rows, requests, strict=True)):
-            for node, follower_counts in enumerate(row.followers(request) if request is not None else ()):
-                if follower_counts:
-                    tokens, counts = (
-                        torch.as_tensor(values, dtype=torch.int64) for values in follower_counts
-                    )
-                    logits[index, node, tokens] = counts.to(logits.dtype).log()
+            for node, known in enumerate(row.followers(request) if request is not None else ()):
+                if known is None:
+                    continue
+                tokens = torch.as_tensor(known.tokens, dtype=torch.int64)
+                others = self.vocab_size - len(tokens)
+                if known.rest > 0 and others:
+                    logits[index, node].fill_(known.rest / others).log_()
+                logits[index, node, tokens] = torch.as_tensor(known.weights, dtype=logits.dtype).log()
         return logits
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 import attrs
 from torch import Tensor
 
-from draftwood import Deterministic, Randomness, Request, RowGrowth, TokenTree, TreePolicy
+from draftwood import Deterministic, LevelPlan, Levels, Randomness, Request, RowGrowth, TokenTree, TreePolicy
 from draftwood.strategies.likely_paths import LikelyPaths
 from draftwood.strategies.likely_rows import LikelyRows
 from draftwood.validators import at_least
@@ -44,6 +44,14 @@ class Beam(TreePolicy):
             if not level:
                 break
         return paths.finish(paths.best(self.budget))
+
+    @property
+    def level_plan(self) -> LevelPlan:
+        budget = self.budget or self.width * self.steps
+        return LevelPlan(self.steps, self.width, branching=self.width, budget=budget, candidates=self.width)
+
+    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
+        return levels.trees(roots, self.level_plan, by_parent=False)
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         paths = LikelyRows(roots)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 import attrs
 from torch import Tensor
 
-from draftwood import Deterministic, Randomness, Request, RowGrowth, TokenTree, TreePolicy
+from draftwood import Deterministic, LevelPlan, Levels, Randomness, Request, RowGrowth, TokenTree, TreePolicy
 from draftwood.strategies.likely_paths import LikelyPaths
 from draftwood.strategies.likely_rows import LikelyRows
 from draftwood.validators import at_least
@@ -47,6 +47,13 @@ class ExpandRerank(TreePolicy):
             if not level:
                 break
         return paths.finish(paths.best(self.budget))
+
+    @property
+    def level_plan(self) -> LevelPlan:
+        return LevelPlan(self.depth, self.width, branching=self.branching, budget=self.budget)
+
+    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
+        return levels.trees(roots, self.level_plan, by_parent=False)
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         paths = LikelyRows(roots)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from draftwood import (
     Deterministic,
+    LevelPlan,
+    Levels,
     Proposal,
     Randomness,
     Request,
@@ -97,6 +99,18 @@ class LayeredDySpec(GreedyTree):
         # decides, nor how many are drawn at once.
         ranked = sorted(range(len(values)), key=lambda node: (-values[node], tree.depths[node], ranks[node]))
         return grown.subtree(torch.tensor(sorted(ranked[: self.budget + 1])))
+
+    @property
+    def level_plan(self) -> LevelPlan | None:
+        if self.law is not Deterministic or self.depth is None:
+            return None
+        budget = self.budget
+        return LevelPlan(self.depth, budget, branching=budget, budget=budget, threshold=self.threshold)
+
+    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
+        plan = self.level_plan
+        assert plan is not None
+        return levels.trees(roots, plan, by_parent=True)
 
     def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
         if not drawn_at_once(rngs, self.law):

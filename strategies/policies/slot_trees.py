@@ -142,16 +142,17 @@ class OpenLevel:
         for row, (bars, values) in enumerate(
             zip(best.tolist(), self.next_values(slots).tolist(), strict=True)
         ):
-            waiting = [(-value, node, 0) for node, value in enumerate(values) if value > bars[0]]
+            # Of equal values the earlier sibling first, as `finish` keeps them.
+            waiting = [(-value, 0, node) for node, value in enumerate(values) if value > bars[0]]
             heapq.heapify(waiting)
             while waiting and (value := -waiting[0][0]) > bars[0]:
-                _, node, rank = waiting[0]
+                _, rank, node = waiting[0]
                 token, chance = slots.draw_one(row, node)
                 heapq.heapreplace(bars, value)
                 above = path_probs[row][node]
                 drawn.append((row, node, rank, token, value, above * chance))
                 following = min(above * float(slots.next_values[row, node]), limits[row][node])
-                heapq.heapreplace(waiting, (-following, node, rank + 1))
+                heapq.heapreplace(waiting, (-following, rank + 1, node))
             filled.append(sorted(bars))
         if drawn:
             rows, nodes, ranks, tokens, worth, below = (np.array(of) for of in zip(*drawn, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import lru_cache
 
 import attrs
 import numpy as np
@@ -31,6 +30,7 @@ from draftwood.row_growth import Level, aligned
 from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.level_draws import Numbers, Values, draw_level, drawn_at_once
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape
+from draftwood.strategies.policies.static_levels import level_paths, ranks_below, whole_tree
 
 
 @attrs.frozen
@@ -63,10 +63,10 @@ class StaticTree(SingleLawPolicy):
 
     @property
     def branches(self) -> bool:  # type: ignore[override]
-        return any(len(ranks) > 1 for ranks in _ranks(self.shape).values())
+        return any(len(ranks) > 1 for ranks in ranks_below(self.shape).values())
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        tree, ranks = TreeBuilder(root), _ranks(self.shape)
+        tree, ranks = TreeBuilder(root), ranks_below(self.shape)
         level: dict[RankPath, int] = {(): 0}
         while level := {path: node for path, node in level.items() if path in ranks}:
             probs = yield tree.request(list(level.values()))
@@ -84,15 +84,15 @@ class StaticTree(SingleLawPolicy):
         if not drawn_at_once(rngs, self.law):
             return super().grow_rows(roots, rngs)
         if self.law is Deterministic or self.sort:
-            return self._grow_levels(roots, rngs)
-        return self._grow_whole(roots, rngs)
+            return self._growlevel_paths(roots, rngs)
+        return self._growwhole_tree(roots, rngs)
 
-    def _grow_whole(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+    def _growwhole_tree(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
         """`_grow_levels` where every token can be drawn, so that all but the tokens is known beforehand.
 
         Nothing is taken from the streams before that is clear.
         """
-        rows, whole = len(roots), _whole(self.shape)
+        rows, whole = len(roots), whole_tree(self.shape)
         tokens = np.zeros((rows, len(whole.parents)), dtype=np.int64)
         tokens[:, 0] = roots
         noise = NodeNoise.ahead_of(rngs, len(whole.inner), whole.most)
@@ -106,7 +106,7 @@ class StaticTree(SingleLawPolicy):
             drawn, _ = draws.up_to(np.broadcast_to(level.wanted, asked.shape))
             tokens[:, level.children] = children = drawn[:, level.path, level.rank]
             if children.min() < 0:
-                return (yield from _resumed(self._grow_levels(roots, rngs), answers))
+                return (yield from _resumed(self._growlevel_paths(roots, rngs), answers))
         for rng in rngs:
             rng.skip(len(whole.inner))
         return TreeBatch(
@@ -119,11 +119,11 @@ class StaticTree(SingleLawPolicy):
             asked=whole.requests[None].repeat(rows, 0),
         )
 
-    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
+    def _growlevel_paths(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
         trees = TreesBuilder(roots, capacity=len(self.shape) + 1)
         level = trees.roots
         where = np.zeros_like(level.nodes)  # the number of every node's path among those of its level
-        for paths in _levels(self.shape):
+        for paths in level_paths(self.shape):
             probs = yield from trees.ask(level)
             wanted = (paths.most_likely if self.law is Deterministic else paths.children)[where]
             tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
@@ -174,119 +174,6 @@ def _by_chance(chances: Values) -> Numbers:
     return np.argsort(np.argsort(-chances, axis=-1, kind="stable"), axis=-1)
 
 
-@attrs.frozen(eq=False)
-class _Paths:
-    """The paths of a level that have children.
-
-    Attributes:
-        ranks: int64 `[paths, most children]`; -1 for none.
-        below: int64 `[paths, most children]`, the number of each child among the paths of the next level;
-            -1 where it has no children.
-        children: how many each has, `[paths]`.
-        most_likely: how many of the most likely tokens these are taken from, `[paths]`.
-    """
-
-    ranks: Numbers
-    below: Numbers
-    children: Numbers
-    most_likely: Numbers
-
-
-@lru_cache
-def _levels(shape: Shape) -> list[_Paths]:
-    """Level by level."""
-    ranks = _ranks(shape)
-    levels = []
-    paths: list[RankPath] = [()]
-    while paths:
-        most = max(len(ranks[path]) for path in paths)
-        inner = [(*path, rank) for path in paths for rank in ranks[path] if (*path, rank) in ranks]
-        numbers = {path: number for number, path in enumerate(inner)}
-        of_ranks, below = np.full((len(paths), most), -1), np.full((len(paths), most), -1)
-        for row, path in enumerate(paths):
-            of_ranks[row, : len(ranks[path])] = ranks[path]
-            below[row, : len(ranks[path])] = [numbers.get((*path, rank), -1) for rank in ranks[path]]
-        levels.append(_Paths(of_ranks, below, (of_ranks >= 0).sum(1), of_ranks.max(1) + 1))
-        paths = inner
-    return levels
-
-
-@attrs.frozen(eq=False)
-class _WholeLevel:
-    """The nodes of a level that have children, where all tokens of the shape are there.
-
-    Attributes:
-        asked: their numbers among all nodes with children.
-        above: int64 `[1, nodes]`, the request numbers of their parents.
-        wanted: children of each, `[nodes]`.
-        most: the most of these.
-        children: the numbers that their children have in the tree.
-        path, rank: of every child, the number of its parent in `asked` and its own among its siblings.
-    """
-
-    asked: slice
-    above: Tensor
-    wanted: Numbers
-    most: int
-    children: slice
-    path: Numbers
-    rank: Numbers
-
-
-@attrs.frozen(eq=False)
-class _Whole:
-    """A shape as a tree.
-
-    Attributes:
-        parents, depths, requests: as `TreeBatch` has them, of one row.
-        inner: the nodes with children.
-        levels: of these.
-    """
-
-    parents: Numbers
-    depths: Numbers
-    requests: Numbers
-    inner: Numbers
-    levels: tuple[_WholeLevel, ...]
-
-    @property
-    def most(self) -> int:
-        """Children of a node."""
-        return max(level.most for level in self.levels)
-
-
-@lru_cache
-def _whole(shape: Shape) -> _Whole:
-    """The tree of a shape, nodes level by level in the order of their parents."""
-    size = len(shape) + 1
-    parents, depths, requests = np.full(size, -1), np.zeros(size, dtype=np.int64), np.full((size, 2), -1)
-    numbers = np.full(size, -1)  # of requests
-    nodes, made, asked = np.zeros(1, dtype=np.int64), 1, 0
-    inner, levels = [], []
-    for number, paths in enumerate(_levels(shape)):
-        path, rank = np.nonzero(paths.ranks >= 0)
-        children = slice(made, made := made + len(path))
-        parents[children], depths[children] = nodes[path], number + 1
-        requests[nodes, 0], requests[nodes, 1] = number, np.arange(len(nodes))
-        above = np.where(parents[nodes] >= 0, numbers[parents[nodes]], -1)
-        asked_here = slice(asked, asked := asked + len(nodes))
-        numbers[nodes] = np.arange(asked_here.start, asked_here.stop)
-        levels.append(
-            _WholeLevel(
-                asked=asked_here,
-                above=torch.from_numpy(above[None]),
-                wanted=paths.children,
-                most=int(paths.children.max()),
-                children=children,
-                path=path,
-                rank=rank,
-            )
-        )
-        inner.append(nodes)
-        nodes = np.arange(children.start, children.stop)[paths.below[path, rank] >= 0]
-    return _Whole(parents, depths, requests, np.concatenate(inner), tuple(levels))
-
-
 def _resumed(growing: RowGrowth, answers: Sequence[Tensor]) -> RowGrowth:
     """`growing`, whose first requests have these answers."""
     answered = iter(answers)
@@ -299,11 +186,3 @@ def _resumed(growing: RowGrowth, answers: Sequence[Tensor]) -> RowGrowth:
             request = growing.send(probs)
         except StopIteration as finished:
             return finished.value  # type: ignore[no-any-return]
-
-
-def _ranks(shape: Shape) -> dict[RankPath, list[int]]:
-    """For every path with children, their ranks."""
-    ranks: dict[RankPath, list[int]] = {}
-    for *above, rank in shape:
-        ranks.setdefault(tuple(above), []).append(rank)
-    return ranks

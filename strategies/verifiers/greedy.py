@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.target_rows import Targets, most_likely, on_the_host
+from draftwood.strategies.verifiers.target_rows import Targets, likeliest, most_likely, on_the_host
 from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
@@ -31,11 +31,11 @@ class Greedy(Verifier):
         tokens = tree.tokens.tolist()
         path = [0]
         while True:
-            likeliest = int(target_probs[path[-1]].argmax())
+            best = likeliest(target_probs, path[-1])
             children = tree.children(path[-1])
-            match = next((child for child in children if tokens[child] == likeliest), None)
+            match = next((child for child in children if tokens[child] == best), None)
             if match is None:
-                return Outcome.of(tree, path, extra=likeliest, bonus=not children)
+                return Outcome.of(tree, path, extra=best, bonus=not children)
             path.append(match)
 
     def verify_rows(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.kernels.tree_plan.arrays import Ints
+from draftwood.lazy_tensor import LazyRows
 
 Targets = Tensor | Sequence[Tensor]
 """Distributions `[rows, nodes, vocab]`, or `[nodes, vocab]` of every row."""
@@ -24,6 +25,13 @@ def stacked(target_probs: Targets, nodes: int) -> Tensor:
     if isinstance(target_probs, Tensor):
         return target_probs[:, :nodes]
     return torch.nn.utils.rnn.pad_sequence([probs[:nodes] for probs in target_probs], batch_first=True)
+
+
+def likeliest(target_probs: Tensor, node: int) -> int:
+    """The target's most likely token after one node; the first of several."""
+    if isinstance(target_probs, LazyRows):
+        return target_probs.likeliest(node)
+    return int(target_probs[node].argmax())
 
 
 def most_likely(target_probs: Targets, nodes: int) -> Ints:

@@ -71,18 +71,6 @@ def test_differing_vocabulary_sizes(refused, tiny):
     assert "4096" in sentence
 
 
-def test_differing_tokenizers_of_one_size(refused, tiny):
-    folder = tiny()
-    file = folder / "tokenizer.json"
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[1000:1002]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    file.write_text(json.dumps(tokenizer), encoding="utf-8")
-    sentence = refused("generate", "--prompt", "x", "--drafter", folder)
-    assert "differ in 2 tokens" in sentence
-
-
 def test_model_without_a_tokenizer(refused, tiny):
     folder = tiny()
     for file in folder.glob("*token*"):

@@ -79,6 +79,7 @@ def test_every_turn_stands_behind_the_models_own_answers(bench, tmp_path):
     assert [cell["kind"] for cell in found[:4]] == ["answer"] * 3 + ["passes"]
 
 
+@pytest.mark.thorough  # test_bench.py kills a run of single turns
 def test_a_run_broken_off_in_a_conversation_goes_on_with_the_same_prompts(bench, tmp_path):
     words = ("--temperature", 0.8, "--turns", 2)
     whole = bench(tmp_path / "r", *words)

@@ -1,5 +1,7 @@
 """`python -m benchmarks`: on the zoo's smallest models."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -36,6 +38,28 @@ def test_verifiers_on_prompts_from_files(measure, tmp_path):
     assert 1 <= float(low) <= float(mean) <= float(high) <= 2
 
 
+def test_heads_and_drafts_race_on_a_widened_target(measure, tmp_path):
+    (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?"}\n')
+    (tmp_path / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n')
+    (tmp_path / "wikitext2_test.txt").write_text("The town lies on the river. " * 30 + "\n")
+    for name in ("mt_bench", "spec_bench_half"):
+        question = {"question_id": 1, "category": "writing", "turns": ["Describe a town."]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(question) + "\n")
+    few = ["--prompts", 1, "--tokens", 4, "--strategy", "leviathan:length=2", "--temperature", 0]
+    result = measure(
+        *("heads", "llama-7m-eagle3", "llama-7m-dspark", "llama-draft", "--data", tmp_path),
+        *(*few, "--widen", 8e6, "--to", tmp_path / "found.json"),
+    )
+    assert result.exit_code == 0, result.output
+    first, _, ordinary, _, *lines = result.stdout.splitlines()
+    assert re.search("llama-7m widened to 8.[0-9]M parameters, float32, llama-7m-eagle3 [23].[0-9]M", first)
+    assert ordinary.split()[:2] == ["T=0", "generate()"]
+    assert [line.split()[-1] for line in lines if " beside it " not in line] == ["100.0%"] * 3
+    by_drafter = {one["drafter"]: one for one in json.loads((tmp_path / "found.json").read_text())}
+    assert by_drafter.keys() == {"", "llama-7m-eagle3", "llama-7m-dspark", "llama-draft"}
+    assert all(len(one["seconds"]) == len(one["rounds"]) == 5 for one in by_drafter.values())
+
+
 def test_what_cannot_be_read_is_one_sentence(measure):
     result = measure("verifiers", "--data", "/no/such")
     assert result.exit_code == 1
@@ -63,7 +87,7 @@ def test_packed_trees_compute_less_and_hold_one_state(measure, monkeypatch):
 
 
 def test_the_help_parts_times_from_research_and_names_every_measurement(measure, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "150")
     help_text = measure("--help").stdout
     times, research = help_text.split("Times of kernels and passes")[1].split("Research questions")
     assert {line.split()[1] for line in times.splitlines() if line.startswith("│")} == {
@@ -77,9 +101,26 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
             "prefix-cost",
             "round",
             "speed",
+            "streamed",
         ),
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
         *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
-        *("level", "optimum", "recipes", "shapes", "verifiers"),
+        *("heads", "level", "optimum", "recipes", "samples", "shapes", "verifiers", "vocabularies"),
     }
+
+
+@pytest.mark.thorough
+def test_texts_of_a_streamed_target_are_those_of_ordinary_decoding(measure, tmp_path):
+    result = measure(
+        *("streamed", tmp_path, "--parameters", 12e6, "--budget", 6, "--tokens", 8, "--temperature", 0)
+    )
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    found = {line[0]: line for line in lines if line and line[0] in ("dyspec:budget=6", "race:budget=6")}
+    assert len(found) == 2
+    for line in found.values():
+        faster, per_round, ratio = map(float, line[1:4])
+        assert ratio == pytest.approx(faster / per_round, abs=0.02)
+        assert per_round > 1.5
+        assert line[4:] == ["3", "of", "3"]

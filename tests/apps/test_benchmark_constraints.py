@@ -19,6 +19,7 @@ def measure(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.thorough
 def test_texts_are_valid_and_those_of_generate(measure):
     few = ["--texts", 2, "--budget", 6, "--recipe", "leviathan"]
     result = measure("constraints", *few)

@@ -1,7 +1,12 @@
 """`draftwood demo` with tiny settings."""
 
+import re
+from io import StringIO
+
 import pytest
 
+from draftwood import zoo
+from draftwood.apps import demo
 from draftwood.apps.bench import writers
 from draftwood.strategies.policies.chain import Chain
 
@@ -38,3 +43,20 @@ def test_demo_fails_where_a_float32_text_differs(draftwood, monkeypatch: pytest.
 
 def test_demo_refuses_no_tokens(refused):
     assert "--tokens is 0" in refused("demo", "--tokens", 0)
+
+
+def test_a_head_may_draft_the_first_text(refused):
+    from rich.console import Console
+
+    def text(head: str | None) -> str:
+        console = Console(file=StringIO(), width=100, color_system="truecolor", force_terminal=True)
+        ids = zoo.tokenizer()("def add(a, b):")["input_ids"]
+        demo._stream(
+            console, zoo.load("llama-7m"), zoo.load("llama-draft"), zoo.tokenizer(), ids, 12, head=head
+        )
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    plain, drafted = text(None), text("llama-7m-eagle3")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", drafted) == re.sub(r"\x1b\[[0-9;]*m", "", plain)
+    assert drafted != plain  # other tokens were accepted, which are green
+    assert "'llama-draft', which is no head" in refused("demo", "--head", "llama-draft")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.apps.distil import command
+from draftwood.apps.distil import command, target_text
 from draftwood.zoo.distil.training import trained
 
 SMALL = ("--tokens", 16_384, "--new-tokens", 8, "--longest", 56, "--steps", 6, "--batch", 300)
@@ -112,12 +112,29 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_draft(draftwood, monkeypa
     ("longest", "prompts"), [(200, (32,)), (300, (32, 96, 160)), (1500, (32, 1000, 96, 1372, 160))]
 )
 def test_lengths_of_prompts(longest, prompts):
-    assert command._prompts(longest, 128, 2048) == prompts
+    assert target_text.prompt_lengths(longest, 128, 2048) == prompts
+
+
+@pytest.mark.parametrize(
+    ("served", "turns"),
+    [((0, 0.6, 1), (0, 0.6, 0, 1)), ((1, 0.6), (0.6, 1)), ((0,), (0,)), ((0.7, 0, 0.7), (0, 0.7))],
+)
+def test_temperatures_of_rows(served, turns):
+    assert command._turns(served) == turns
+
+
+def test_a_draft_for_sampling_alone(draftwood, pair, text, tmp_path):
+    chosen = ("--temperature", 0.6, "--temperature", 1)
+    result = draftwood("distil", *pair, text, "-o", tmp_path / "out", *SMALL, *chosen)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out/training.json").read_text())
+    assert {one["temperature"] for one in report["after"]} == {0.6, 1}
+    assert report["recipe"]["temperatures"] == [0.6, 1]
 
 
 def test_the_longest_rows_are_those_that_the_models_can():
-    assert max(command._prompts(None, 128, 1024)) == 1024 - 128
-    assert max(command._prompts(None, 128, None)) == 1500 - 128
+    assert max(target_text.prompt_lengths(None, 128, 1024)) == 1024 - 128
+    assert max(target_text.prompt_lengths(None, 128, None)) == 1500 - 128
 
 
 def test_a_draft_keeps_its_precision(draftwood, pair, text, tmp_path):
@@ -139,9 +156,12 @@ class TestRefused:
         first, second = list(vocab)[300:302]
         vocab[first], vocab[second] = vocab[second], vocab[first]
         file.write_text(json.dumps(content))
-        assert "tokenizers of target and draft differ" in refused(
-            "distil", large, small, text, "-o", tmp_path / "out"
+        sentence = refused("distil", large, small, text, "-o", tmp_path / "out")
+        assert "tokenizers of target and draft differ in 2 tokens" in sentence
+        assert (
+            "a draft that is distilled must share the target's tokenizer, so give one that does" in sentence
         )
+        assert not (tmp_path / "out").exists()
 
     def test_a_draft_larger_than_the_target(self, refused, pair, text, tmp_path):
         large, small = pair
@@ -163,6 +183,10 @@ class TestRefused:
         assert "given twice" in refused("distil", *pair, text, text, *where)
         (tmp_path / "picture.png").write_bytes(b"\x89PNG")
         assert "none of .txt" in refused("distil", *pair, tmp_path / "picture.png", *where)
+
+    def test_a_temperature_without_end(self, refused, pair, text, tmp_path):
+        message = refused("distil", *pair, text, "-o", tmp_path / "out", "--temperature", "inf")
+        assert "temperature is inf" in message
 
     def test_lengths_that_do_not_fit(self, refused, pair, text, tmp_path):
         where = ("-o", tmp_path / "out")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from draftwood import registry, zoo
+from tests.thorough import every
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
 
@@ -66,7 +67,7 @@ def test_any_strategy_writes_the_same(draftwood, expected, arguments):
     assert result.stdout == expected + "\n"
 
 
-@pytest.mark.parametrize("recipe", registry.names("recipes"))
+@pytest.mark.parametrize("recipe", every(2, registry.names("recipes")))
 def test_every_recipe_writes_the_same(draftwood, expected, recipe):
     # Those with drafters of their own are given the draft model, like all others.
     arguments = ["--recipe", recipe, "--drafter", "llama-draft", "--seed", 0, "--max-new-tokens", 10]
@@ -211,6 +212,7 @@ def test_a_lossy_text_is_marked(draftwood, tmp_path):
 
 
 @pytest.mark.posix
+@pytest.mark.thorough
 def test_a_locale_of_another_encoding(start, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -232,6 +234,7 @@ def test_ctrl_c_before_the_first_token_is_no_traceback(draftwood, monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.linux
 def test_a_full_disk_behind_stdout_is_one_sentence(start):
     with open("/dev/full", "w") as full:
@@ -246,6 +249,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(start):
 
 
 @pytest.mark.posix
+@pytest.mark.thorough  # test_main.py has readers that went away from shorter commands
 def test_a_reader_that_closes_the_pipe_is_no_traceback(start):
     process: Any = start("generate", "--prompt", PROMPT, "--max-new-tokens", 400)
     process.stdout.close()

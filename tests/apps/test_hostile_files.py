@@ -125,7 +125,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_run_folders(data, run, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "spoilt"

@@ -6,6 +6,7 @@ from draftwood import IncompatibleStrategy, registry
 from draftwood.apps import proofs
 from draftwood.apps.proofs import Toys, pairs, prove_pairs
 from draftwood.testing import drawn_trees
+from tests.thorough import every
 
 PAIRS = pairs(registry.names("policies"), registry.names("verifiers"))
 
@@ -73,7 +74,7 @@ def pair_id(pair):
     return f"{pair.policy}, {pair.law.__name__ if pair.law else 'own law'}, {pair.verifier_in_words}"
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
+@pytest.mark.parametrize("pair", every(3, PAIRS), ids=pair_id)
 def test_every_registered_pair_is_exact_or_refused_by_name(pair):
     (verdict,) = prove_pairs([pair], [Toys(25), Toys(34)])  # both of depth 2
     assert not verdict.failed, verdict.why
@@ -110,6 +111,7 @@ def test_trees_are_drawn_once_for_all_verifiers_they_fit(monkeypatch):
     assert [(policy.width, temperature) for policy, temperature in drawn] == [(2, 1.0), (1, 1.0), (2, 0.0)]
 
 
+@pytest.mark.thorough
 def test_a_pair_is_proved_on_every_model_or_none():
     def fits(pair, number):
         try:
@@ -175,6 +177,7 @@ def test_a_lossy_verifier_alone_is_nothing_to_prove(refused):
     assert "'typical' declares that it is lossy, so there is nothing to prove" in sentence
 
 
+@pytest.mark.thorough
 def test_several_processes_find_what_one_finds(draftwood):
     arguments = ("prove", "--policy", "chain", "--verifier", "traversal", "--models", 1)
     alone, together = draftwood(*arguments), draftwood(*arguments, "--processes", 2)

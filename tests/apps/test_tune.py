@@ -99,6 +99,7 @@ def test_it_measures_for_real(draftwood, tmp_path):
     assert library.read_tuned(file).ordinary == (race["gain"] <= 1)
 
 
+@pytest.mark.thorough
 def test_a_shape_is_searched_for_the_pair(tuned_at):
     file, _ = tuned_at(0.02, "--strategy", "race", "--strategy", "dyspec", "--temperature", 1)
     content = json.loads(file.read_text())

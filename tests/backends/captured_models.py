@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from draftwood import LevelPlan, Levels
+from draftwood.backends.masks import reaches
+from draftwood.backends.recurrent.rebuild import recurrent_layers
+from draftwood.backends.ssm import HybridBackend, SSMBackend
 from draftwood.backends.transformer import TransformerBackend
+from draftwood.level_plan import GrowingLevels
 from draftwood.protocols import StateBackend
 
 CLOSE = 1e-5
@@ -19,16 +26,29 @@ def as_traced(graph: Any, inputs: Any) -> Any:
     return graph
 
 
+def served(model: Any, **options: Any) -> Any:
+    """The backend that runs trees through `model` by a mask."""
+    if not recurrent_layers(model.config):
+        return TransformerBackend(model, **options)
+    return (HybridBackend if reaches(model.config, recurrent=True) else SSMBackend)(model, **options)
+
+
 class Both(StateBackend):
-    """A captured backend; every pass is compared with the same pass as it is."""
+    """A captured backend; every pass is compared with the same pass as it is.
+
+    Attributes:
+        worst: largest difference so far.
+        planned: passes over all levels of a plan so far.
+    """
 
     def __init__(self, model: Any, capture: Any = as_traced) -> None:
-        self.backend = TransformerBackend(model, capture=capture)
-        self.eager = TransformerBackend(model)
+        self.backend, self.eager = served(model, capture=capture), served(model)
         self.worst = 0.0
+        self.planned = 0
         backend = self.backend
         self.model, self.device, self.feature_layers = backend.model, backend.device, backend.feature_layers
-        self.vocab_size, self.max_length = backend.vocab_size, backend.max_length
+        self.vocab_size, self.hidden_size = backend.vocab_size, backend.hidden_size
+        self.max_length = backend.max_length
         self.weight_bytes, self.gives_first_logits = backend.weight_bytes, backend.gives_first_logits
 
     @property
@@ -58,6 +78,45 @@ class Both(StateBackend):
                 self.worst = max(self.worst, off)
                 assert off <= CLOSE, f"Captured logits of row {row} are off by {off:.2g}."
         return logits
+
+    def extend_levels(
+        self, tokens: Tensor, parents: Tensor, plan: LevelPlan, *, temperature: float = 1.0
+    ) -> Levels | None:
+        levels = self.backend.extend_levels(tokens, parents, plan, temperature=temperature)
+        if levels is None:
+            return None
+        grown = GrowingLevels(plan, len(tokens), self.device)
+        logits = self.eager.extend(tokens, parents)[:, -1:]
+        below, above = levels.nodes(root=tokens.shape[1] - 1)
+        grown.take((logits / temperature).softmax(-1))
+        at = 0
+        for width in levels.widths[1:]:
+            nodes = torch.from_numpy(below[:, at : at + width]), torch.from_numpy(above[:, at : at + width])
+            assert torch.equal(nodes[0], grown.expand(width)[0])
+            grown.take((self.eager.extend(*nodes) / temperature).softmax(-1))
+            at += width
+        expected = Levels.of(grown.packed(), widths=levels.widths, vocab_size=self.vocab_size)
+        assert np.allclose(levels.values, expected.values, rtol=1e-4, atol=1e-7)
+        assert (levels.tokens == expected.tokens)[expected.values > 0].all()
+        self.planned += 1
+        return levels
+
+    def keep_features(self, layers: Sequence[int], *, last: int | None = None, through: Any = None) -> None:
+        for backend in (self.backend, self.eager):
+            backend.keep_features(layers, last=last, through=through)
+
+    def take_features(self) -> list[Tensor]:
+        features = self.backend.take_features()
+        for one, right in zip(features, self.eager.take_features(), strict=True):
+            assert one.shape == right.shape
+            assert torch.allclose(one, right, rtol=1e-4, atol=1e-5)
+        return features
+
+    def input_embeddings(self, tokens: Tensor) -> Tensor:
+        return self.backend.input_embeddings(tokens)
+
+    def output_head(self, states: Tensor) -> Tensor:
+        return self.backend.output_head(states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self.backend.commit(paths)

@@ -166,11 +166,11 @@ MIXED = (*KINDS, "falcon_h1", "zamba2")
 """And of every way to go with attention: in turn, both in one layer, one attention for several layers."""
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
+def build(name: str, dtype: torch.dtype = torch.float32, *, experts: str | None = "eager") -> Any:
     """A model with random weights large enough that its logits differ from token to token."""
     torch.manual_seed(7)
-    # Grouped matrix products have no double precision.
-    model = hf.AutoModelForCausalLM.from_config(RECURRENT[name](), experts_implementation="eager")
+    # Grouped matrix products have no double precision; a loop over experts cannot be traced.
+    model = hf.AutoModelForCausalLM.from_config(RECURRENT[name](), experts_implementation=experts)
     # Both Zambas multiply rounding a hundredfold at the size that the others need.
     size = 0.12 if "zamba" in name else 0.25
     with torch.no_grad():

@@ -24,6 +24,7 @@ from tests.backends import recurrent_models
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import Doubled
 from tests.backends.test_architectures import MASKED, UNROLLED, VOCAB, build
+from tests.thorough import every
 
 FAMILIES = [*MASKED, *UNROLLED]
 
@@ -86,7 +87,7 @@ def rounds(mirror: Mirror, seed: int, check: Any = lambda: None) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every(3, FAMILIES))
 def test_what_is_left_is_the_model_whose_skipped_layers_do_nothing(name: str) -> None:
     model = build(name)
     stock = copy.deepcopy(model)
@@ -237,7 +238,7 @@ def check_features(backend: Any, stock: Any, *, seed: int, last: int | None = No
     check()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every(3, FAMILIES))
 def test_features_are_the_hidden_states_of_a_plain_forward(name: str) -> None:
     model = build(name)
     stock = copy.deepcopy(model)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood import SpeculativeDecoder, create
+from draftwood import LevelPlan, SpeculativeDecoder, create
 from draftwood.backends.buckets import columns_bucket, nodes_bucket, rows_bucket, text_bucket
 from draftwood.backends.captured_loading import with_capture
 from draftwood.backends.loading import load
@@ -22,7 +22,6 @@ from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
-from tests.backends import recurrent_models
 from tests.backends.attention_models import VOCAB, bloom, tiny, words
 from tests.backends.captured_models import Both, as_traced
 from tests.backends.test_architectures import MASKED, pair
@@ -45,7 +44,7 @@ def both(name: str, capture: Any) -> Both:
 
 @pytest.mark.parametrize(("name", "capture"), CASES)
 class TestLawS(StateBackendTests):
-    vocab_size = VOCAB
+    vocab_size, examples = VOCAB, 4
 
     @pytest.fixture(autouse=True)
     def _model(self, name: str, capture: Any) -> None:
@@ -147,6 +146,20 @@ def test_weights_that_are_exchanged_serve_the_next_text() -> None:
     assert backend.graphs == 1
 
 
+@pytest.mark.parametrize("capture", [as_traced, pytest.param("compile", marks=pytest.mark.thorough)])
+def test_weights_that_lie_otherwise_are_compiled_anew(capture: Any) -> None:
+    model = tiny()
+    backend = Both(model, capture)
+    for graphs in (1, 2):
+        backend.prefill([torch.tensor(words(5))])
+        backend.extend(torch.tensor([[3]]), torch.tensor([[-1]]))
+        backend.commit([[0]])
+        backend.release()
+        assert backend.graphs == graphs
+        weight = model.lm_head.weight.detach()
+        model.lm_head.weight = torch.nn.Parameter(-weight.t().contiguous().t())
+
+
 def test_autocast_is_followed_from_pass_to_pass() -> None:
     backend = Both(tiny())
     backend.prefill([torch.tensor(words(5))])
@@ -161,14 +174,77 @@ def test_autocast_is_followed_from_pass_to_pass() -> None:
     assert backend.graphs == 2
 
 
+PLAN = LevelPlan(depth=4, width=3, branching=5, budget=9)
+LEVELS = [
+    pytest.param(lambda: tiny(num_hidden_layers=1), as_traced, id="llama"),
+    pytest.param(
+        lambda: tiny(hf.MistralConfig, sliding_window=9, num_hidden_layers=1),
+        as_traced,
+        id="window",
+        marks=pytest.mark.thorough,
+    ),
+    pytest.param(
+        lambda: pair("gemma3", torch.float32)[0], as_traced, id="gemma3", marks=pytest.mark.thorough
+    ),
+    pytest.param(tiny, "compile", id="llama-inductor", marks=pytest.mark.thorough),
+]
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """Region indices from the first to `node`."""
+    return [*path_to(parents[node], parents), node] if node >= 0 else []
+
+
+@pytest.mark.parametrize(("make", "capture"), LEVELS)
+def test_levels_in_one_pass_are_those_one_by_one(make: Any, capture: Any) -> None:
+    backend = Both(make(), capture)
+    backend.prefill([torch.tensor(words(length)) for length in (14, 3)])
+    for temperature, last in ((1.0, 5), (0.7, 10)):
+        # The first row lacks a token, the second does not.
+        tokens, parents = torch.tensor([[3, 4], [0, 6]]), torch.tensor([[-1, 0], [-1, -1]])
+        levels = backend.extend_levels(tokens, parents, PLAN, temperature=temperature)
+        assert levels is not None
+        assert levels.widths == (1, 3, 3, 3)
+        above = torch.cat([parents, torch.from_numpy(levels.nodes(root=1)[1])], 1).tolist()
+        backend.extend(torch.tensor([[5], [7]]), torch.tensor([[10], [4]]))
+        backend.commit([path_to(last, of_row) for of_row in above])
+    assert backend.graphs == 3
+
+
+def test_levels_are_left_to_single_passes_where_windows_end_in_the_tree() -> None:
+    backend = Both(tiny(hf.MistralConfig, sliding_window=5, num_hidden_layers=1))
+    tokens, parents = torch.tensor([[3, 4]]), torch.tensor([[-1, 0]])
+    backend.prefill([torch.tensor(words(14))])
+    assert backend.extend_levels(tokens, parents, PLAN) is None
+    # Nothing was kept of it, as little as where passes are not captured.
+    backend.extend(tokens, parents)
+    assert backend.extend_levels(tokens, parents, PLAN) is None
+    assert backend.eager.extend_levels(tokens, parents, PLAN) is None
+    backend.commit([[0, 1]])
+
+
+def test_levels_that_prove_too_narrow_leave_nothing() -> None:
+    """On one row of a CPU they hold half of the budget."""
+    model = tiny(num_hidden_layers=1)
+    torch.nn.init.normal_(model.lm_head.weight, std=1e-3)
+    backend = Both(model)
+    backend.prefill([torch.tensor(words(5))])
+    tokens, parents = torch.tensor([[3, 4]]), torch.tensor([[-1, 0]])
+    flat = LevelPlan(depth=2, width=8, branching=8, budget=8)
+    assert backend.extend_levels(tokens, parents, flat) is None
+    assert backend.graphs == 1
+    backend.extend(tokens, parents)
+    backend.commit([[0, 1]])
+
+
 def test_greedy_text_is_that_of_generate() -> None:
-    target, draft = tiny(max_position_embeddings=4096), tiny(num_hidden_layers=1)
-    recipe = create("recipes", "opt-tree", {"budget": 7, "depth": 3})
+    target, draft = tiny(max_position_embeddings=4096), Both(tiny(num_hidden_layers=1))
+    options = {"depth": 3, "branching": 3, "width": 2, "budget": 7}
     decoder = SpeculativeDecoder(
         target=Both(target),
-        drafter=create("drafters", "model", {"backend": Both(draft)}),
-        policy=recipe.policy,
-        verifier=recipe.verifier,
+        drafter=create("drafters", "model", {"backend": draft}),
+        policy=create("policies", "expand-rerank", options),
+        verifier=create("verifiers", "recursive-rejection"),
     )
     prompts = [words(length) for length in (3, 17)]
     written: Any = decoder.generate(prompts, max_new_tokens=12, eos_token_id=[], return_dict_in_generate=True)
@@ -182,6 +258,7 @@ def test_greedy_text_is_that_of_generate() -> None:
             eos_token_id=None,
         )
         assert text == expected[0, len(prompt) :].tolist()
+    assert draft.planned
 
 
 def test_layers_left_out_stay_captured() -> None:
@@ -197,6 +274,26 @@ def test_layers_left_out_stay_captured() -> None:
     assert torch.allclose(smaller.extend(tokens, parents), eager.extend(tokens, parents), atol=1e-5)
     assert smaller.captured.graphs == 1
     assert backend.captured.graphs == 0
+
+
+@pytest.mark.parametrize("capture", [as_traced, pytest.param("compile", marks=pytest.mark.thorough)])
+def test_captured_passes_give_features(capture: Any) -> None:
+    model = tiny()
+    backend = Both(model, capture)
+    tokens, parents = torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 0]] * 2)
+    for layers in ([0, 2, 1], [2]):
+        backend.keep_features(layers, last=6, through=lambda features: 2 * features)
+        backend.prefill([torch.tensor(words(length)) for length in (9, 4)])
+        for paths in ([[0, 2], []], [[0], [0, 1]]):
+            backend.extend(tokens, parents)
+            backend.commit(paths)
+        assert [len(of_row) for of_row in backend.take_features()] == [6, 6]
+        backend.release()
+    captured = backend.backend.captured
+    assert captured is not None
+    assert captured.graphs == 2
+    # Without Dynamo, too.
+    assert list(captured._by_shape.values())[-1]._direct is not None
 
 
 def test_a_compilation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,14 +312,8 @@ def test_what_is_not_captured_is_refused() -> None:
         load(model, capture="cuda-graphs")
     with pytest.raises(UnsupportedModel, match="served one path a row, so its passes are not captured"):
         load(bloom(), capture="compile")
-    with pytest.raises(UnsupportedModel, match="has recurrent layers"):
-        load(recurrent_models.build("mamba2"), capture="compile")
     with pytest.raises(UnsupportedModel, match="rotated by the length of its text"):
         load(phi3(), capture="compile")
-    backend = TransformerBackend(model, capture=as_traced)
-    assert backend.feature_layers == 0
-    with pytest.raises(UnsupportedModel, match="are captured and give no features"):
-        backend.keep_features([0])
     assert isinstance(load(bloom()), UnrolledBackend)
 
 

@@ -34,7 +34,7 @@ from tests.backends.checkpoint_models import (
     write,
 )
 from tests.backends.recurrent_models import Doubled
-from tests.thorough import some_of
+from tests.thorough import marks_unless, some_of
 
 NAMES = [*CONFIGS, *DISTILLED]
 KINDS = ["mamba_options", "mamba2_groups", "half", "all"]
@@ -93,8 +93,14 @@ class TestCheckpoints(StateBackendTests):
         return self.backend
 
 
-@pytest.mark.parametrize("form", ["bin", "safetensors"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=marks_unless(place % 2 == number))
+        for place, name in enumerate(NAMES)
+        for number, form in enumerate(("bin", "safetensors"))
+    ],
+)
 def test_wide_trees_of_either_form(name: str, form: str, tmp_path: Path) -> None:
     backend = load(checkpoint(name, tmp_path, form))
     pure = name in CONFIGS or not DISTILLED[name][1]["attn_layers"]

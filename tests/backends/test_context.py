@@ -203,6 +203,7 @@ class TestSwitchingMask(SwitchTests):
         return LongRopeBackend(self.model, TransformerBackend)
 
 
+@pytest.mark.thorough
 class TestSwitchingPaths(SwitchTests):
     examples = 3
 

@@ -26,11 +26,11 @@ from tests.backends.recurrent_models import (
 )
 from tests.thorough import marks_unless, some_of
 
-# Of every family, `make test` has wide trees below and the texts of test_recurrent_decoding, all in fp32.
+# Of every family, `make test` has the texts of test_recurrent_decoding, and of most wide trees, in fp32.
 CASES = [
     pytest.param(name, dtype, tolerance, id=f"{name}-{bits}", marks=marks_unless(name in some))
     for bits, dtype, tolerance, some in (
-        ("fp32", torch.float32, 1e-4, ("qwen3_next", "falcon_h1", "zamba2")),
+        ("fp32", torch.float32, 1e-4, ()),
         ("fp64", torch.float64, 1e-9, KINDS),
     )
     for name in RECURRENT
@@ -77,7 +77,7 @@ class TestFamilies(StateBackendTests):
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        pytest.param(name, rows, marks=marks_unless(rows == 3 or name in KINDS))
+        pytest.param(name, rows, marks=marks_unless(rows == 3 and name in MIXED))
         for name in RECURRENT
         for rows in (1, 3)
     ],
@@ -99,7 +99,7 @@ def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
     mirror.check_state()
 
 
-@pytest.mark.parametrize("name", some_of(RECURRENT, MIXED))
+@pytest.mark.parametrize("name", some_of(RECURRENT, MIXED[::2]))
 def test_long_prompts_in_chunks_and_pieces(name: str) -> None:
     rng = random.Random(5)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (97, 40, 65, 0, 64)]

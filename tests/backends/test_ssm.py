@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import accelerate
 import pytest
 import torch
 import transformers as hf
@@ -186,15 +185,6 @@ def test_a_backend_that_does_not_fit() -> None:
     for name in ("mamba2", "bamba"):
         with pytest.raises(InvalidInput, match="training mode"):
             load(build(name).train())
-
-
-@pytest.mark.parametrize("name", ["mamba2", "bamba"])
-def test_weights_on_one_device_alone(name: str) -> None:
-    model = accelerate.cpu_offload(build(name), execution_device=torch.device("cpu"))
-    with pytest.raises(UnsupportedModel, match=r"weights of \w+ are offloaded, .* one device alone"):
-        served(model)
-    # But a path in every row serves them.
-    assert isinstance(load(model), UnrolledBackend)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -29,7 +29,7 @@ def oracle(name: str) -> Stepwise:
 
 
 # Mamba-2 is there beside attention, as bamba.
-@pytest.mark.parametrize("name", some_of(KINDS, [name for name in KINDS if name != "mamba2"]))
+@pytest.mark.parametrize("name", some_of(KINDS, ["mamba", "bamba", "qwen3_5", "lfm2"]))
 class TestRecomputing(StateBackendTests):
     vocab_size = VOCAB
     examples, longest = 3, 50

@@ -27,6 +27,8 @@ ROWS = (1, 8)
 SAMPLED: dict[str, Any] = {"verifier": RecursiveRejection()}
 LIKELIEST: dict[str, Any] = {"verifier": Greedy(), "temperature": 0.0}
 RECURRENT: dict[str, Any] = {"target": "mamba2-5m", "draft": "mamba2-draft"}
+EAGLE3: dict[str, Any] = {"draft": "llama-7m-eagle3"}
+BLOCK: dict[str, Any] = {"draft": "llama-7m-dspark"}
 HYBRID: dict[str, Any] = {"target": "bamba-6m", "draft": "mamba2-draft"}
 
 CALLS: Mapping[str, Call] = {
@@ -39,6 +41,10 @@ CALLS: Mapping[str, Call] = {
     "Sequoia 16, class order": Call(policy=Sequoia(16), verifier=ClassOrderedTraversal()),
     "layered DySpec 16, recurrent": Call(policy=LayeredDySpec(16), **SAMPLED, **RECURRENT),
     "layered DySpec 16, hybrid": Call(policy=LayeredDySpec(16), **SAMPLED, **HYBRID),
+    "EAGLE-3, chain 5": Call(policy=Chain(5), **SAMPLED, **EAGLE3),
+    "EAGLE-3, layered DySpec 16": Call(policy=LayeredDySpec(16), **SAMPLED, **EAGLE3),
+    "block drafter, chain 5": Call(policy=Chain(5), **SAMPLED, **BLOCK),
+    "block drafter, layered DySpec 16": Call(policy=LayeredDySpec(16), **SAMPLED, **BLOCK),
 }
 
 
@@ -89,5 +95,13 @@ BUDGETS: Mapping[tuple[str, int], Budget] = {
     ("layered DySpec 16, recurrent", 8): Budget(617.5, 54.0, 4.5, 0.0),
     ("layered DySpec 16, hybrid", 1): Budget(454.0, 27.0, 3.0, 0.0),
     ("layered DySpec 16, hybrid", 8): Budget(933.0, 111.0, 8.0, 0.0),
+    ("EAGLE-3, chain 5", 1): Budget(765.0, 72.0, 6.0, 0.0),
+    ("EAGLE-3, chain 5", 8): Budget(766.0, 73.0, 6.0, 0.0),
+    ("EAGLE-3, layered DySpec 16", 1): Budget(446.0, 37.0, 2.0, 0.0),
+    ("EAGLE-3, layered DySpec 16", 8): Budget(689.0, 64.0, 5.0, 0.0),
+    ("block drafter, chain 5", 1): Budget(469.0, 59.0, 6.0, 0.0),
+    ("block drafter, chain 5", 8): Budget(470.0, 60.0, 6.0, 0.0),
+    ("block drafter, layered DySpec 16", 1): Budget(434.5, 31.5, 2.5, 0.0),
+    ("block drafter, layered DySpec 16", 8): Budget(445.0, 40.0, 3.5, 0.0),
 }
 """By the name of a call and its rows."""

@@ -19,8 +19,12 @@ from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.compatibility import needs_several_drafters
 from draftwood.kernels.support import kernels_enabled
+from draftwood.strategies.blocks.files import load_block
+from draftwood.strategies.drafters.block_drafter import BlockDrafter
+from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
+from draftwood.strategies.heads.formats import load_head
 from tests.counting_device.counts import Counts, Kind
 from tests.counting_device.device import CountingDevice, counting_device
 from tests.counting_device.models import to_device
@@ -37,13 +41,19 @@ BACKENDS: dict[str, type[Any]] = {
     "bamba-6m": HybridBackend,
 }
 
+HEADS: dict[str, tuple[type[Any], Any]] = {
+    "llama-7m-eagle3": (Eagle3, load_head),
+    "llama-7m-dspark": (BlockDrafter, load_block),
+}
+"""What drafts with a head, and what reads its folder."""
+
 
 @attrs.frozen(kw_only=True)
 class Call:
     """A call of a decoder over models of the zoo.
 
     Attributes:
-        target, draft: names of the models.
+        target, draft: names of the models; the draft may be a head.
         policy, verifier: that fit each other. A policy that takes several drafters gets two of the draft.
         rows: prompts that are continued at once.
         temperature: of target and draft; at 0, the draft's is 1.
@@ -72,10 +82,16 @@ class Call:
             made: StateBackend = serves(_model(name, self.dtype, on_device))
             return made
 
-        drafter: Drafter = ModelDrafter(backend(self.draft))
+        target = backend(self.target, self.paths)
+        if self.draft in HEADS:
+            drafts, read = HEADS[self.draft]
+            head = read(zoo.path(self.draft)).to(self.dtype)
+            drafter: Drafter = drafts(target, to_device(head) if on_device else head)
+            return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
+        drafter = ModelDrafter(backend(self.draft))
         if needs_several_drafters(self.policy):
             drafter = Several([drafter, ModelDrafter(backend(self.draft))])
-        return SpeculativeDecoder(backend(self.target, self.paths), drafter, self.policy, self.verifier)
+        return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
 
     @property
     def options(self) -> dict[str, Any]:

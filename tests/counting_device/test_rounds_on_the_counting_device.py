@@ -12,13 +12,14 @@ from draftwood.backends.forward import plain_logits
 from draftwood.kernels.support import kernels_enabled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.counting_device import phases
 from tests.counting_device.counts import Counts, Kind
 from tests.counting_device.device import CountingDevice
 from tests.counting_device.models import to_device
-from tests.counting_device.rounds import Call, count_rounds, counted_rounds, prompts, tokens_on_the_cpu
+from tests.counting_device.rounds import HEADS, Call, count_rounds, counted_rounds, prompts, tokens_on_the_cpu
 from tests.counting_device.strategies import every_strategy
 
 pytestmark = pytest.mark.triton
@@ -57,6 +58,12 @@ def test_the_text_is_that_of_the_cpu(name: str, backend: str, temperature: float
     policy, verifier = STRATEGIES[name].policy, STRATEGIES[name].verifier
     call = Call(policy=policy, verifier=verifier, temperature=temperature, rows=rows, **BACKENDS[backend])
     assert count_rounds(call, rounds=1).tokens == tokens_on_the_cpu(call, rounds=2)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_text_with_a_head_is_that_of_the_cpu(head: str) -> None:
+    call = attrs.evolve(CHAIN, policy=LayeredDySpec(6), draft=head, rows=3)
+    assert count_rounds(call, rounds=2).tokens == tokens_on_the_cpu(call, rounds=3)
 
 
 @pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)

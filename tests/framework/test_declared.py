@@ -101,9 +101,10 @@ def test_policies_and_verifiers(policy: Any, verifier: Any, sentence: str) -> No
 
 def test_what_declares_all_passes_whether_derived_or_not() -> None:
     check_strategy_fits(Plain(), create("verifiers", "recursive-rejection"))
-    for name in ("backends", "model", "source"):
+    names = ("backends", "model", "planned_levels", "remembers", "source")
+    for name in names:
         alone: Any = Alone()
-        for other in {"backends", "model", "source"} - {name}:
+        for other in {*names} - {name}:
             setattr(alone, other, ())
         with pytest.raises(InvalidInput, match=f"Alone has no '{name}', which every drafter has; derive it"):
             check_drafters_fit(Plain(), alone)

@@ -109,6 +109,7 @@ def rising(text, logits):
     return logits.masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, deadline=None)
 @given(STRATEGIES)
 def test_a_constraint_decides_and_nothing_else_changes(strategy):

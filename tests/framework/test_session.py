@@ -51,8 +51,18 @@ def drain(session):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("rows", "count"), [(1, 20), (7, 60), (32, 200)])
+@pytest.mark.parametrize(
+    ("rows", "count", "sampling"),
+    [
+        (1, 20, None),
+        (7, 60, SAMPLED),
+        (32, 200, SAMPLED),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in ((1, 20, SAMPLED), (7, 60, None), (32, 200, None))
+        ),
+    ],
+)
 def test_a_queue_is_written_as_each_prompt_alone(target, sampling, rows, count):
     one, prompts = decoder(target=target(TARGET)), queue(count)
     options = {"max_new_tokens": 7, "sampling": sampling}
@@ -102,6 +112,40 @@ def test_a_kept_row_goes_on_with_its_next_turn(target, policy):
         assert session.text(chat) == expected + sequentially(expected, 8)
         session.release(chat)
         assert one.target.lengths == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_row_is_cancelled_wherever_it_stands_and_the_others_go_on(target):
+    one = decoder(target=target(TARGET))
+    with one.session(max_new_tokens=10, max_rows=3, seed=1) as session:
+        chat, running, stays, waiting, last = (
+            session.add(prompt, kept=prompt == [4]) for prompt in ([4], [1, 2], [0, 3], [2], [3, 3])
+        )
+        session.run()
+        session.cancel(running)
+        session.cancel(waiting)
+        while not session._rows[chat].idle:
+            session.run()
+        written = session.text(chat)
+        session.extend(chat, [1, 1])
+        session.cancel(chat)
+        drain(session)
+        assert one.target.lengths == []
+        assert written == [4, *sequentially([4], 10)]
+        assert session.text(stays) == [0, 3, *sequentially([0, 3], 10)]
+        assert session.text(last) == [3, 3, *sequentially([3, 3], 10)]
+        assert session.text(waiting) == [2]
+        assert len(session.text(running)) < 10
+        for gone in (running, stays, 99):
+            with pytest.raises(InvalidInput, match=f"Row {gone} is not being written"):
+                session.cancel(gone)
+        session.forget(stays)
+        with pytest.raises(KeyError):
+            session.text(stays)
+        again = session.add([1])
+        for wrong in (stays, again):
+            with pytest.raises(InvalidInput, match=f"Row {wrong} is there, or never was"):
+                session.forget(wrong)
 
 
 def test_a_kept_row_ends_within_an_accepted_path():
@@ -270,8 +314,16 @@ def test_a_session_locks_its_parts_and_lets_go():
     one.generate([[1]], max_new_tokens=2)
 
 
-@pytest.mark.parametrize("name", ["llama-7m", "mamba2-5m"])
-@pytest.mark.parametrize("kind", ["model", "lookup"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama-7m", "lookup"),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in (("llama-7m", "model"), ("mamba2-5m", "lookup"), ("mamba2-5m", "model"))
+        ),
+    ],
+)
 def test_real_models_go_on_with_a_chat_beside_other_rows(name, kind):
     model: Any = zoo.load(name)
     model.generation_config.eos_token_id = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood.kernels.testing import TOPOLOGIES, relative_error
 from tests.kernels.frames import guarded, reference_serves
 
-KINDS = [torch.float32, torch.float16]
+KINDS = [torch.float32, pytest.param(torch.float16, marks=pytest.mark.thorough)]
 
 EVERY = ["chain", "star", "binary", "random", "forest"]
 

@@ -126,6 +126,7 @@ def test_the_table_holds_what_is_declared() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_moves_are_read_by_all_threads_before_any_is_written(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:
@@ -136,6 +137,7 @@ def test_moves_are_read_by_all_threads_before_any_is_written(
         assert "bar.sync" in kernel[kernel.rindex("ld.global") : kernel.index("st.global")]
 
 
+@pytest.mark.thorough
 def test_the_last_program_sees_what_the_others_wrote(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:

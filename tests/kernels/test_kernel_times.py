@@ -225,6 +225,7 @@ def test_paper_sizes_are_timed_by_default(bench: Any) -> None:
     assert bench.scan_cases.scans.__kwdefaults__["depths"] == (4, 6)
 
 
+@pytest.mark.thorough
 def test_what_is_only_judged_covers_every_operation(bench: Any, device: torch.device) -> None:
     cases = [
         *bench.attention_cases.ragged(device, nodes=20, prefix=40),

@@ -48,7 +48,7 @@ from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, grown, placed, tape_of
 from tests.kernels.test_tree_rejection import Single
-from tests.thorough import marks_unless
+from tests.thorough import every, marks_unless, some_of
 
 pytestmark = pytest.mark.triton
 
@@ -57,6 +57,8 @@ FORMS: dict[str, tuple[Verifier, dict[str, bool]]] = {
     "class-ordered-traversal": (ClassOrderedTraversal(), {"leaf_first": True, "classes": True}),
     "class-ordered-rejection": (ClassOrderedRejection(), {"leaf_first": False, "classes": True}),
 }
+BY_NODE = ["traversal", "class-ordered-traversal"]
+"""What walks in class order from the root walks like the second of these, and judges like it."""
 SIBLINGS: list[list[type[Proposal]]] = [[WithoutReplacement], *([law] for law in LAWS), LAWS]
 
 
@@ -95,7 +97,7 @@ def agree(cases: Sequence[TreeCase], form: dict[str, bool], device: torch.device
     return expected
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", every(3, FORMS))
 @settings(max_examples=6)
 @given(
     sizes=st.lists(st.integers(1, 10), min_size=1, max_size=2),
@@ -179,14 +181,14 @@ def test_a_chain_is_judged_as_a_block(device: torch.device) -> None:
         assert judged_together(Block(), rows, device) == ([expected], [rng.used])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_a_large_vocabulary(form: str, device: torch.device) -> None:
     # One that needs two programs as they are.
     rows = [row_of(9, 5000, laws=[WithoutReplacement], draft="sharp", target="near", seed=4)]
     agree([case_of(*row) for row in rows], FORMS[form][1], device)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_the_ends_of_the_unit_interval(form: str, device: torch.device) -> None:
     tree, targets, _ = row_of(9, 20, laws=[WithoutReplacement], draft="sharp", target="near", seed=8)
     for u in (0.0, 1 - 2**-53):
@@ -229,7 +231,8 @@ def test_a_sibling_that_came_without_the_coin_of_its_token(device: torch.device)
     assert walk == Walk((0,), 0, False, 5)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_a_nearly_certain_draft(form: str, device: torch.device) -> None:
     orders = [[0, 1], [1, 0], [2, 1, 0], [0, 2, 1]]
     for place, rest in enumerate((1e-3, 1e-11, 1e-39)):
@@ -242,7 +245,7 @@ def test_a_nearly_certain_draft(form: str, device: torch.device) -> None:
             agree([case], FORMS[form][1], device)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_rows_that_cannot_be_judged_leave_the_others_as_they_are(form: str, device: torch.device) -> None:
     kind = FORMS[form][1]
     cases = [
@@ -298,7 +301,7 @@ def counted() -> Iterator[list[str]]:
         yield launched
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_launches_do_not_grow_with_rows(form: str, device: torch.device) -> None:
     nodes = 5
     rows = [row_of(nodes, 17, laws=[WithoutReplacement], draft="smooth", target="near", seed=3)] * 2
@@ -315,6 +318,7 @@ def test_launches_do_not_grow_with_rows(form: str, device: torch.device) -> None
     assert launched == ["start", "step"]
 
 
+@pytest.mark.thorough
 def test_no_row_needs_more_passes_than_are_launched(device: torch.device) -> None:
     # No child is wanted, and so all fail one after another.
     tree = TreeBuilder(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from draftwood.kernels.gated_delta_tree import reference as gated_delta
 from draftwood.kernels.lru_tree import reference as lru
+from draftwood.kernels.lru_tree import traced as traced_lru
 from draftwood.kernels.mamba1_tree import reference as mamba1
+from draftwood.kernels.mamba1_tree import traced as traced_mamba1
 from draftwood.kernels.mamba2_tree import reference as mamba2
 from draftwood.kernels.tree_conv import reference as tree_conv
 
@@ -144,13 +147,15 @@ def gated_delta_rule(dtype: torch.dtype) -> Operation:
     )
 
 
-def mamba_1(dtype: torch.dtype) -> Operation:
+def mamba_1(dtype: torch.dtype, *, traced: bool = False) -> Operation:
     generator = torch.Generator().manual_seed(2)
     rates = -torch.rand(CHANNELS, SIZE, generator=generator).to(dtype) * 4
 
     def attend(old: Nodes, new: Nodes, state: Tensor, visible: Tensor) -> tuple[Tensor, Nodes]:
         nodes = grown(old, new)
         nodes["queries"] = new["queries"]
+        if traced:
+            return traced_mamba1.attend(**nodes, rates=rates, state=state, visible=visible), new
         return mamba1.attend(**nodes, rates=rates, state=state, paths=mamba1.Paths(visible)), new
 
     def replay(nodes: Nodes, state: Tensor, kept: Tensor) -> Tensor:
@@ -176,9 +181,13 @@ def mamba_1(dtype: torch.dtype) -> Operation:
     )
 
 
-def linear_recurrence(dtype: torch.dtype) -> Operation:
+def linear_recurrence(dtype: torch.dtype, *, traced: bool = False) -> Operation:
     def attend(old: Nodes, new: Nodes, state: Tensor, visible: Tensor) -> tuple[Tensor, Nodes]:
-        out = lru.attend(**new, outputs=old["values"], state=state, paths=mamba1.Paths(visible))
+        outputs = old["values"]
+        if traced:
+            out = traced_lru.attend(**new, outputs=outputs, state=state, visible=visible)
+        else:
+            out = lru.attend(**new, outputs=outputs, state=state, paths=mamba1.Paths(visible))
         return out, new | {"values": out}
 
     def step(state: Tensor, node: Nodes) -> tuple[Tensor, Tensor]:
@@ -197,12 +206,14 @@ def linear_recurrence(dtype: torch.dtype) -> Operation:
     )
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[[torch.dtype], Operation]] = {
     "tree_conv": conv,
     "mamba2_tree": mamba_2,
     "gated_delta_tree": gated_delta_rule,
     "mamba1_tree": mamba_1,
+    "mamba1_tree, traced": partial(mamba_1, traced=True),
     "lru_tree": linear_recurrence,
+    "lru_tree, traced": partial(linear_recurrence, traced=True),
 }
 
 

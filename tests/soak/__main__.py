@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import faults, hostile, interrupts, kills, long_text
+from tests.soak import faults, hostile, interrupts, kills, long_text, texts
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -34,6 +34,7 @@ def _long_texts(given: Given) -> Iterator[SoakResult]:
 def _kills(given: Given) -> Iterator[SoakResult]:
     yield kills.kills(given.kills, seed=given.seed)
     yield kills.full_disk(given.kills, seed=given.seed)
+    yield texts.killed_texts(given.kills, seed=given.seed)
     if (result := kills.small_disk()) is not None:
         yield result
 

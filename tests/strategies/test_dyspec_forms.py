@@ -12,6 +12,7 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.testing import parametrize_with_checks
 from tests.strategies.tables import ROOT, grow, path_prob, paths, table
+from tests.thorough import checks_but
 
 SEEDS = st.integers(0, 10**6)
 
@@ -164,7 +165,7 @@ def test_acceptance_that_cannot_be(policy):
         policy(4, acceptance=(0.6, 0.5))
 
 
-@parametrize_with_checks(
+LAWS = parametrize_with_checks(
     [
         DySpec(4, acceptance=(0.5, 0.2)),
         LayeredDySpec(4, acceptance=(0.5, 0.2)),
@@ -175,7 +176,10 @@ def test_acceptance_that_cannot_be(policy):
         ThresholdDySpec(3, 0.0, 2),
         ThresholdDySpec(5, 0.05, law="top-k"),
     ],
-    models=5,
+    models=2,
 )
+
+
+@checks_but(LAWS, ["LayeredDySpec1-wide", "ThresholdDySpec2-wide", "ThresholdDySpec3-wide"])
 def test_law_p_and_law_v(check):
     check()

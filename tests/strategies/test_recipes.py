@@ -7,6 +7,7 @@ import pytest
 from draftwood import (
     Deterministic,
     IncompatibleStrategy,
+    InvalidInput,
     Recipe,
     SamplingParams,
     TopThenSample,
@@ -55,12 +56,19 @@ PAPERS = {
     "draft-verify": (DynamicDepth(Chain(12), 0.6, target=0.9), RecursiveRejection(), "layer-skip"),
     "prompt-lookup": (Chain(10, Deterministic), RecursiveRejection(), "prompt-lookup"),
     "rest": (LayeredDySpec(64, law=Deterministic), RecursiveRejection(), "retrieval"),
+    "suffix-decoding": (
+        LayeredDySpec(32, threshold=0.02, law=Deterministic),
+        RecursiveRejection(),
+        "suffix-cache",
+        1.0,
+    ),
     "spectr": (IndependentPaths(8, 8), KSequential()),
     "specinfer": (FixedTree(8, EIGHT, ROOM, law=WithReplacement), RecursiveRejection()),
     "rsd-c": (FixedTree(4, (2, 2, 2, 2), ROOM), RecursiveRejection()),
     "rsd-s": (StochasticBeam(6, 5), RecursiveRejection()),
     "traversal": (FixedTree(4, (2, 2, 2, 2), ROOM), Traversal()),
     "class-ordered": (FixedTree(4, (2, 2, 2, 2), ROOM), ClassOrderedTraversal()),
+    "class-ordered-sequoia": (Sequoia(64, 10, ZOO_PAIR), ClassOrderedTraversal()),
     "race": (StaticTree("race-64", sort=True), RaceTraversal()),
     "spechub": (FixedTree(3, (2, 2, 2), ROOM, law=TopThenSample), TopPlusOne()),
     "sequoia": (Sequoia(64, 10, ZOO_PAIR), RecursiveRejection(), "model", 0.6),
@@ -161,11 +169,20 @@ def test_the_papers_trees_have_the_papers_sizes(name, nodes, pair, prompt):
     assert round_.rows[0].outcome.drafted == nodes
 
 
-@pytest.mark.parametrize(("budget", "nodes"), [(1, 4), (4, 4), (15, 8), (16, 16), (1000, 64)])
+@pytest.mark.parametrize(
+    ("budget", "nodes"), [(None, 64), (1, 1), (3, 3), (4, 4), (15, 8), (16, 16), (1000, 64)]
+)
 def test_a_race_takes_the_largest_shape_that_its_budget_holds(budget, nodes):
     policy: Any = recipes.race(budget).policy
     assert policy.sort
     assert len(policy.shape) == nodes
+
+
+def test_a_budget_that_the_shape_does_not_meet_is_refused():
+    with pytest.raises(InvalidInput, match="shape has 3 nodes and budget is 2; leave one of the two out"):
+        recipes.race(2, "2/1")
+    with pytest.raises(InvalidInput, match="budget is 0"):
+        recipes.race(0)
 
 
 def test_the_drafts_own_temperature():

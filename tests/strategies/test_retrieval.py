@@ -309,14 +309,21 @@ CORPUS = [[0, 1, 2, 0, 1, 1], [1, 2, 0, 0], [2, 2, 1, 0, 2], [0]]
     [
         DySpec(3),
         FixedTree(1, 2, law="with-replacement"),
-        pytest.param(FixedTree(2, 2, law="with-replacement"), marks=pytest.mark.thorough),
         FixedTree(2, 2, law="top-k"),
-        IndependentPaths(2, 2),
-        LayeredDySpec(4),
+        *(
+            pytest.param(policy, marks=pytest.mark.thorough)
+            for policy in (
+                FixedTree(2, 2, law="with-replacement"),
+                IndependentPaths(2, 2),
+                LayeredDySpec(4),
+            )
+        ),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("verifier", [RecursiveRejection(), Traversal()], ids=repr)
+@pytest.mark.parametrize(
+    "verifier", [RecursiveRejection(), pytest.param(Traversal(), marks=pytest.mark.thorough)], ids=repr
+)
 def test_retrieval_is_lossless(policy, verifier):
     result = assert_lossless(
         policy,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood import (
     CounterRandomness,
     Deterministic,
+    Randomness,
+    Request,
+    TokenTree,
     TreeBatch,
     TreePolicy,
 )
+from draftwood.policy_states import level_plan
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.expand_rerank import ExpandRerank
@@ -26,7 +30,7 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
-from draftwood.testing.row_forms import difference, grown_alone, grown_together
+from draftwood.testing.row_forms import difference, grown_alone, grown_as_planned, grown_together
 from draftwood.testing.toy import ToyModel
 
 SAMPLED: list[TreePolicy] = [
@@ -84,6 +88,7 @@ def draft(vocab: int, seed: int, *, dead: bool, flat: bool, dtype: torch.dtype) 
     dead=st.booleans(),
     flat=st.booleans(),
 )
+@example(vocab=7, rows=3, seed=0, dead=True, flat=True)  # slots of equal value at the bar
 def test_the_trees_are_those_that_rows_grow_alone(
     policy: TreePolicy, vocab: int, rows: int, seed: int, dead: bool, flat: bool
 ) -> None:
@@ -97,3 +102,44 @@ def test_the_trees_are_those_that_rows_grow_alone(
     for row, root in enumerate(roots):
         alone = grown_alone(policy, root, CounterRandomness.seeded(seed + row), drafts[row])
         assert difference(alone, trees[row]) is None
+
+
+PLANNED: list[TreePolicy] = [
+    LayeredDySpec(14, depth=4, law="top-k"),
+    LayeredDySpec(3, depth=2, law="top-k", threshold=0.05),
+    Beam(3, 3),
+    Beam(3, 4, budget=7),
+    ExpandRerank(depth=3, branching=4, width=3, budget=10),
+    ExpandRerank(depth=1, branching=2, width=1, budget=10),
+]
+
+
+@pytest.mark.parametrize("policy", PLANNED, ids=str)
+@settings(max_examples=15)
+@given(
+    vocab=st.sampled_from([2, 7, 128, 300]),
+    rows=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    dead=st.booleans(),
+    most=st.sampled_from([None, 1, 3]),
+)
+def test_planned_trees_are_those_that_rows_grow_alone(
+    policy: TreePolicy, vocab: int, rows: int, seed: int, dead: bool, most: int | None
+) -> None:
+    drafts = [draft(vocab, seed + row, dead=dead, flat=False, dtype=torch.float32) for row in range(rows)]
+    roots = [row % vocab for row in range(rows)]
+    trees = grown_as_planned(policy, roots, drafts, most=most)
+    # Levels that are too narrow are noticed.
+    assert trees is not None or most is not None
+    for row, tree in enumerate(trees or ()):
+        alone = grown_alone(policy, roots[row], CounterRandomness.seeded(seed + row), drafts[row])
+        assert difference(alone, tree) is None
+
+
+def test_a_policy_without_a_plan_has_its_levels_asked_for() -> None:
+    class Otherwise(Beam):
+        def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+            return Chain(2, "top-k").grow(root, rng)
+
+    for policy in (*SAMPLED, Otherwise(), LayeredDySpec(14, law="top-k")):
+        assert level_plan(policy) is None

@@ -183,6 +183,7 @@ def test_added_weights_are_random_and_the_original_is_untouched(draft: Any) -> N
     assert all(torch.equal(draft.state_dict()[name], kept) for name, kept in before.items())
 
 
+@pytest.mark.thorough
 def test_350_million_parameters(target: Any, text: torch.Tensor) -> None:
     wide = widen_to(target, parameters=350e6, dtype=torch.bfloat16)
     assert 350e6 <= parameter_count(wide) < 400e6

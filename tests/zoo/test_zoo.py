@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from draftwood import zoo
+from draftwood.backends.loading import load
 from draftwood.errors import InvalidInput
+from draftwood.zoo.distil.rows import continued
+from draftwood.zoo.heads.agreement import agreement
+from draftwood.zoo.heads.loading import load_for
 
 MEGABYTE = 10**6
 
@@ -25,6 +29,23 @@ def test_every_model_predicts_real_text(name: str, text: torch.Tensor) -> None:
     record = json.loads((zoo.path(name) / "training.json").read_text())
     assert record["params"] == sum(weight.numel() for weight in model.parameters())
     assert (zoo.path(name) / "README.md").stat().st_size > 500
+
+
+@pytest.mark.parametrize("name", zoo.head_names())
+def test_every_head_follows_its_target(name: str, text: torch.Tensor) -> None:
+    target = zoo.load(name.rpartition("-")[0])
+    head = load_for(zoo.path(name), load(target))
+    record = json.loads((zoo.path(name) / "training.json").read_text())
+    assert record["params"] == sum(weight.numel() for weight in head.parameters())
+    vocabulary = target.config.vocab_size
+    own = sum(weight.numel() for weight in head.parameters() if vocabulary not in weight.shape)
+    assert own <= MEGABYTE
+    assert (zoo.path(name) / "README.md").stat().st_size > 500
+    rows = continued(target, text[:, :48], new_tokens=48, temperature=0.0, seed=0)
+    found = agreement(target, head, [rows])
+    assert found.by_depth[0] > 0.4, found
+    with pytest.raises(InvalidInput, match="is a head, which draws on its target"):
+        zoo.load(name)
 
 
 def test_dtype_is_the_callers() -> None:
@@ -57,6 +78,6 @@ def test_model_outside_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_the_zoo_is_small() -> None:
-    folders = [zoo.path(name) for name in (*zoo.names(), "tokenizer")]
+    folders = [zoo.path(name) for name in (*zoo.names(), *zoo.head_names(), "tokenizer")]
     size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     assert size < 80 * MEGABYTE

@@ -11,14 +11,13 @@ import attrs
 import torch
 from torch import Generator, Tensor
 
-from draftwood.errors import InvalidInput, OutOfMemory
+from draftwood.errors import InvalidInput
 
-from ..pretrain import optimiser_for, rate
 from .losses import distribution_loss, greedy_surprise
-from .rows import Rows, ends_of_text, load_whole, position_weights, save_whole
+from .rows import Rows, ends_of_text, position_weights
+from .steps import Trained, stepped
 
-_SEEDS = 1_000_003  # between the seeds of two runs, so that no steps of theirs share one
-_RECENT = 50  # steps over which the loss is averaged
+SEEDS = 1_000_003  # between the seeds of two runs, so that no steps of theirs share one
 
 
 @attrs.frozen(kw_only=True)
@@ -46,21 +45,6 @@ class Recipe:
     seed: int = 0
 
 
-@attrs.frozen
-class Trained:
-    """How far training is.
-
-    Attributes:
-        step: steps taken.
-        tokens: seen in them.
-        loss: the mean of the last 50 steps, about.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-
-
 def trained(
     target: Any, draft: Any, shards: Sequence[Rows], *, recipe: Recipe, checkpoint: Path, every: int = 200
 ) -> Iterator[Trained]:
@@ -84,50 +68,26 @@ def trained(
     """
     if not shards:
         raise InvalidInput("there is no row to learn from; write some first.")
-    optimiser = optimiser_for(draft, recipe.learning_rate, decay=0.01)
-    ends, state = ends_of_text(target), Trained()
-    if checkpoint.exists():
-        state = _restored(draft, optimiser, checkpoint)
-        yield state
-    draft.train()
-    while state.step < recipe.steps:
-        for group in optimiser.param_groups:
-            group["lr"] = rate(state.step, steps=recipe.steps, peak=recipe.learning_rate)
-        rows, places = _batch(shards, recipe, state.step)
-        try:
-            loss = _loss(target, draft, rows, places, ends=ends, recipe=recipe)
-            loss.backward()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"A step over {rows.tokens.numel()} tokens did not fit on {draft.device}; give a smaller "
-                "--batch."
-            ) from error
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        step = state.step + 1
-        average = state.loss + (float(loss.detach()) - state.loss) / min(step, _RECENT)
-        state = Trained(step, state.tokens + rows.tokens.numel(), average)
-        if step % every == 0 or step == recipe.steps:
-            stored = {"draft": draft.state_dict(), "optimiser": optimiser.state_dict(), **attrs.asdict(state)}
-            save_whole(checkpoint, stored)
-        yield state
-    draft.eval()
+    ends = ends_of_text(target)
+
+    def loss(step: int) -> tuple[Tensor, int]:
+        rows, places = batch(shards, recipe, step)
+        return _loss(target, draft, rows, places, ends=ends, recipe=recipe), rows.tokens.numel()
+
+    yield from stepped(
+        draft,
+        loss,
+        steps=recipe.steps,
+        learning_rate=recipe.learning_rate,
+        device=draft.device,
+        checkpoint=checkpoint,
+        every=every,
+    )
 
 
-def _restored(draft: Any, optimiser: torch.optim.Optimizer, checkpoint: Path) -> Trained:
-    stored = load_whole(checkpoint)
-    try:
-        draft.load_state_dict(stored["draft"])
-        optimiser.load_state_dict(stored["optimiser"])
-        return Trained(stored["step"], stored["tokens"], stored["loss"])
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"{str(checkpoint)!r} is of another draft; choose another folder.") from error
-
-
-def _batch(shards: Sequence[Rows], recipe: Recipe, step: int) -> tuple[Rows, Tensor]:
+def batch(shards: Sequence[Rows], recipe: Recipe, step: int) -> tuple[Rows, Tensor]:
     """The rows of a step and the positions that are learnt; they depend on nothing but it and the seed."""
-    generator = Generator().manual_seed(recipe.seed * _SEEDS + step)
+    generator = Generator().manual_seed(recipe.seed * SEEDS + step)
     shard = shards[int(torch.randint(len(shards), (1,), generator=generator))]
     count = max(1, recipe.batch // shard.tokens.shape[1])
     pick = torch.randperm(len(shard.tokens), generator=generator)[:count]
@@ -152,6 +112,14 @@ def _loss(
     guess, wanted = guess[..., :shared], wanted[..., :shared]
     # Places rise, so those of real text, which greedy rows begin with too, come first.
     real = int((places < rows.prompt - 1).sum()) if rows.temperature == 0 else len(places)
+    return (weights * losses(guess, wanted, real, recipe=recipe)).sum() / weights.sum()
+
+
+def losses(guess: Tensor, wanted: Tensor, real: int, *, recipe: Recipe) -> Tensor:
+    """What `guess` is apart from `wanted`, both logits `[rows, places, vocab]`: `[rows, places]`.
+
+    By their distributions in the first `real` places, and by the target's token in the others.
+    """
     parts = [
         distribution_loss(
             guess[:, :real],
@@ -162,7 +130,7 @@ def _loss(
         ),
         greedy_surprise(guess[:, real:], wanted[:, real:]),
     ]
-    return (weights * torch.cat(parts, 1)).sum() / weights.sum()
+    return torch.cat(parts, 1)
 
 
 def _logits(model: Any, tokens: Tensor, places: Tensor) -> Tensor:

@@ -1,0 +1,252 @@
+"""`draftwood train`: make a head that drafts for a target."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from draftwood.apps import models, trace
+from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.distil import run, show, target_text, texts
+from draftwood.apps.machine import device_name, versions
+from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
+from draftwood.apps.train.report import report
+from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
+from draftwood.zoo.heads.agreement import agreement
+
+_CHECKPOINTS = 20
+
+
+def train(
+    kind: Annotated[Kind, typer.Argument(help="What is trained.", show_default=False)],
+    target: Annotated[str, typer.Argument(help="Model folder, hub name, or a model of the zoo.")],
+    text: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Text (.txt, .txt.gz, .jsonl) or folders of it; each is drawn from equally often.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(help="The head's folder; a run broken off in it goes on.", show_default=False),
+    ],
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for what the target writes, which other heads can share; default: rows in OUT.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the rows, prompts included.", min=1)] = 200
+    * SHARD_TOKENS,
+    new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes in a row.", min=2)] = 128,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of the longest rows; default: 1500, or what the target can.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 4000,
+    batch: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 3072,
+    depths: Annotated[
+        int, typer.Option(help="How far it drafts in training: recycled states, or a block's tokens.", min=1)
+    ] = 5,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Its peak; default: 0.5 / the target's width, of a block 1 / that.", show_default=False
+        ),
+    ] = None,
+    intermediate: Annotated[
+        int | None, typer.Option(help="Width of the head's MLP; default: the target's.", show_default=False)
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of a block drafter; default: 1.", min=1, show_default=False)
+    ] = None,
+    markov_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a block drafter's correction by the token before (DSpark); 0: none; default: 32.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
+    draft_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that an eagle3 head can propose, the most frequent ones; default: 32,000.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    taps: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers whose input is read, such as 2,16,29; default: 2, L/2 and L-3 of L, and of a block "
+            "drafter L/2-1, L-2 and L-1. An MTP layer has none.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    dtype: Annotated[
+        models.Dtype, typer.Option(help="Precision of the target and of the head's passes.")
+    ] = models.Dtype.auto,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+) -> None:
+    """Train a head that drafts for a target.
+
+    TARGET continues prompts cut from TEXT at temperatures 0, 0.6 and 1. The head learns from these rows to
+    guess on: eagle3 and mtp from the target's features and then from their own states, and block a few
+    tokens at once. It is written to OUT, in bfloat16: eagle3 in the format of SafeAILab and SpecForge, block
+    in z-lab's, mtp in that of Nemotron-H's MTP layers. The same command goes on with a run that was broken
+    off.
+
+    \b
+    Examples:
+      draftwood train eagle3 big/ notes.txt head
+      draftwood train eagle3 big/ letters/ code.jsonl head --rows rows
+      draftwood train block big/ notes.txt head --layers 2 --depths 7
+      draftwood train mtp big/ notes.txt layer
+      draftwood generate --target big/ --drafter head --prompt "Hi"
+    """
+    said = {
+        "taps": _layers(taps),
+        "draft_vocabulary": draft_vocabulary,
+        "layers": layers,
+        "markov_rank": markov_rank,
+    }
+    given = {name: value for name, value in said.items() if value is not None}
+    check_options(kind, given)
+    known = run.finished(out)
+    files = texts.files_of(text)
+    models.quiet()
+    loaded = models.load(
+        target, None, tokenizer=None, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+    )
+    teacher = _model(loaded.target, target)
+    context = getattr(teacher.config, "max_position_embeddings", None)
+    plan = RowPlan(
+        shards=-(-tokens // SHARD_TOKENS),
+        prompts=target_text.prompt_lengths(longest, new_tokens, context),
+        new_tokens=new_tokens,
+        seed=seed,
+    )
+    training = training_of(
+        kind,
+        teacher,
+        recipe={"steps": steps, "batch": batch, "seed": seed},
+        depths=depths,
+        intermediate=intermediate,
+        learning_rate=learning_rate,
+        given=given,
+        name=target,
+    )
+    source = target_text.source(target, teacher, loaded.tokenizer, files, plan)
+    described = {
+        **source,
+        "head": training.config,
+        "shards": plan.shards,
+        "recipe": attrs.asdict(training.recipe),
+    }
+    work = run.Work(out, f"a run of train {kind}", described)
+    work.check()
+    if known:
+        report(known)
+        to_stderr(f"{out} is finished; choose another folder for another run.")
+        return
+    text_of_target = run.Work(rows or out / run.ROWS, "rows of distil", source)
+    text_of_target.check()
+    streams = texts.streams(files, loaded.tokenizer, longest=max(plan.prompts))
+    for one in (work, text_of_target):
+        one.begin()
+    with run.alone(out):
+        try:
+            _train(teacher, training, streams, plan, text_of_target.folder, out, target)
+        except KeyboardInterrupt:
+            to_stderr(f"The same command goes on from what stands in {out}.")
+            raise
+
+
+def _train(
+    target: Any,
+    training: Training,
+    streams: dict[str, Any],
+    plan: RowPlan,
+    folder: Path,
+    out: Path,
+    name: str,
+) -> None:
+    recipe = training.recipe
+    learnt = {stream: tokens for stream, (tokens, _) in streams.items()}
+    unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
+    tests = target_text.shown(
+        target, unseen, folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
+    )
+    shards = target_text.shown(target, learnt, folder / run.TRAIN, plan, "writing rows")
+    head = training.new(shards)
+    run_through = show.shown(
+        training.trained(
+            target,
+            head,
+            shards,
+            recipe=recipe,
+            checkpoint=out / run.CHECKPOINT,
+            every=max(1, recipe.steps // _CHECKPOINTS),
+        ),
+        "training",
+        total=recipe.steps,
+        at=lambda now: now.step,
+        say=lambda now: f"loss {now.loss:.3f}",
+    )
+    state = deque(run_through, maxlen=1).pop()
+    content = {
+        "format": run.FORMAT,
+        "version": run.VERSION,
+        "trained_for": name,
+        "params": sum(weight.numel() for weight in head.parameters()),
+        "tokens": state.tokens,
+        "loss": state.loss,
+        "rows": attrs.asdict(plan),
+        "recipe": attrs.asdict(recipe),
+        "agreement": _agreements(target, head, tests, training.depths),
+        "machine": device_name(target.device),
+        "versions": versions(),
+    }
+    run.save_beside(lambda part: training.save(head, part), out)
+    trace.write_json(out / run.REPORT, content)
+    report(content)
+    to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")
+
+
+def _agreements(target: Any, head: Any, tests: list[Rows], depths: int) -> list[dict[str, Any]]:
+    head = head.to(target.dtype)
+    return [
+        {"prompt": shard.prompt, **attrs.asdict(agreement(target, head, [shard], depths=depths))}
+        for shard in tests
+    ]
+
+
+def _model(backend: Any, name: str) -> Any:
+    model: Any = getattr(backend, "model", None)
+    if not callable(getattr(model, "generate", None)) or not backend.feature_layers:
+        raise UnsupportedModel(
+            f"{name!r} is no model that generate() runs and whose layers are found, which a head needs; "
+            "distil a draft model."
+        )
+    return model.requires_grad_(False)
+
+
+def _layers(words: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if words is None else tuple(int(word) for word in words.split(","))
+    except ValueError:
+        raise InvalidInput(f"taps is {words!r}; give layers separated by commas, such as 2,16,29.") from None

@@ -1,0 +1,25 @@
+"""What a trained head is worth, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def report(content: Mapping[str, Any]) -> None:
+    """Agreement by depth, a line for every temperature and prompt length."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    depths = len(content["agreement"][0]["by_depth"])
+    for heading in ("temperature", "prompt", *(f"token {depth + 1}" for depth in range(depths))):
+        table.add_column(heading, justify="right")
+    for one in content["agreement"]:
+        table.add_row(
+            f"{one['temperature']:g}", str(one["prompt"]), *(f"{share:.3f}" for share in one["by_depth"])
+        )
+    console = Console()
+    console.print("Drafted tokens accepted, by their place in the draft, where those before it were:")
+    console.print(table)

@@ -1,0 +1,148 @@
+"""All levels of a draft tree in one captured pass, where a plan says how one leads to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.backends.buckets import Shape, nodes_bucket
+from draftwood.backends.captured_inputs import Held, Inputs
+from draftwood.backends.kv import RowCache
+from draftwood.backends.region import Ints
+from draftwood.backends.tree_kernel import bit_masks
+from draftwood.backends.visibility import Masks
+from draftwood.level_plan import GrowingLevels, LevelPlan
+
+LAYERS = 32
+"""Layers of all levels together, at most: all of them are compiled."""
+
+COLUMNS = 512
+"""Uncommitted columns at most: every pass of the backend reads as many from then on."""
+
+CPU_NODES = 32
+"""Nodes of a level of all rows at most on a CPU, where those that nobody wants cost as much as others."""
+
+Additive = Callable[[dict[str, Tensor]], Masks]
+"""Makes what `attention_mask=` takes of what is visible, bool `[rows, nodes, slots]` by kind of layer."""
+
+
+def widths_that_pay(
+    plan: LevelPlan, *, rows: int, nodes: int, layers: int, vocab_size: int, device: torch.device
+) -> tuple[int, ...] | None:
+    """Nodes of every level, the root first, of one pass over all; None where a pass a level takes less time.
+
+    Args:
+        plan: that is followed.
+        rows: of the batch.
+        nodes: of the first pass.
+        layers: of the model.
+        vocab_size: of its logits.
+        device: where it runs.
+    """
+    on_cpu = device.type == "cpu"
+    # There a node costs, and half of the budget is seldom too few for a level.
+    most = nodes_bucket(-(-plan.budget // 2) if on_cpu else plan.budget)
+    widths = plan.widths(most, vocab_size=vocab_size)
+    few = not on_cpu or rows * max(widths) <= CPU_NODES
+    return widths if few and layers * plan.depth <= LAYERS and nodes + sum(widths) <= COLUMNS else None
+
+
+@attrs.frozen
+class LevelsShape:
+    """Of a captured pass over all levels.
+
+    Attributes:
+        first: of its first pass, whose last node is the root.
+        plan: that it follows.
+        widths: nodes of every level, the root first.
+        temperature: of the draft's distributions.
+    """
+
+    first: Shape
+    plan: LevelPlan
+    widths: tuple[int, ...]
+    temperature: float
+
+    @property
+    def columns(self) -> int:
+        """Uncommitted columns that it takes."""
+        return self.first.nodes + sum(self.widths[1:])
+
+    @property
+    def starts(self) -> list[int]:
+        """The first column of every level, the root's first."""
+        below = np.cumsum(self.widths) - 1
+        return [self.first.nodes - 1, *(self.first.nodes + below[:-1]).tolist()]
+
+    def inputs(self, kinds: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """What it reads beside what its first pass does, blank."""
+        rows, levels = self.first.rows, len(self.widths)
+        held: dict[str, NDArray[Any]] = {
+            "level slots": np.zeros(self.columns - self.first.nodes, np.int64),
+            "level positions": np.zeros((rows, levels), np.int64),
+        }
+        return held | {f"level first of {kind}": np.zeros((rows, levels), np.int32) for kind in kinds}
+
+    def fill(self, held: Held, *, start: int, positions: Ints, first: dict[str, Ints | None]) -> None:
+        """Write these inputs.
+
+        Args:
+            held: the arrays of the host.
+            start: the slot of the first node.
+            positions: of the levels, `[rows, levels]`.
+            first: by kind, the first slot of the text that a level sees, of the same shape; None: all.
+        """
+        held["level slots"][:] = start + np.arange(self.first.nodes, self.columns)
+        held["level positions"].fill(0)
+        held["level positions"][: len(positions)] = positions
+        for kind, slots in first.items():
+            held[f"level first of {kind}"].fill(0)
+            if slots is not None:
+                held[f"level first of {kind}"][: len(slots)] = slots
+
+    def run(
+        self,
+        forward: Callable[[Tensor, Masks, Tensor], Tensor],
+        tensors: Inputs,
+        *,
+        cache: RowCache,
+        kinds: Sequence[str],
+        additive: Additive,
+    ) -> Tensor:
+        """The whole pass, for tracing: `GrowingLevels.packed`."""
+        first = self.first
+        masks = bit_masks(kinds, tensors, start=first.text, columns=first.columns)
+        visible = {kind: mask.visible() for kind, mask in zip(kinds, masks, strict=True)}
+        logits = forward(tensors["tokens"], additive(visible), tensors["positions"])[:, -1:]
+        slots = torch.arange(first.slots, device=logits.device)
+        column = slots - tensors["at"]
+        text = slots < tensors["lengths"][:, None, None]
+        # What the nodes of a level see of the tree, `[rows, nodes, slots]`.
+        seen = visible[kinds[0]][:, -1:] & (column >= 0) & (column < first.columns)
+        grown = GrowingLevels(self.plan, first.rows, logits.device)
+        grown.take(self._distributions(logits))
+        for level, (start, width) in enumerate(zip(self.starts[1:], self.widths[1:], strict=True), 1):
+            tokens, parents = grown.expand(width)
+            own = column == start + torch.arange(width, device=logits.device).unsqueeze(1)
+            seen = seen.gather(1, parents.unsqueeze(2).expand(-1, -1, first.slots)) | own
+            visible = {
+                kind: seen | (text & (slots >= tensors[f"level first of {kind}"][:, level, None, None]))
+                for kind in kinds
+            }
+            positions = tensors["level positions"][:, level, None].expand(-1, width)
+            cache.plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
+            logits = forward(tokens, additive(visible), positions)
+            grown.take(self._distributions(logits))
+        # As it was, so that a trace sees no change of it.
+        cache.plan.index = tensors["slots"]
+        return grown.packed()
+
+    def _distributions(self, logits: Tensor) -> Tensor:
+        scores = logits.float()
+        return torch.softmax(scores / self.temperature if self.temperature != 1 else scores, -1)

@@ -1,0 +1,130 @@
+"""What a pass tells the recurrent layers: who sees whom in a tree, or which tokens are text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
+from draftwood.kernels.tree_conv import dispatch as tree_conv
+
+PIECE = 64
+"""Tokens of a prompt that a layer takes at once, as a tree that is one chain."""
+
+
+class Pass:
+    """Who sees whom in a pass, worked out once for all layers of a device.
+
+    Attributes:
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
+        fresh: bool `[rows]`, whether a row has committed nothing since it joined; None in a prompt.
+        paths: of the nodes; see `mamba1_tree`.
+    """
+
+    def __init__(self, visible: Tensor, fresh: Tensor | None = None) -> None:
+        self.visible, self.fresh = visible, fresh
+        self.paths = mamba1_tree.Paths(visible)
+        self._windows: dict[int, Tensor] = {}
+        self._elsewhere: dict[torch.device, Pass] = {}
+
+    def on(self, device: torch.device) -> Pass:
+        """The same for layers on `device`, sent there once."""
+        if device == self.visible.device:
+            return self
+        if device not in self._elsewhere:
+            later = device.type != "cpu"  # which would read what has not arrived
+            fresh = None if self.fresh is None else self.fresh.to(device, non_blocking=later)
+            self._elsewhere[device] = Pass(self.visible.to(device, non_blocking=later), fresh)
+        return self._elsewhere[device]
+
+    @cached_property
+    def prompts(self) -> Tensor:
+        """Which nodes belong to a prompt, bool `[rows, nodes]`: the roots of fresh rows, as long as these."""
+        assert self.fresh is not None
+        return _prompts(self.visible, self.fresh)
+
+    @property
+    def levels(self) -> list[tuple[Tensor, Tensor]]:
+        """The new nodes, those below older columns or none first, then their children; see `mamba1_tree`."""
+        return self._new_paths.levels
+
+    @cached_property
+    def above(self) -> Tensor:
+        """1 + the nearest older column that a new node sees, int64 `[rows, nodes]`; 0 where it sees none."""
+        old = self.visible[..., : -self.visible.shape[1]]
+        columns = torch.arange(old.shape[-1] + 1, device=old.device)
+        return torch.where(torch.nn.functional.pad(old, (1, 0)), columns, 0).amax(-1)
+
+    @cached_property
+    def _new_paths(self) -> mamba1_tree.Paths:
+        return mamba1_tree.Paths(self.visible[..., -self.visible.shape[1] :])
+
+    def window(self, width: int) -> Tensor:
+        """Indices `[rows, nodes, width]` of a convolution's inputs; see `tree_conv`."""
+        if width not in self._windows:
+            self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
+        return self._windows[width]
+
+
+def _prompts(visible: Tensor, fresh: Tensor) -> Tensor:
+    return fresh.unsqueeze(1) & (visible.sum(2) == 1)
+
+
+class Text:
+    """Tokens of rows that are about to join, worked out once for all layers of a device.
+
+    Attributes:
+        counts: how many of the pass are text, int64 `[rows]`; the others are padding behind it.
+        whole: whether all are.
+    """
+
+    def __init__(self, counts: Sequence[int], tokens: int, device: torch.device) -> None:
+        self.counts = torch.tensor(counts, device=device)
+        self.whole = min(counts) == tokens
+        self._given, self._tokens = counts, tokens
+        self._elsewhere: dict[torch.device, Text] = {}
+
+    def on(self, device: torch.device) -> Text:
+        """The same for layers on `device`, sent there once."""
+        if device == self.counts.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = Text(self._given, self._tokens, device)
+        return self._elsewhere[device]
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """Which tokens are text, bool `[rows, tokens]`."""
+        return torch.arange(self._tokens, device=self.counts.device) < self.counts.unsqueeze(1)
+
+    @cached_property
+    def pieces(self) -> list[tuple[Pass, Tensor]]:
+        """The tokens in trees that are chains, each with those that are text."""
+        rows, pieces = len(self.counts), list[tuple[Pass, Tensor]]()
+        chain: Pass | None = None
+        for kept in self.kept.split(PIECE, 1):
+            n = kept.shape[1]
+            if chain is None or chain.visible.shape[1] != n:
+                visible = torch.ones(n, n, dtype=torch.bool, device=kept.device).tril()
+                chain = Pass(visible.expand(rows, n, n))
+            pieces.append((chain, kept))
+        return pieces
+
+
+class Standing:
+    """Of a captured pass, what its layers share; for tracing.
+
+    Attributes:
+        now: who sees whom, among the first `old` columns and the new nodes behind them.
+        prompts: which nodes belong to a prompt, bool `[rows, nodes]`.
+        columns: of the new nodes, int64 `[nodes]`.
+        old: columns that are read besides, and may be anything where no node sees them.
+    """
+
+    def __init__(self, visible: Tensor, fresh: Tensor, columns: Tensor, *, old: int) -> None:
+        self.now, self.columns, self.old = Pass(visible, fresh), columns, old
+        # Dynamo does not follow the lock that Python 3.11 has around a cached property.
+        self.prompts = _prompts(visible, fresh)

@@ -1,0 +1,1 @@
+"""One pass of a tree's verification over the vocabulary."""

@@ -1,0 +1,173 @@
+"""Block drafters: a head on the target's features guesses a block of tokens in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood import IncompatibleModels, Outcome, StateBackend
+from draftwood.strategies.blocks.context import Contexts
+from draftwood.strategies.blocks.files import is_block, load_block
+from draftwood.strategies.blocks.head import BlockHead, MarkovHead
+from draftwood.strategies.drafters.depth_marginals import AskedNodes
+from draftwood.strategies.drafters.feature_marginals import FeatureMarginals, check_target
+
+_WHAT = "the block drafter"
+
+
+def _as_head(head: Any) -> BlockHead:
+    return load_block(head) if isinstance(head, str | PathLike) else head
+
+
+@attrs.define(eq=False)
+class BlockDrafter(FeatureMarginals):
+    """Drafts with a DFlash, JetSpec or DSpark head: one pass gives the distributions of all depths.
+
+    The head reads the target's features of the text, the root, and masks in place of what is to come. A
+    node's distribution is that of its depth; a DSpark head corrects it by the node's own token. Before a
+    text's second token there are no features, and nothing is proposed.
+
+    It reads the features of `target`, and must be the only one who takes them; `target` must be the backend
+    that the decoder drives.
+
+    Attributes:
+        target: a backend that declares its `feature_layers`. It must have no rows yet.
+        head: a folder in one of the formats of `blocks.files`, or the module, which goes to the target's
+            device and dtype.
+
+    Raises:
+        UnsupportedModel: the target declares that it gives no features.
+        IncompatibleModels: a head for another width, vocabulary or number of layers than the target's.
+        InvalidInput: a head that cannot be read.
+
+    Source: DFlash (z-lab); JetSpec (arXiv 2606.18394); DSpark (arXiv 2607.05147).
+    """
+
+    head: BlockHead = attrs.field(converter=_as_head, repr=False)
+    _contexts: Contexts = attrs.field(init=False, repr=False)
+    _slots: Tensor | None = attrs.field(default=None, init=False, repr=False)  # of this round's blocks
+    # Of a recurrent correction the state behind every node, by request number.
+    _states: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    source = "DFlash (z-lab); DSpark (arXiv 2607.05147)"
+
+    def __attrs_post_init__(self) -> None:
+        config = self.head.config
+        check_block_fits(self.head, self.target)
+        self._begin(
+            _WHAT,
+            width=config.feature_width,
+            vocabulary=config.vocab_size,
+            taps=config.taps_in,
+            through=self.head.project,
+        )
+        self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
+        self.head.requires_grad_(False)
+        self._contexts = Contexts(self.head)
+
+    @staticmethod
+    def reads(folder: str | PathLike[str]) -> bool:
+        """Whether `folder` seems to hold a head for it, readable or not."""
+        return is_block(folder)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return self.head.config.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return sum(weight.numel() * weight.element_size() for weight in self.head.parameters())
+
+    def prefill(self, rows: Sequence[Tensor]) -> None:
+        self._check_rows(rows, held=len(self._contexts))
+        self._contexts.join(len(rows))
+        super().prefill(rows)
+
+    def _forget(self, kept: Sequence[int]) -> None:
+        self._contexts.keep(kept)
+        self._slots = None if self._slots is None else self._slots[list(kept)]
+        self._states = None if self._states is None else self._states[list(kept)]
+
+    @torch.no_grad()
+    def _read(self, outcomes: Sequence[Outcome] | None) -> None:
+        self._states = None
+        self._contexts.append(self._taken(self.head.config.hidden_size))
+
+    def _guess(self, roots: Sequence[int | None]) -> Tensor:
+        head, config, lengths = self.head, self.head.config, torch.from_numpy(self._contexts.lengths)
+        tokens = torch.full((len(roots), config.block_size), config.mask_token_id)
+        tokens[:, 0] = torch.tensor([root or 0 for root in roots])
+        device = self.target.device
+        slots = self._embedded(tokens.to(device, non_blocking=True), head.embed_tokens)
+        states = head(slots, self._contexts.known, lengths)
+        self._slots = states
+        states = states[:, config.block_size - config.depths :]
+        logits = self.target.output_head(states) if head.lm_head is None else head.lm_head(states)
+        if not lengths.all():
+            nothing = (lengths == 0).to(device, non_blocking=True)
+            logits = logits.masked_fill(nothing[:, None, None], -torch.inf)
+        return logits
+
+    def _at_nodes(self, logits: Tensor, asked: AskedNodes) -> Tensor:
+        head, slots = self.head, self._slots
+        if head.markov_head is None or slots is None:
+            return head.over_target(logits)
+        first = head.config.block_size - head.config.depths
+        if head.config.markov_type == "vanilla":  # by the token alone: no slot is looked up
+            change, _ = head.markov_head(asked.tokens, slots, None)
+            return head.over_target(logits + change)
+        at = slots[asked.rows, (asked.depths + first).clamp(max=slots.shape[1] - 1)]
+        if head.config.markov_type == "rnn":
+            change = self._in_order(head.markov_head, at, asked, slots[:, :first])
+        else:
+            change, _ = head.markov_head(asked.tokens, at, None)
+        return head.over_target(logits + change)
+
+    def _in_order(self, markov: MarkovHead, at: Tensor, asked: AskedNodes, before: Tensor) -> Tensor:
+        """The correction by a recurrence along each node's path, level by level.
+
+        Args:
+            markov: the correction.
+            at: states of the slots of these nodes.
+            asked: the nodes.
+            before: the root's slot where that guesses nothing, `[rows, 1, hidden]`; else none.
+        """
+        rows, rank = len(at), self.head.config.markov_rank
+        # Rows that all ask for nothing have no node at all.
+        states, needed = self._states, int(asked.numbers.max()) + 1 if asked.numbers.numel() else 1
+        if states is None or states.shape[1] < needed:
+            self._states = at.new_zeros(rows, 2 * needed, rank)
+            if states is not None:
+                self._states[:, : states.shape[1]] = states
+            states = self._states
+        change = at.new_zeros(*at.shape[:2], self.head.config.proposed)
+        for depth in asked.depths[asked.depths >= 0].unique().tolist():
+            row, node = (asked.depths == depth).nonzero(as_tuple=True)
+            tokens, known = asked.tokens[row, node], None
+            if depth:
+                known = states[row, asked.parents[row, node]]
+            elif before.shape[1]:
+                _, known = markov(tokens, before[row, 0], None)
+            new, after = markov(tokens, at[row, node], known)
+            change[row, node], states[row, asked.numbers[row, node]] = new, after
+        return change
+
+
+def check_block_fits(head: BlockHead, target: StateBackend) -> None:
+    """Raise unless `target` gives features, of the width, vocabulary and layers that `head` was made for.
+
+    Raises:
+        UnsupportedModel: it gives none.
+        IncompatibleModels: another width, vocabulary or number of layers.
+    """
+    config, layers = head.config, target.feature_layers
+    check_target(target, _WHAT, width=config.feature_width, vocabulary=config.vocab_size)
+    if config.target_layers not in (None, layers):
+        raise IncompatibleModels(
+            f"The block drafter was made for layers numbering {config.target_layers}, but the target's is "
+            f"{layers}; choose one made for this target."
+        )

@@ -1,0 +1,89 @@
+"""EAGLE-3: a head of one layer over the target's features drafts, and goes on from its own states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+import attrs
+import torch
+
+from draftwood import InvalidInput, StateBackend
+from draftwood.strategies.drafters.layer_skip import as_layers
+from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
+from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.formats import is_head, load_head
+
+
+def _as_head(head: Any) -> Eagle3Head:
+    return load_head(head) if isinstance(head, str | PathLike) else head
+
+
+def _as_taps(taps: str | Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if taps is None else tuple(sorted(as_layers(taps if isinstance(taps, str) else tuple(taps))))
+
+
+@attrs.define(eq=False)
+class Eagle3(PairDrafter):
+    """Drafts with an EAGLE-3 head, in trees of any shape.
+
+    The head reads a token beside what the target made of the token before it. For what is drafted it takes
+    its own state in place of the target's, and the keys and values that came of it are dropped with the
+    round: what is accepted is read anew, beside the target's features. Before a text's second token there
+    are no features, and nothing is proposed.
+
+    It reads the features of `target`, and must be the only one who takes them; `target` must be the backend
+    that the decoder drives.
+
+    Attributes:
+        target: a backend that declares its `feature_layers`. It must have no rows yet.
+        head: a folder in one of the formats of `heads.formats`, or the module, which goes to the target's
+            device and dtype.
+        taps: layers of the target to read instead of those that the head names, as numbers or as text such as
+            `"2,16,29"`.
+
+    Raises:
+        UnsupportedModel: the target declares that it gives no features.
+        IncompatibleModels: a head for another width or vocabulary than the target's.
+        InvalidInput: a head that cannot be read, or one that taps layers which the target does not have.
+
+    Source: EAGLE-3 (Li et al. 2025, arXiv 2503.01840), section 3.
+    """
+
+    target: StateBackend = attrs.field(converter=as_target, repr=False)
+    head: Eagle3Head = attrs.field(converter=_as_head, repr=False)
+    taps: tuple[int, ...] | None = attrs.field(default=None, converter=_as_taps, kw_only=True)
+    source = "EAGLE-3 (Li et al. 2025), section 3"
+
+    def __attrs_post_init__(self) -> None:
+        check_fits(self.head, self.target)
+        config = self.head.config
+        if self.taps is not None:
+            if len(self.taps) != config.tap_count:
+                raise InvalidInput(
+                    f"taps names {len(self.taps)} layers, but the head reads {config.tap_count}; give that "
+                    "many."
+                )
+            config = attrs.evolve(config, taps=self.taps)
+        taps = config.taps_in(self.target.feature_layers)
+        self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
+        self.head.requires_grad_(False)
+        self._begin(taps)
+
+    @staticmethod
+    def reads(folder: str | PathLike[str]) -> bool:
+        """Whether `folder` seems to hold a head for it, readable or not."""
+        return is_head(folder)
+
+
+def check_fits(head: Eagle3Head, target: StateBackend) -> None:
+    """Raise unless `target` gives features, of the width and vocabulary that `head` was made for.
+
+    Raises:
+        UnsupportedModel: it gives none.
+        IncompatibleModels: another width or vocabulary.
+    """
+    config = head.config
+    check_sizes(target, width=config.target_hidden_size, vocabulary=config.vocab_size, kind="eagle3")

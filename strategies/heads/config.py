@@ -1,0 +1,116 @@
+"""What an EAGLE-3 head is: sizes and switches, whatever file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from draftwood import InvalidInput
+from draftwood.validators import at_least
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotations that are the same for every length of a text, so that cached keys stay right."""
+
+
+def _as_taps(taps: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Ascending, as every engine concatenates them."""
+    return None if taps is None else tuple(sorted(int(tap) for tap in taps))
+
+
+@attrs.frozen(kw_only=True)
+class Eagle3Config:
+    """Sizes and switches of an EAGLE-3 head.
+
+    Attributes:
+        hidden_size: width H of the head.
+        target_hidden_size: width of the target's features.
+        vocab_size: tokens of the target.
+        draft_vocab_size: tokens that the head can propose.
+        attention_heads: of queries.
+        key_value_heads: of keys and values; divides `attention_heads`.
+        head_dim: of each.
+        intermediate_size: of the MLP.
+        norm_eps: of all RMS norms.
+        rope: transformers' `rope_parameters`.
+        max_positions: what its file says it was made for; None where it does not say.
+        taps: the target's layers whose input is read, as transformers' `hidden_states` counts them; None for
+            the usual ones of L layers: 2, L // 2 and L - 3.
+        norm_before_residual: the residual is the normed state rather than the state itself.
+        norm_before_fc: one norm on the concatenated features before they are projected.
+        fc_norm: one norm a tap instead.
+        norm_output: what is recycled for the next depth is behind the last norm rather than before it.
+        query_key_norm: norms on queries and keys, a head each, as Qwen3 has them.
+        own_embedding: it brings its own table of words; else the target's is used.
+    """
+
+    hidden_size: int = attrs.field(validator=at_least(1))
+    target_hidden_size: int = attrs.field(validator=at_least(1))
+    vocab_size: int = attrs.field(validator=at_least(1))
+    draft_vocab_size: int = attrs.field(validator=at_least(1))
+    attention_heads: int = attrs.field(validator=at_least(1))
+    key_value_heads: int = attrs.field(validator=at_least(1))
+    head_dim: int = attrs.field(validator=at_least(2))
+    intermediate_size: int = attrs.field(validator=at_least(1))
+    norm_eps: float = 1e-6
+    rope: Mapping[str, Any] = attrs.field(factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    max_positions: int | None = None
+    taps: tuple[int, ...] | None = attrs.field(default=None, converter=_as_taps)
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    query_key_norm: bool = False
+    own_embedding: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.attention_heads % self.key_value_heads:
+            raise InvalidInput(
+                f"The head has {self.attention_heads} query heads and {self.key_value_heads} of keys, which "
+                "do not divide them."
+            )
+        if self.head_dim % 2:
+            raise InvalidInput(f"The head's head_dim is {self.head_dim}; a rotation needs an even one.")
+        if self.norm_before_fc and self.fc_norm:
+            raise InvalidInput(
+                "The head has norm_before_fc and fc_norm, which exclude each other; its config is wrong in "
+                "one of them."
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise InvalidInput(
+                f"The head proposes {self.draft_vocab_size} tokens and its target has {self.vocab_size}; its "
+                "config names one of them wrongly."
+            )
+        if not self.own_embedding and self.hidden_size != self.target_hidden_size:
+            raise InvalidInput(
+                f"The head's width is {self.hidden_size} and its target's {self.target_hidden_size}, so it "
+                "needs a table of words of its own, embed_tokens.weight, which is missing."
+            )
+        if self.taps is not None and not self.taps:
+            raise InvalidInput("The head taps no layer of its target; its config names none.")
+        if (kind := self.rope.get("rope_type", "default")) not in ROPE_TYPES:
+            raise InvalidInput(
+                f"The head's rotation is {kind!r}, which changes as a text grows or is not known; heads with "
+                f"{', '.join(ROPE_TYPES)} are read."
+            )
+
+    @property
+    def tap_count(self) -> int:
+        return 3 if self.taps is None else len(self.taps)
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """The layers that are tapped in a target of `layers` layers.
+
+        Raises:
+            InvalidInput: one that the target does not have. What the last layer puts out is one, since
+                backends give it behind the final norm only.
+        """
+        taps = self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
+        if not all(0 <= tap < layers for tap in taps):
+            raise InvalidInput(
+                f"The head taps the layers {', '.join(map(str, taps))} of its target, as inputs counted from "
+                f"0, but this target has {layers}, 0 to {layers - 1}; it was made for another, or name "
+                "others with `taps`."
+            )
+        return taps

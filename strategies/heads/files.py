@@ -1,0 +1,127 @@
+"""The files of a head: a JSON description and safetensors; pickles are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwood import InvalidInput
+from draftwood.json_text import parse_json
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+def read_description(folder: str | PathLike[str]) -> dict[str, Any]:
+    """What `config.json` says.
+
+    Raises:
+        InvalidInput: it is missing, or no JSON object.
+    """
+    return _json(Path(folder), CONFIG, "a head")
+
+
+def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
+    """All tensors of a folder, in one file or in several that an index names.
+
+    Raises:
+        InvalidInput: there are none, they are pickles, or a file is missing or corrupt.
+    """
+    return read_named(folder, lambda _: True)
+
+
+def read_named(folder: str | PathLike[str], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """As `read_tensors`, those whose names are `wanted`; files without one are not opened."""
+    folder = Path(folder)
+    tensors: dict[str, Tensor] = {}
+    for file in _files(folder, wanted):
+        if Path(file).name != file:
+            raise InvalidInput(f"{INDEX} in {str(folder)!r} names {file!r:.60}, outside its folder.")
+        try:
+            with safe_open(folder / file, framework="pt") as stored:
+                tensors |= {name: stored.get_tensor(name) for name in stored.keys() if wanted(name)}  # noqa: SIM118
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:160].rstrip(".")
+            raise InvalidInput(
+                f"{file} in {str(folder)!r} cannot be read ({reason}); copy the head again."
+            ) from error
+    return tensors
+
+
+def _files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise _no_weights(folder)
+    places = _json(folder, INDEX, "an index of weights").get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise InvalidInput(f"{INDEX} in {str(folder)!r} has no weight_map; copy the head again.")
+    return sorted({file for name, file in places.items() if wanted(name)})
+
+
+def write_head(
+    folder: str | PathLike[str], description: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write `config.json` and `model.safetensors`, the tensors in the dtypes that they have."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+    (folder / CONFIG).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def read_pickle(file: Path) -> dict[str, Tensor]:
+    """The tensors by name in a file that `torch.save` wrote; code in it is not run.
+
+    Raises:
+        InvalidInput: it cannot be read so, or holds anything but tensors by name.
+    """
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and pickle raise many kinds
+        reason = " ".join(str(error).split())[:120].rstrip(".")
+        raise InvalidInput(
+            f"{str(file)!r} cannot be read without running code in it ({reason}); ask for safetensors."
+        ) from error
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    ):
+        raise InvalidInput(f"{str(file)!r} holds something else than tensors by name; ask for safetensors.")
+    return content
+
+
+def _no_weights(folder: Path) -> InvalidInput:
+    pickles = (
+        sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES) if folder.is_dir() else []
+    )
+    if pickles:
+        return InvalidInput(
+            f"{pickles[0]} in {str(folder)!r} is a pickle, which can run code when it is read; make "
+            f"safetensors of it with `draftwood convert-head {folder} OUT`."
+        )
+    return InvalidInput(f"There is no {WEIGHTS} in {str(folder)!r}; name a folder with a head.")
+
+
+def _json(folder: Path, name: str, what: str) -> dict[str, Any]:
+    try:
+        content = parse_json((folder / name).read_bytes())
+    except OSError as error:
+        raise InvalidInput(
+            f"There is no {name} that can be read in {str(folder)!r}; name a folder with {what}."
+        ) from error
+    except ValueError as error:
+        raise InvalidInput(f"{name} in {str(folder)!r} is not sound JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{name} in {str(folder)!r} is no JSON object; name a folder with {what}.")
+    return content

@@ -1,0 +1,147 @@
+"""EAGLE-3 heads in the formats that people have: read without guessing, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from draftwood import InvalidInput
+from draftwood.strategies.heads import safeailab, speculators
+from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
+
+Format = Literal["safeailab", "speculators"]
+_FORMATS: dict[Format, ModuleType] = {"safeailab": safeailab, "speculators": speculators}
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def is_head(folder: str | PathLike[str]) -> bool:
+    """Whether the description in `folder` is that of an EAGLE-3 head, readable or not."""
+    try:
+        description = read_description(folder)
+    except InvalidInput:
+        return False
+    if "speculators_model_type" in description:
+        return bool(description["speculators_model_type"] == "eagle3")
+    classes = description.get("architectures") or []
+    named = isinstance(classes, list) and any("eagle3" in str(name).lower() for name in classes)
+    return named or "draft_vocab_size" in description
+
+
+def load_head(folder: str | PathLike[str]) -> Eagle3Head:
+    """The head in `folder`, in the dtype in which it is stored.
+
+    Raises:
+        InvalidInput: files that are missing, corrupt or pickles; a key of the description or a tensor that is
+            not known or not there; a tensor of another shape than the description says; a map that names
+            tokens which there are not.
+    """
+    where = f"{str(folder)!r}"
+    description = read_description(folder)
+    kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
+    format_ = _FORMATS[kind]
+    stored = read_tensors(folder)
+    config: Eagle3Config = format_.described(description, stored, where)
+    target_ids = target_ids_of(
+        stored.pop("d2t", None),
+        stored.pop("t2d", None),
+        proposed=config.draft_vocab_size,
+        vocabulary=config.vocab_size,
+        where=where,
+    )
+    with torch.device("meta"):
+        head = Eagle3Head(config, target_ids=target_ids)
+    names = {_in_file(name, format_.LAYER): name for name in head.state_dict()}
+    load_weights(head, stored, names, where=where)
+    return head
+
+
+def save_head(
+    head: Eagle3Head, folder: str | PathLike[str], *, target: str, format: Format = "safeailab"
+) -> None:
+    """Write `head` into `folder`, its weights in the dtype that they have.
+
+    Args:
+        head: the head.
+        folder: made where it is missing.
+        target: the name of the model that it was made for.
+        format: `"safeailab"`, which SpecForge writes too, or `"speculators"`.
+
+    Raises:
+        InvalidInput: an unknown format, or a head that it cannot hold.
+    """
+    if format not in _FORMATS:
+        raise InvalidInput(f"format is {format!r:.40}; give one of {', '.join(_FORMATS)}.")
+    format_ = _FORMATS[format]
+    description: dict[str, Any] = format_.description_of(head.config, target=target)
+    tensors = {_in_file(name, format_.LAYER): tensor for name, tensor in head.state_dict().items()}
+    if not head.all_tokens:
+        tensors |= maps_of(head.target_ids, head.config.vocab_size)
+    dtype = next(head.parameters()).dtype
+    write_head(folder, {**description, "torch_dtype": str(dtype).removeprefix("torch.")}, tensors)
+
+
+def load_weights(head: Module, stored: dict[str, Tensor], names: Mapping[str, str], *, where: str) -> None:
+    """Give `head`, which lies on no device yet, its weights, all in the widest dtype of them.
+
+    Args:
+        head: the module.
+        stored: tensors by the names of a file.
+        names: those of the module's parameters, by the names of the file.
+        where: the file stands, for messages.
+
+    Raises:
+        InvalidInput: tensors that are missing, left over, of another shape or no floats, by name.
+    """
+    _check_names(stored, names, where)
+    _check_tensors(stored, {file: head.state_dict()[name] for file, name in names.items()}, where)
+    common = max((tensor.dtype for tensor in stored.values()), key=lambda dtype: torch.finfo(dtype).bits)
+    head.load_state_dict({names[file]: tensor.to(common) for file, tensor in stored.items()}, assign=True)
+    head.eval()
+
+
+def _in_file(name: str, layer: str) -> str:
+    return layer + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+
+def _check_names(stored: Mapping[str, Tensor], names: Mapping[str, str], where: str) -> None:
+    if missing := sorted(names.keys() - stored.keys()):
+        raise InvalidInput(
+            f"The head in {where} lacks {_listed(missing)}, which its description asks for; copy it again, "
+            "or mend the description."
+        )
+    if unused := sorted(stored.keys() - names.keys()):
+        raise InvalidInput(
+            f"The head in {where} has tensors that its description knows nothing of: {_listed(unused)}; a "
+            "switch for them may be missing there."
+        )
+
+
+def _check_tensors(stored: Mapping[str, Tensor], needed: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in stored.items():
+        if tensor.shape != needed[name].shape:
+            raise InvalidInput(
+                f"{name} in {where} has the shape {tuple(tensor.shape)}, and the description says "
+                f"{tuple(needed[name].shape)}; one of them is another head's."
+            )
+        if tensor.dtype not in _DTYPES:
+            raise InvalidInput(
+                f"{name} in {where} is {_kind(tensor)}; heads in float16, bfloat16 or more are read."
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:6])
+    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"

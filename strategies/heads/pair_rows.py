@@ -1,0 +1,248 @@
+"""The rows of a head that drafts: pairs of the text are kept, and those of the draft dropped each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood import InvalidInput, Requests
+from draftwood.row_growth import widened
+from draftwood.strategies.heads.pair_cache import PairCache
+from draftwood.strategies.heads.pairs import PairHead, grouped_attention
+
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+_PADS, _BEFORE_ROOT, _DRAFTED = range(3)
+"""Of a row's states: what pads a pass, that which the root is paired with, and the first of drafted ones."""
+
+
+@attrs.frozen(eq=False)
+class _Slots:
+    """Attention of a pass over the slots of `cache`.
+
+    Attributes:
+        cache: what is kept.
+        rows: of the pass's pairs, `[rows, n]`.
+        places: their slots, likewise.
+        mask: bool `[rows, n, slots]`, which slots they see; what lies behind is not read.
+    """
+
+    cache: PairCache
+    rows: Tensor
+    places: Tensor
+    mask: Tensor
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.cache.write(keys.transpose(1, 2), values.transpose(1, 2), self.rows, self.places)
+        used = self.mask.shape[2]
+        return self.cache.keys[:, :, :used], self.cache.values[:, :, :used]
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return grouped_attention(queries, keys, values, self.mask, scale=scale)
+
+
+class PairRows:
+    """Rows of texts x_0 to x_(n-1), with a state for each of their tokens: the head's view of the features.
+
+    Pair i is state i beside token i + 1. The text has n - 1 of them, whose keys and values are cached; the
+    last state waits for the root, x_n. What is drafted lies in scratch slots, by request number, and is
+    written over in the next round: accepted tokens are paired with the target's features and read anew.
+    """
+
+    def __init__(self, head: PairHead, embed: Callable[[Tensor], Tensor]) -> None:
+        """No rows yet.
+
+        Args:
+            head: the head, with its weights where passes are to run.
+            embed: from tokens `[...]` to their embeddings `[..., width]`.
+        """
+        self._head, self._embed = head, embed
+        self._lengths = np.zeros(0, dtype=np.int64)  # of the texts
+        self._cache = self._new_cache(0)
+        self._states = self._blank(0)
+        self._begin()
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def _blank(self, rows: int) -> Tensor:
+        """States of rows by `_BEFORE_ROOT`, and from `_DRAFTED` on by request number."""
+        return self._head.like.new_zeros(rows, _DRAFTED + self._cache.scratch, self._head.width)
+
+    def _new_cache(self, rows: int) -> PairCache:
+        return PairCache(rows, kept=self._head.kept, like=self._head.like)
+
+    def _begin(self) -> None:
+        """Forget what the round asked for."""
+        rows, scratch = len(self), self._cache.scratch
+        # By request number; what stands behind those of a row means nothing.
+        self._requested = np.zeros(rows, dtype=np.int64)
+        self._depths = np.zeros((rows, scratch), dtype=np.int64)
+        self._above = np.zeros((rows, scratch, scratch), dtype=np.bool_)  # each node's path, but for the root
+        self._text: Tensor | None = None  # of the text's pairs, with the root's, [rows, 1, slots]
+
+    @torch.no_grad()
+    def join(self, texts: Sequence[Sequence[int]], states: Sequence[Tensor]) -> None:
+        """Append rows with these texts, and the states `[length, width]` of their tokens."""
+        first = len(self)
+        self._lengths = np.concatenate([self._lengths, np.zeros(len(texts), dtype=np.int64)])
+        self._cache.join(self._new_cache(len(texts)))
+        self._states = torch.cat([self._states, self._blank(len(texts))])
+        self._append({first + row: text for row, text in enumerate(texts)}, dict(enumerate(states, first)))
+        self._begin()
+
+    def release(self, rows: Sequence[int] | None) -> None:
+        """Forget these rows, or all."""
+        removed = set(range(len(self)) if rows is None else rows)
+        keep = [row for row in range(len(self)) if row not in removed]
+        for name in ("lengths", "states", "requested", "depths", "above"):
+            setattr(self, f"_{name}", getattr(self, f"_{name}")[keep])
+        self._cache.keep(keep)
+        self._text = None
+        if not keep:
+            self._cache = self._new_cache(0)
+            self._states = self._blank(0)
+
+    @torch.no_grad()
+    def commit(self, tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> None:
+        """Append what every row accepted, root first, and the states of these tokens; begin a new round."""
+        self._append(dict(enumerate(tokens)), dict(enumerate(states)))
+        self._begin()
+
+    def _append(self, tokens: dict[int, Sequence[int]], states: dict[int, Tensor]) -> None:
+        """Read the pairs that these tokens, and the states of these tokens, complete, of all rows at once."""
+        longer = [row for row, new in tokens.items() if len(new)]
+        for row in longer:
+            if len(states[row]) != len(tokens[row]):
+                raise InvalidInput(
+                    f"Row {row} has committed {len(tokens[row])} token(s), and its target gives features of "
+                    f"{len(states[row])}; give the drafter a backend whose features nobody else takes."
+                )
+        if not longer:
+            return
+        before = {row: int(self._lengths[row]) for row in longer}
+        # State i stands before token i + 1, so a row's old last state comes first, and its new one waits.
+        read: list[int] = []
+        beside: list[Tensor] = []
+        of_row: list[int] = []
+        at: list[int] = []
+        for row in longer:
+            started = before[row] > 0
+            read += tokens[row] if started else tokens[row][1:]
+            beside += [self.waiting[row : row + 1], states[row][:-1]] if started else [states[row][:-1]]
+            places = range(max(before[row] - 1, 0), before[row] + len(tokens[row]) - 1)
+            of_row += [row] * len(places)
+            at += places
+            self._lengths[row] = before[row] + len(tokens[row])
+        device = self._states.device
+        if read:
+            self._cache.reserve(scratch=0, text=max(at) + 1)
+            pairs = torch.tensor([read, of_row, at]).to(device, non_blocking=True)
+            keys, values = self._head.keys_values(
+                self._embed(pairs[0]).to(device).unsqueeze(0), torch.cat(beside).unsqueeze(0), pairs[2:]
+            )
+            self._cache.write(keys[0], values[0], pairs[1], pairs[2] + self._cache.scratch)
+        rows = torch.tensor(longer).to(device, non_blocking=True)
+        self._states[rows, _BEFORE_ROOT] = torch.cat([states[row][-1:] for row in longer])
+
+    @property
+    def waiting(self) -> Tensor:
+        """States `[rows, width]` that the roots are paired with; zeros of a row that has none."""
+        return self._states[:, _BEFORE_ROOT]
+
+    @property
+    def levels(self) -> int:
+        """Levels of nodes of which distributions were asked in this round; the root is one."""
+        asked = np.arange(self._depths.shape[1]) < self._requested[:, None]
+        return int((self._depths + 1)[asked].max(initial=0))
+
+    @torch.no_grad()
+    def ask(self, requests: Requests) -> Tensor:
+        """Logits `[rows, nodes, vocab_size]` of these nodes; -inf in rows without a token before the root."""
+        counts = np.array(requests.counts, dtype=np.int64)
+        width, first = requests.tokens.shape[1], self._requested
+        self._reserve(int(first.max(initial=0)) + width)
+        numbers = first[:, None] + np.arange(width)
+        asked = np.arange(width) < counts[:, None]
+        parents = np.where(asked, requests.parents.numpy(), -1)
+        self._requested = first + counts
+        # A request may hold a node and its child, which is drafted from what came of the node.
+        ready, out = asked & (parents < first[:, None]), None
+        done = np.zeros_like(asked)
+        while (now := ready & ~done).any():
+            new = self._pass(requests.tokens, parents, numbers, now)
+            out = new if out is None else torch.where(self._sent(now).unsqueeze(2), new, out)
+            done |= now
+            inside = np.clip(parents - first[:, None], 0, width - 1)
+            ready |= asked & np.take_along_axis(done, inside, 1)
+        if out is None:
+            out = self._states.new_zeros(len(self), width, self._head.width)
+        logits = self._head.target_logits(out)
+        if not self._lengths.all():
+            logits.masked_fill_(self._sent(self._lengths == 0)[:, None, None], -torch.inf)
+        return logits
+
+    def _pass(self, tokens: Tensor, parents: Numbers, numbers: Numbers, fed: Flags) -> Tensor:
+        """What the head makes of the `fed` nodes, `[rows, nodes, width]`; of the others, of anything.
+
+        Args:
+            tokens: `[rows, nodes]`.
+            parents: their request numbers, likewise; -1 for the root.
+            numbers: of the nodes.
+            fed: which are to be read; what they were drafted from is known.
+        """
+        row, scratch = np.arange(len(self))[:, None], self._cache.scratch
+        root = parents < 0
+        above = np.maximum(parents, 0)
+        depths = np.where(root, 0, self._depths[row, above] + 1)
+        self._depths[row, numbers] = np.where(fed, depths, self._depths[row, numbers])
+        # The root's pair belongs to the text.
+        seen = self._above[row, above]
+        np.put_along_axis(seen, numbers[..., None], True, 2)
+        seen &= ~root[..., None]
+        self._above[row, numbers] = np.where(fed[..., None], seen, self._above[row, numbers])
+        last = np.maximum(self._lengths - 1, 0)[:, None]
+        # Its scratch slot takes what pads the pass.
+        slots = np.where(fed & (self._lengths > 0)[:, None], np.where(root, scratch + last, numbers), 0)
+        paired = np.where(root, _BEFORE_ROOT, above + _DRAFTED)
+        becomes = np.where(fed, numbers + _DRAFTED, _PADS)
+        sent = (tokens.cpu().numpy(), row, paired, becomes, last + depths, slots, last + 1)
+        numbers_there, seen_there = self._sent_together(
+            np.stack([np.broadcast_to(each, parents.shape) for each in sent]), seen
+        )
+        fed_tokens, rows, paired_with, become, positions, places, ends = numbers_there.unbind()
+        if self._text is None:
+            places_of_text = torch.arange(int(last.max()) + 1, device=ends.device)
+            self._text = places_of_text < ends[:, :1].unsqueeze(2)
+        mask = torch.cat([seen_there, self._text.expand(-1, parents.shape[1], -1)], 2)
+        embeddings = self._embed(fed_tokens).to(ends.device)
+        attention = _Slots(self._cache, rows, places, mask)
+        out = self._head.step(embeddings, self._states[rows, paired_with], positions, attention)
+        self._states[rows, become] = self._head.recycled(out)
+        return out
+
+    def _sent(self, flags: Flags) -> Tensor:
+        return torch.from_numpy(flags).to(self._states.device, non_blocking=True)
+
+    def _sent_together(self, numbers: Numbers, flags: Flags) -> tuple[Tensor, Tensor]:
+        """Both on the device, by one copy."""
+        sent = np.concatenate([numbers.reshape(-1).view(np.uint8), flags.reshape(-1).view(np.uint8)])
+        there = torch.from_numpy(sent).to(self._states.device, non_blocking=True)
+        ints, bools = there.split([numbers.nbytes, flags.nbytes])
+        return ints.view(torch.int64).view(numbers.shape), bools.view(torch.bool).view(flags.shape)
+
+    def _reserve(self, nodes: int) -> None:
+        """Have room for so many nodes, and for the root's pair."""
+        before = self._cache.scratch
+        self._cache.reserve(scratch=nodes, text=int(self._lengths.max(initial=0)))
+        more = self._cache.scratch - before
+        if more:
+            self._depths = widened(self._depths, self._cache.scratch)
+            self._above = np.pad(self._above, ((0, 0), (0, more), (0, more)))
+            self._states = torch.nn.functional.pad(self._states, (0, 0, 0, more))

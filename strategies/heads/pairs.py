@@ -1,0 +1,120 @@
+"""Heads that read pairs: what they have in common, whatever their layer is.
+
+A *pair* is a token and a state: of the committed text, token i + 1 and what the target made of token i;
+below the root, a drafted token and what the head recycled at its parent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+HeadsAndWidth = tuple[int, int]
+"""How many vectors are kept of a pair, and how wide they are."""
+
+
+class PairAttention(Protocol):
+    """What a head's layer asks while it runs: which keys are seen, and what comes of them."""
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep what is kept of these pairs, `[rows, heads, n, width]`; that of all which they may see.
+
+        Returns:
+            Keys and values `[rows, heads, slots, width]`, or what the layer makes keys and values of.
+        """
+        ...
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """What `queries` `[rows, heads, n, dim]` see of keys and values that come of those of `hold`.
+
+        Returns:
+            `[rows, n, heads, dim of values]`.
+        """
+        ...
+
+
+class PairHead(Protocol):
+    """A head over pairs, as `PairRows`, `unrolled` and the drafters use it.
+
+    Attributes:
+        width: of states and embeddings.
+        vocab_size: tokens of the target.
+        kept: the shapes of the keys and of the values that are kept of a pair.
+        like: some tensor of the dtype and device of its passes.
+        embed_tokens: its own table of words; None where it is the target's.
+    """
+
+    embed_tokens: Any
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]: ...
+    @property
+    def like(self) -> Tensor: ...
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """Which features of a target of `layers` layers it reads, as `keep_features` counts them."""
+        ...
+
+    def project(self, features: Tensor) -> Tensor:
+        """States `[..., width]` of the target's features."""
+        ...
+
+    def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
+        """What the layer makes of pairs: `[rows, n, width]`.
+
+        Args:
+            embeddings: of the tokens, `[rows, n, width]`.
+            states: `[rows, n, width]`.
+            positions: `[rows, n]`; what counts are their differences.
+            attention: what they see.
+        """
+        ...
+
+    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of pairs, each `[rows, n, heads, width]`, as `step` hands it to `hold`.
+
+        It is all that later pairs see of one, and with a single layer it hangs on nothing else: a text is
+        read without attention. Arguments as for `step`.
+        """
+        ...
+
+    def logits(self, out: Tensor) -> Tensor:
+        """Logits of what `step` gave, over the head's own tokens."""
+        ...
+
+    def target_logits(self, out: Tensor) -> Tensor:
+        """The same over the target's tokens, `[..., vocab_size]`; -inf where the head proposes nothing."""
+        ...
+
+    def recycled(self, out: Tensor) -> Tensor:
+        """The state that a token drafted behind `out` is paired with."""
+        ...
+
+
+def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float) -> Tensor:
+    """Attention where several query heads share one of keys.
+
+    Args:
+        queries: `[rows, heads, n, dim]`.
+        keys: `[rows, key_value_heads, slots, dim]`.
+        values: `[rows, key_value_heads, slots, width]`.
+        mask: bool `[rows, n, slots]`, True where a query sees a slot, one at least.
+        scale: of the products of queries and keys.
+
+    Returns:
+        `[rows, n, heads, width]`.
+    """
+    rows, heads, count, dim = queries.shape
+    shared = keys.shape[1]
+    group = heads // shared
+    # Query heads of one key head stand behind each other, so that keys are not copied for each.
+    folded = queries.reshape(rows, shared, group * count, dim)
+    seen = mask.unsqueeze(1).repeat(1, 1, group, 1)
+    out = scaled_dot_product_attention(folded, keys, values, attn_mask=seen, scale=scale)
+    return out.reshape(rows, heads, count, -1).transpose(1, 2)

@@ -1,0 +1,260 @@
+"""P-EAGLE: an EAGLE-3 head that guesses all depths in one pass, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList, Parameter
+from torch.nn.utils.rnn import pad_sequence
+
+from draftwood import InvalidInput
+from draftwood.strategies.heads import speculators
+from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNorm, Turn
+from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.formats import load_weights
+from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
+from draftwood.strategies.heads.switches import whole_number
+from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
+from draftwood.validators import at_least
+
+KIND = "peagle"
+Known = list[tuple[Tensor, Tensor]]
+"""Of every layer the keys and values of the pairs of a text, each `[length, key_value_heads, head_dim]`."""
+
+
+@attrs.frozen(kw_only=True)
+class PEagleConfig:
+    """A P-EAGLE head.
+
+    Attributes:
+        head: its parts that an EAGLE-3 head has too.
+        layers: decoder layers; those behind the first are ordinary ones.
+        mask_token_id: the token of pairs that stand for what is not drafted yet.
+        depths: tokens that a pass guesses.
+    """
+
+    head: Eagle3Config
+    layers: int = attrs.field(default=1, validator=at_least(1))
+    mask_token_id: int = attrs.field(default=0, validator=at_least(0))
+    depths: int = attrs.field(default=8, validator=at_least(1))
+
+    def __attrs_post_init__(self) -> None:
+        if self.mask_token_id >= self.head.vocab_size:
+            raise InvalidInput(
+                f"The head's mask_token_id is {self.mask_token_id}, and its target has "
+                f"{self.head.vocab_size} tokens; its config names one of them wrongly."
+            )
+
+
+class PlainLayer(Module):
+    """An ordinary decoder layer, behind the first."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm, self.post_attention_layernorm = (RMSNorm(width, eps) for _ in range(2))
+        self.self_attn = Attention(config, width)
+        self.mlp = MLP(config)
+
+    def forward(self, states: Tensor, turn: Turn, attention: PairAttention) -> Tensor:
+        mixed: Tensor = states + self.self_attn(self.input_layernorm(states), turn, attention)
+        more: Tensor = self.mlp(self.post_attention_layernorm(mixed))
+        return mixed + more
+
+
+class _BehindKnown:
+    """What a layer's pairs see in a pass: those known of their row, and the pass's own up to themselves.
+
+    Attributes:
+        keys: of the pass's own pairs, `[rows, n, key_value_heads, head_dim]`, once the layer has run.
+        values: likewise.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
+        """Over known `keys` and `values` `[rows, longest, key_value_heads, head_dim]`.
+
+        `seen` is bool `[rows, n, longest + n]`.
+        """
+        self._known, self._seen = (keys, values), seen
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = keys.transpose(1, 2), values.transpose(1, 2)
+        old_keys, old_values = (known.transpose(1, 2) for known in self._known)
+        return torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return grouped_attention(queries, keys, values, self._seen, scale=scale)
+
+
+class PEagleHead(Module):
+    """A P-EAGLE head with the parameters of `config`.
+
+    Pairs are those of an EAGLE-3 head. Where the next token is not known, a pair holds the mask token and
+    what `mask_hidden` is projected to, in place of a recycled state: so no depth waits for the one before.
+
+    Source: P-EAGLE, as speculators trains it.
+    """
+
+    def __init__(self, config: PEagleConfig, *, target_ids: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.head = Eagle3Head(config.head, target_ids=target_ids)
+        self.more = ModuleList(PlainLayer(config.head) for _ in range(config.layers - 1))
+        self.mask_hidden = Parameter(torch.zeros(1, 1, self.head.fc.weight.shape[1]))
+
+    def masked(self) -> Tensor:
+        """The state `[hidden_size]` beside the mask token."""
+        return self.head.project(self.mask_hidden.flatten())
+
+    def read(
+        self, embeddings: Tensor, states: Tensor, known: Sequence[Known], counts: Sequence[int]
+    ) -> tuple[Tensor, list[Known]]:
+        """Read pairs behind those that are known, each one seeing all before it.
+
+        Args:
+            embeddings: of the tokens, `[rows, n, hidden_size]`.
+            states: beside them, likewise.
+            known: of every row; none where it has no pair yet.
+            counts: how many pairs of every row are no padding.
+
+        Returns:
+            States `[rows, n, hidden_size]`, for `head.logits`, and of every row the keys and values of its
+            new pairs.
+        """
+        device, count = states.device, states.shape[1]
+        blank = states.new_zeros(0, self.config.head.key_value_heads, self.config.head.head_dim)
+        lengths = torch.tensor([len(row[0][0]) if row else 0 for row in known], device=device)
+        longest = int(lengths.max())
+        place = torch.arange(count, device=device)
+        seen = torch.cat(
+            [
+                (torch.arange(longest, device=device) < lengths.unsqueeze(1))
+                .unsqueeze(1)
+                .expand(-1, count, -1),
+                (place <= place.unsqueeze(1)).expand(len(states), -1, -1),
+            ],
+            2,
+        )
+        turn = self.head.turn(lengths.unsqueeze(1) + place)
+        seeing = [
+            _BehindKnown(
+                pad_sequence([row[layer][0] if row else blank for row in known], batch_first=True),
+                pad_sequence([row[layer][1] if row else blank for row in known], batch_first=True),
+                seen,
+            )
+            for layer in range(self.config.layers)
+        ]
+        out: Tensor = self.head.midlayer(embeddings, states, turn, seeing[0])
+        for layer, attention in zip(self.more, seeing[1:], strict=True):
+            out = layer(out, turn, attention)
+        rows = [
+            [(one.keys[row, :some], one.values[row, :some]) for one in seeing]
+            for row, some in enumerate(counts)
+        ]
+        return out, rows
+
+
+def is_peagle(folder: str | PathLike[str]) -> bool:
+    """Whether the description in `folder` is that of a P-EAGLE head, readable or not."""
+    try:
+        return read_description(folder).get("speculators_model_type") == KIND
+    except InvalidInput:
+        return False
+
+
+def load_peagle(folder: str | PathLike[str]) -> PEagleHead:
+    """The P-EAGLE head in `folder`, in speculators' format, in the dtype in which it is stored.
+
+    Raises:
+        InvalidInput: as `heads.formats.load_head`.
+    """
+    where = repr(str(folder))
+    description, stored = read_description(folder), read_tensors(folder)
+    config = described(description, stored, where)
+    ids = target_ids_of(
+        stored.pop("d2t", None),
+        stored.pop("t2d", None),
+        proposed=config.head.draft_vocab_size,
+        vocabulary=config.head.vocab_size,
+        where=where,
+    )
+    with torch.device("meta"):
+        head = PEagleHead(config, target_ids=ids)
+    load_weights(head, stored, {_in_file(name): name for name in head.state_dict()}, where=where)
+    return head
+
+
+def save_peagle(head: PEagleHead, folder: str | PathLike[str], *, target: str) -> None:
+    """Write `head` in speculators' format; `target` names the model that it was made for."""
+    tensors = {_in_file(name): tensor for name, tensor in head.state_dict().items()}
+    if not head.head.all_tokens:
+        tensors |= maps_of(head.head.target_ids, head.config.head.vocab_size)
+    write_head(folder, description_of(head.config, target=target), tensors)
+
+
+def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> PEagleConfig:
+    """The head that a description of speculators, and the names of its tensors, speak of.
+
+    Raises:
+        InvalidInput: a key or value that is not served, or one that is missing.
+    """
+    if (kind := description.get("speculators_model_type")) != KIND:
+        raise InvalidInput(f"{where} describes a {kind!r:.60} head; {KIND!r} is read here.")
+    layer = description.get("transformer_layer_config")
+    layers = layer.get("num_hidden_layers", 1) if isinstance(layer, dict) else 1
+    # The rest of it is an EAGLE-3 head's.
+    alike = {**description, "speculators_model_type": "eagle3"}
+    if isinstance(layer, dict):
+        alike["transformer_layer_config"] = {**layer, "num_hidden_layers": 1}
+    mask = description.get("mask_token_id")
+    if type(mask) is not int or mask < 0:
+        raise InvalidInput(f"mask_token_id is {mask!r:.60} in {where}; a P-EAGLE head needs a token there.")
+    return PEagleConfig(
+        head=speculators.described(alike, tensors, where, also=("mask_token_id",)),
+        layers=whole_number({"num_hidden_layers": layers}, "num_hidden_layers", where=where),
+        mask_token_id=mask,
+        depths=_depths(description.get("speculators_config"), where),
+    )
+
+
+def description_of(config: PEagleConfig, *, target: str) -> dict[str, Any]:
+    """The description of which `described` makes `config` again."""
+    made = speculators.description_of(config.head, target=target)
+    made |= {
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": KIND,
+        "mask_token_id": config.mask_token_id,
+    }
+    made["speculators_config"] |= {
+        "algorithm": KIND,
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.depths}],
+    }
+    made["transformer_layer_config"] |= {"num_hidden_layers": config.layers}
+    return made
+
+
+def _depths(told: Any, where: str) -> int:
+    """How many tokens its makers draft; 8 where they do not say."""
+    methods = told.get("proposal_methods") if isinstance(told, dict) else None
+    if not isinstance(methods, list) or not methods:
+        return 8
+    first = methods[0] if isinstance(methods[0], dict) else {}
+    return whole_number(first, "speculative_tokens", where=where, default=8)
+
+
+def _in_file(name: str) -> str:
+    if name.startswith("head.midlayer."):
+        return "layers.0." + name.removeprefix("head.midlayer.")
+    if name.startswith("more."):
+        _, number, rest = name.split(".", 2)
+        return f"layers.{int(number) + 1}.{rest}"
+    return name.removeprefix("head.")

@@ -1,0 +1,90 @@
+"""A head over a known text, depth by depth: what it says at every place when it has drafted so far.
+
+Training sees its own recycled states so (training-time test), and a check of a head is the same without the
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftwood.strategies.heads.pairs import PairHead
+
+
+def unrolled(
+    head: PairHead, embeddings: Tensor, states: Tensor, *, depths: int, shift: int = 0
+) -> Iterator[Tensor]:
+    """What `head.step` gives at each place of a text, for every number of drafted tokens before it.
+
+    At depth d, place i stands for a draft that began d places before: the pairs up to i - d are those of the
+    text, and the last d ones hold the head's own recycled states beside the text's tokens. So its logits are
+    those of a node d levels below a root, where the draft is the text itself. Places below d mean nothing.
+
+    Args:
+        head: the head.
+        embeddings: of the tokens 1 to n of a text, `[rows, n, width]`.
+        states: what `head.project` makes of the target's features of the tokens 0 to n - 1, likewise.
+        depths: how many; the first is 0.
+        shift: added to the positions of drafted pairs, for checks.
+
+    Yields:
+        `[rows, n, width]` a depth, for `head.logits`.
+
+    Source: EAGLE-3 (arXiv 2503.01840), section 3.2, figure 6.
+    """
+    count = states.shape[1]
+    places = torch.arange(count, device=states.device)
+    attention = _Unrolled()
+    for depth in range(depths):
+        attention.depth = depth
+        out = head.step(embeddings, states, (places + (shift if depth else 0)).unsqueeze(0), attention)
+        yield out
+        states = pad(head.recycled(out)[:, :-1], (0, 0, 1, 0))
+
+
+class _Unrolled:
+    """Attention of a depth: the text's keys up to where the draft began, and those of the draft itself.
+
+    A place sees one key of each earlier depth, one step nearer each time, so drafted keys are elementwise
+    products rather than a matrix.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (some.repeat_interleave(group, 1) for some in (keys, values))
+        del self._keys[self.depth :], self._values[self.depth :]
+        self._keys.append(keys)
+        self._values.append(values)
+        count = queries.shape[2]
+        queries = queries * scale
+        scores = queries @ self._keys[0].mT
+        places = torch.arange(count, device=queries.device)
+        hidden = places > (places - self.depth).clamp(min=0)[:, None]
+        parts = [scores.masked_fill(hidden, -torch.inf)]
+        drafted = range(1, self.depth + 1)
+        for step in drafted:
+            own = _moved(self._keys[step], self.depth - step)
+            parts.append((queries * own).sum(-1, keepdim=True))
+        weights = torch.cat(parts, -1).softmax(-1)
+        out = weights[..., :count] @ self._values[0]
+        for step in drafted:
+            column = count + step - 1
+            out = out + weights[..., column : column + 1] * _moved(self._values[step], self.depth - step)
+        return out.transpose(1, 2)
+
+
+def _moved(states: Tensor, places: int) -> Tensor:
+    """`[rows, heads, n, dim]` moved towards the end of the text."""
+    return pad(states, (0, 0, places, 0))[:, :, : states.shape[2]] if places else states

@@ -1,0 +1,162 @@
+"""An MTP layer as a head over pairs: transformers' own blocks over a projected pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module, ModuleList
+
+from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
+from draftwood.strategies.mtp.attention import AsCache, Kept
+from draftwood.strategies.mtp.families import Layout
+
+IN_SINGLE = "e_score_correction_bias"
+"""A buffer of routers that no half precision may round."""
+
+
+class MtpHead(Module):
+    """The MTP layer of `layout`, to be loaded or trained.
+
+    `step` gives states behind its last norm: the output head reads them, and a drafted token's pair holds
+    one. The target's own states, which it reads, are those behind the target's last norm.
+
+    Attributes:
+        layout: what it is.
+        embed_tokens: its own table of words; None where it is the target's.
+        lm_head: its own output head; None where it is the target's, see `borrow`.
+
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2, equations 21 to 23.
+    """
+
+    all_tokens = True
+    """It proposes all tokens of its target."""
+
+    def __init__(self, layout: Layout, *, own_words: bool = False, own_output: bool = False) -> None:
+        super().__init__()
+        width = layout.width
+        self.layout = layout
+        self.embedding_norm, self.state_norm, self.norm = (layout.norm() for _ in range(3))
+        self.projection = Linear(2 * width, width, bias=False)
+        self.blocks = ModuleList(layout.blocks())
+        self.embed_tokens = Embedding(layout.vocab_size, width) if own_words else None
+        self.lm_head = Linear(width, layout.vocab_size, bias=False) if own_output else None
+        # No modules of this one: angles of far positions need float32, whatever the weights are in, and the
+        # target's output head is the target's.
+        self._rotary: tuple[Module | None] = (layout.rotary(),)
+        self._borrowed: list[Callable[[Tensor], Tensor]] = []
+        self._kept: tuple[HeadsAndWidth, HeadsAndWidth] | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MtpHead:
+        whole = [
+            (module, getattr(module, IN_SINGLE)) for module in self.modules() if hasattr(module, IN_SINGLE)
+        ]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for module, bias in whole:
+            now = getattr(module, IN_SINGLE)
+            if now.dtype in (torch.bfloat16, torch.float16) and not bias.is_meta:
+                module._buffers[IN_SINGLE] = bias.float().to(now.device)
+        if (rotary := self._rotary[0]) is not None and not self.like.is_meta:
+            rotary.to(self.like.device)
+        return self
+
+    @property
+    def width(self) -> int:
+        return self.layout.width
+
+    @property
+    def vocab_size(self) -> int:
+        return self.layout.vocab_size
+
+    @property
+    def like(self) -> Tensor:
+        return self.projection.weight.detach()
+
+    @property
+    def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]:
+        if self._kept is None:
+            blank = self.like.new_zeros(1, 1, self.width)
+            with torch.no_grad():
+                keys, values = self.keys_values(
+                    blank, blank, torch.zeros(1, 1, dtype=torch.int64, device=blank.device)
+                )
+            self._kept = (keys.shape[2], keys.shape[3]), (values.shape[2], values.shape[3])
+        return self._kept
+
+    @property
+    def max_positions(self) -> int | None:
+        """What its model's config says it was made for; None where positions do not count."""
+        if self.layout.family.rotary is None:
+            return None
+        return getattr(self.layout.config, "max_position_embeddings", None)
+
+    @property
+    def target_ids(self) -> Tensor:
+        """The target's tokens that its own stand for."""
+        return torch.arange(self.vocab_size, device=self.like.device)
+
+    def borrow(self, output: Callable[[Tensor], Tensor]) -> None:
+        """Use the target's output head, from states to logits, where it has none of its own."""
+        self._borrowed = [output]
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """What the target's output head reads."""
+        return (layers,)
+
+    def project(self, features: Tensor) -> Tensor:
+        """The target's states, as they are."""
+        return features
+
+    def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
+        """What the layer makes of pairs; see `PairHead.step`."""
+        out = self._joined(embeddings, states)
+        options = self._options(out, positions, attention)
+        for block in self.blocks:
+            out = block(out, **options)
+        normed: Tensor = self.norm(out)
+        return normed
+
+    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention keeps of pairs; see `PairHead.keys_values`."""
+        out, kept = self._joined(embeddings, states), Kept()
+        options = self._options(out, positions, kept)
+        for before in self.blocks[: self.layout.attention_at]:
+            out = before(out, **options)
+        block: Any = self.blocks[self.layout.attention_at]
+        if hasattr(block, "mixer"):
+            block.mixer(hidden_states=block.norm(out), **options)
+        else:
+            block.self_attn(hidden_states=block.input_layernorm(out), **options)
+        return kept.keys.transpose(1, 2), kept.values.transpose(1, 2)
+
+    def _joined(self, embeddings: Tensor, states: Tensor) -> Tensor:
+        parts = [self.embedding_norm(embeddings), self.state_norm(states)]
+        joined: Tensor = self.projection(
+            torch.cat(parts[::-1] if self.layout.family.state_first else parts, -1)
+        )
+        return joined
+
+    def _options(self, out: Tensor, positions: Tensor, attention: PairAttention) -> dict[str, Any]:
+        rotary = self._rotary[0]
+        turned = {} if rotary is None else {"position_embeddings": rotary(out, positions)}
+        return {
+            "attention_mask": attention,
+            "past_key_values": AsCache(attention),
+            "position_ids": positions,
+            **turned,
+        }
+
+    def logits(self, out: Tensor) -> Tensor:
+        """Logits `[..., vocab_size]` of what `step` gave."""
+        logits: Tensor = self._borrowed[0](out) if self.lm_head is None else self.lm_head(out)
+        return logits
+
+    def target_logits(self, out: Tensor) -> Tensor:
+        """As `logits`."""
+        return self.logits(out)
+
+    def recycled(self, out: Tensor) -> Tensor:
+        """As it is: behind the last norm, as the target's states are."""
+        return out

@@ -1,0 +1,221 @@
+"""Heads on the command line: trained, named as drafters, checked and converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood import zoo
+from draftwood.apps import models
+from draftwood.apps.train import command, kinds
+from draftwood.strategies.blocks.files import load_block
+from draftwood.zoo.heads.eagle3 import trained_head
+
+SMALL = ("--tokens", 4_000, "--new-tokens", 8, "--longest", 56, "--steps", 4, "--batch", 200)
+HEAD = ("--taps", "0,1,1", "--depths", 2, "--intermediate", 8, "--draft-vocabulary", 40)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "letters.txt"
+    file.write_text("".join(f"The King said {i} to him, and went home.\n" for i in range(200)))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.zoo.distil.rows.SHARD_TOKENS", 1000)
+    monkeypatch.setattr(command, "SHARD_TOKENS", 1000)
+
+
+@pytest.fixture
+def target(tiny: Any) -> Path:
+    return tiny("big", num_hidden_layers=2)
+
+
+def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, target, text, tmp_path):
+    def call(out: Path) -> Any:
+        return draftwood("train", "eagle3", target, text, out, "--rows", tmp_path / "rows", *SMALL, *HEAD)
+
+    head = tmp_path / "head"
+    result = call(head)
+    assert result.exit_code == 0, result.output
+    report = json.loads((head / "training.json").read_text())
+    assert [(one["temperature"], one["prompt"]) for one in report["agreement"]] == [
+        (0, 32),
+        (0.6, 32),
+        (1, 32),
+    ]
+    for one in report["agreement"]:
+        assert all(f"{share:.3f}" in result.stdout for share in one["by_depth"])
+    assert report["recipe"]["depths"] == 2
+    weights = load_file(head / "model.safetensors")
+    assert weights["lm_head.weight"].shape == (40, 16)
+    assert weights["fc.weight"].dtype == torch.bfloat16
+    assert call(head).stdout == result.stdout
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        for state in trained_head(*arguments, **options):
+            yield state
+            if state.step == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kinds, "trained_head", interrupted)
+        stopped = call(tmp_path / "broken")
+    assert stopped.exit_code == 130
+    assert "goes on from what stands in" in stopped.stderr
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    assert call(tmp_path / "broken").exit_code == 0
+    mended = load_file(tmp_path / "broken" / "model.safetensors")
+    assert all(torch.equal(weight, mended[name]) for name, weight in weights.items())
+
+    prompt = ("--prompt", "The King said", "--max-new-tokens", 6, "--target", target)
+    plain = draftwood("generate", *prompt)
+    assert plain.exit_code == 0, plain.output
+    for drafter in ((head,), ("eagle3", "-o", f"head={head}"), (head, "-o", "taps=0,1,1")):
+        drafted = draftwood("generate", *prompt, "--drafter", *drafter)
+        assert drafted.stdout == plain.stdout, drafted.output
+    several = draftwood(
+        *("generate", *prompt, "--drafter", "several", "-o", f"members={head},prompt-lookup"),
+        *("--policy", "fixed-tree", "-o", "law=per-drafter", "-o", "depth=2", "-o", "branching=2"),
+        *("--verifier", "recursive-rejection"),
+    )
+    assert several.stdout == plain.stdout, several.output
+
+    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    assert checked.exit_code in (0, 1), checked.output
+    assert "as configured" in checked.stdout
+    assert "norm_before_residual true" in checked.stdout
+    assert "It was made for 64 tokens" in " ".join(checked.stdout.split())
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target, text, tmp_path, rank):
+    def call(out: Path, *more: Any) -> Any:
+        return draftwood("train", "block", target, text, out, "--rows", tmp_path / "rows", *SMALL, *more)
+
+    block = ("--taps", "1", "--depths", 3, "--intermediate", 8, "--markov-rank", rank, "--layers", 2)
+    head = tmp_path / "head"
+    result = call(head, *block)
+    assert result.exit_code == 0, result.output
+    report = json.loads((head / "training.json").read_text())
+    assert [len(one["by_depth"]) for one in report["agreement"]] == [3, 3, 3]
+    for one in report["agreement"]:
+        assert all(f"{share:.3f}" in result.stdout for share in one["by_depth"])
+    weights = load_file(head / "model.safetensors")
+    assert ("markov_head.markov_w1.weight" in weights) == (rank > 0)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert load_block(head).config.depths == 3
+    assert call(head, *block).stdout == result.stdout
+
+    prompt = ("--prompt", "The King said", "--max-new-tokens", 6, "--target", target)
+    plain = draftwood("generate", *prompt)
+    drafted = draftwood("generate", *prompt, "--drafter", head)
+    assert drafted.stdout == plain.stdout, drafted.output
+    assert models.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
+    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    assert checked.exit_code in (0, 1), checked.output
+    for words in ("as configured", "causal true", "the root's slot guesses", "taps one layer lower (0)"):
+        assert words in checked.stdout
+    assert "can name 1 to 1 of this target" in refused(
+        *("train", "block", target, text, tmp_path / "out", *SMALL, "--taps", "0")
+    )
+    assert "--draft-vocabulary is 9, but it goes with eagle3, and not with block" in refused(
+        *("train", "block", target, text, tmp_path / "out", *SMALL, "--draft-vocabulary", 9)
+    )
+    assert "--layers is 2, but it goes with block, and not with eagle3" in refused(
+        *("train", "eagle3", target, text, tmp_path / "out", *SMALL, "--layers", 2)
+    )
+
+
+def test_an_mtp_layer_is_trained_used_and_checked(draftwood, refused, target, text, tmp_path, monkeypatch):
+    layer, call = tmp_path / "layer", ("train", "mtp", target, text)
+    sizes = (*SMALL, "--rows", tmp_path / "rows", "--depths", 2, "--intermediate", 12)
+    result = draftwood(*call, layer, *sizes)
+    assert result.exit_code == 0, result.output
+    weights = load_file(layer / "model.safetensors")
+    assert weights["mtp.layers.0.eh_proj.weight"].shape == (16, 32)
+    assert weights["mtp.layers.1.mixer.up_proj.weight"].shape == (12, 16)
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    report = json.loads((layer / "training.json").read_text())
+    assert [len(one["by_depth"]) for one in report["agreement"]] == [4, 4, 4]
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        for state in trained_head(*arguments, **options):
+            yield state
+            if state.step == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kinds, "trained_head", interrupted)
+        assert draftwood(*call, tmp_path / "broken", *sizes).exit_code == 130
+    assert draftwood(*call, tmp_path / "broken", *sizes).exit_code == 0
+    mended = load_file(tmp_path / "broken" / "model.safetensors")
+    assert all(torch.equal(weight, mended[name]) for name, weight in weights.items())
+
+    prompt = ("--prompt", "The King said", "--max-new-tokens", 6, "--target", target)
+    plain = draftwood("generate", *prompt)
+    for drafter in ((layer,), ("mtp", "-o", f"head={layer}")):
+        drafted = draftwood("generate", *prompt, "--drafter", *drafter)
+        assert drafted.stdout == plain.stdout, drafted.output
+    checked = draftwood("check-head", layer, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    assert checked.exit_code in (0, 1), checked.output
+    assert "embedding and state exchanged" in checked.stdout
+    assert "model_type is 'llama'" in refused("generate", *prompt[:4], "--target", target, "--drafter", "mtp")
+    for option, value in (("--draft-vocabulary", 9), ("--layers", 2)):
+        said = refused(*call, tmp_path / "other", option, value)
+        assert f"{option} is {value}, but it goes with" in said
+        assert "and not with mtp" in said
+
+
+def test_a_head_is_refused_in_a_sentence(refused, target, text, tmp_path):
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"draft_vocab_size": 7}))
+    call = ("generate", "--prompt", "Hi", "--target", target)
+    assert "no model.safetensors" in refused(*call, "--drafter", folder)
+    save_file({"fc.weight": torch.ones(2, 2)}, folder / "model.safetensors")
+    assert "hidden_size is None" in refused(*call, "--drafter", folder)
+    assert "no config.json" in refused("check-head", tmp_path, target)
+    train = ("train", "eagle3", target, text, tmp_path / "out", *SMALL)
+    assert "taps the layers -1, 1, 2 of its target" in refused(*train)
+    assert "taps is 'two'; give layers separated by commas" in refused(*train, "--taps", "two")
+    assert "of its target, as inputs counted from 0, but this target has 2, 0 to 1" in refused(
+        *train, "--taps", "0,1,2"
+    )
+
+
+def test_a_pickle_is_converted(draftwood, refused, target, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    (old / "config.json").write_text(json.dumps({"draft_vocab_size": 7}))
+    torch.save({"fc.weight": torch.ones(2, 2)}, old / "pytorch_model.bin")
+    call = ("generate", "--prompt", "Hi", "--target", target, "--drafter")
+    assert f"`draftwood convert-head {old} OUT`" in refused(*call, old)
+    result = draftwood("convert-head", old, new)
+    assert result.exit_code == 0, result.output
+    assert "1 tensors of" in result.stderr
+    assert "without running code" in result.stderr
+    assert "does not look like" not in result.stderr
+    assert torch.equal(load_file(new / "model.safetensors")["fc.weight"], torch.ones(2, 2))
+    assert "holds something" in refused("convert-head", old, new)
+
+
+def test_a_folder_with_a_model_is_a_model(tiny):
+    assert models.drafter_of(str(tiny())) is None
+    assert models.drafter_of("llama-draft") is None
+    assert models.drafter_of("prompt-lookup") == ("prompt-lookup", {})
+    assert models.drafter_of("eagle3") == ("eagle3", {})
+
+
+def test_the_zoos_heads_are_named_like_models():
+    for head, drafter in (("llama-7m-eagle3", "eagle3"), ("llama-7m-dspark", "block-heads")):
+        name, options = models.drafter_of(head) or ("", {})
+        assert name == drafter
+        assert Path(options["head"]) == zoo.path(head)

@@ -1,0 +1,85 @@
+"""Drafters that read a target's features, driven beside it without the loop, and what their caches hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from draftwood import Drafter, Outcome, Request
+
+
+class Beside(Drafter):
+    """A drafter on a target of its own, which takes each call just before it, as in the loop."""
+
+    def __init__(self, target: Any, drafter: Any) -> None:
+        self.target, self.drafter = target, drafter
+
+    source = property(lambda self: self.drafter.source)  # type: ignore[assignment]
+    vocab_size = property(lambda self: self.drafter.vocab_size)  # type: ignore[assignment]
+    weight_bytes = property(lambda self: self.drafter.weight_bytes)  # type: ignore[assignment]
+
+    def prefill(self, rows: Any) -> None:
+        self.target.prefill(rows)
+        self.drafter.prefill(rows)
+
+    def release(self, rows: Any = None) -> None:
+        self.target.release(rows)
+        self.drafter.release(rows)
+
+    def distributions(self, requests: Any) -> Any:
+        return self.drafter.distributions(requests)
+
+    def commit(self, outcomes: Any) -> None:
+        longest = max(len(outcome.tokens) for outcome in outcomes)
+        if longest:
+            tokens = torch.zeros(len(outcomes), longest, dtype=torch.int64)
+            for row, outcome in enumerate(outcomes):
+                tokens[row, : len(outcome.tokens)] = torch.tensor(outcome.tokens)
+            self.target.extend(tokens, torch.arange(-1, longest - 1).expand(len(outcomes), -1))
+            self.target.commit([range(len(outcome.tokens)) for outcome in outcomes])
+        self.drafter.commit(outcomes)
+
+
+def many_rounds(data: Any, drafter: Beside) -> list[list[int]]:
+    """The texts after drawn rounds: rows join and leave, ask for nothing, take what nobody asked about."""
+    texts: list[list[int]] = [[3, 1, 4], [], [7]]
+    drafter.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
+    for _ in range(data.draw(st.integers(1, 6))):
+        roots = [data.draw(st.integers(0, 22)) for _ in texts]
+        asked = [data.draw(st.booleans()) for _ in texts]
+        drafter.distributions(
+            [
+                Request(torch.tensor([root, 5, 6, 7]), torch.tensor([-1, 0, 0, 1])) if some else None
+                for root, some in zip(roots, asked, strict=True)
+            ]
+        )
+        outcomes = []
+        for text, root in zip(texts, roots, strict=True):
+            tokens = data.draw(st.sampled_from([[], [root], [root, 6], [root, 5, 7], [root, 5, 7, 9, 1]]))
+            outcomes.append(Outcome(range(len(tokens)), tokens, extra=1, bonus=True, drafted=3))
+            text += tokens
+        drafter.commit(outcomes)
+        if len(texts) > 1 and data.draw(st.booleans()):
+            drafter.release([0])
+            del texts[0]
+        if data.draw(st.booleans()):
+            texts.append(data.draw(st.lists(st.integers(0, 22), max_size=70)))
+            drafter.prefill([torch.tensor(texts[-1], dtype=torch.int64)])
+    return texts
+
+
+def assert_pair_caches_alike(ours: Any, theirs: Any, texts: list[list[int]]) -> None:
+    """Of two `PairRows` that read these texts."""
+    assert ours._lengths.tolist() == theirs._lengths.tolist() == [len(text) for text in texts]
+    torch.testing.assert_close(ours.waiting, theirs.waiting, atol=1e-9, rtol=0)
+    for row, text in enumerate(texts):
+        pairs = max(len(text) - 1, 0)
+        for name in ("keys", "values"):
+            held, expected = (
+                getattr(rows._cache, name)[row, :, rows._cache.scratch :][:, :pairs]
+                for rows in (ours, theirs)
+            )
+            assert expected.abs().sum() > 0 or not pairs
+            torch.testing.assert_close(held, expected, atol=1e-9, rtol=0)

@@ -1,0 +1,182 @@
+"""Random block drafters and a target for tests, and their forward from scratch, one path at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import transformers as hf
+from torch.nn.functional import silu
+
+from draftwood import load
+from draftwood.strategies.blocks.config import BlockConfig
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.block_drafter import BlockDrafter
+from tests.strategies.beside_target import Beside
+
+WIDTH, VOCAB, LAYERS = 16, 23, 5
+
+
+def target_model() -> Any:
+    torch.manual_seed(0)
+    made = hf.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=0,
+        bos_token_id=0,
+    )
+    model = hf.LlamaForCausalLM(made).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.3)
+        model.lm_head.weight.normal_(0.0, 1.5)
+    return model
+
+
+MODEL = target_model()
+
+
+def config(**changes: Any) -> BlockConfig:
+    known: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": 20,
+        "attention_heads": 4,
+        "key_value_heads": 2,
+        "head_dim": 6,
+        "norm_eps": 1e-5,
+        "max_positions": 128,
+        "target_layers": LAYERS,
+        "taps": (1, 3),
+        "block_size": 4,
+        "mask_token_id": 5,
+        "causal": (False, False),
+        "windows": (None, None),
+        "rope": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+    return BlockConfig(**{**known, **changes})
+
+
+KINDS = {
+    "dflash": config(),
+    "jetspec": config(causal=(True, True)),
+    "sliding": config(causal=(False, True), windows=(None, 3)),
+    "dspark": config(
+        markov_rank=3, confidence=WIDTH + 3, root_guesses=True, own_embedding=True, own_head=True
+    ),
+    "gated": config(markov_rank=3, markov_type="gated", root_guesses=True),
+    "rnn": config(markov_rank=3, markov_type="rnn", root_guesses=True, confidence=WIDTH),
+    "rnn behind the root": config(markov_rank=3, markov_type="rnn", target_layers=None),
+    "map": config(
+        **{"draft_vocab_size": 19, "own_head": True, "target_layers": None, "taps": (0, 4)},
+        **{"causal": (False, True), "windows": (None, 2), "window_before_root": True},
+    ),
+    "free": config(target_layers=None, windows=(2, 2), window_before_root=True, markov_rank=2),
+}
+
+
+def random_head(made: BlockConfig) -> BlockHead:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randperm(made.vocab_size, generator=generator)[: made.proposed].sort().values
+    head = BlockHead(made, target_ids=ids).double()
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.normal_(generator=generator).mul_(0.5)
+            if weight.dim() == 1:
+                weight.add_(1)
+    return head.eval()
+
+
+def beside_llama(head: BlockHead) -> Beside:
+    target = load(MODEL)
+    return Beside(target, BlockDrafter(target, head))
+
+
+def normed(weight: Any, states: Any) -> Any:
+    return weight * states / torch.sqrt((states * states).mean(-1, keepdim=True) + 1e-5)
+
+
+@torch.no_grad()
+def depth_logits(head: BlockHead, text: list[int], path: list[int]) -> Any:
+    """Logits `[vocab]` of the last node of `path` behind `text`; the forward is written out anew."""
+    made = head.config
+    nothing = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
+    if not text or len(path) > made.depths:
+        return nothing
+    hidden = MODEL(torch.tensor([text]), output_hidden_states=True).hidden_states
+    features = torch.cat([hidden[tap][0] for tap in made.taps], -1)
+    context = normed(head.hidden_norm.weight, features @ head.fc.weight.T)
+    table = MODEL.get_input_embeddings().weight if head.embed_tokens is None else head.embed_tokens.weight
+    block = table[torch.tensor([path[0]] + [made.mask_token_id] * (made.block_size - 1))]
+    n, half = len(text), made.head_dim // 2
+
+    def turned(vector: Any, position: int) -> Any:
+        result = vector.clone()
+        for k in range(half):
+            angle = position * 1000.0 ** (-2 * k / made.head_dim)
+            result[k] = vector[k] * math.cos(angle) - vector[half + k] * math.sin(angle)
+            result[half + k] = vector[half + k] * math.cos(angle) + vector[k] * math.sin(angle)
+        return result
+
+    for number, layer in enumerate(head.layers):
+        attention: Any = layer.self_attn
+        before = normed(layer.input_layernorm.weight, block)  # type: ignore[union-attr]
+        read = torch.cat([context, before])
+        out = []
+        for slot in range(made.block_size):
+            heads = []
+            for which in range(made.attention_heads):
+                part = slice(which * made.head_dim, (which + 1) * made.head_dim)
+                shared = which // (made.attention_heads // made.key_value_heads)
+                group = slice(shared * made.head_dim, (shared + 1) * made.head_dim)
+                query = turned(
+                    normed(attention.q_norm.weight, attention.q_proj.weight[part] @ before[slot]), n + slot
+                )
+                scores, values = [], []
+                for place, state in enumerate(read):
+                    far = n + slot - place
+                    window = made.windows[number] or 10**6
+                    outside = place < n - window if made.window_before_root else far >= window
+                    if (made.causal[number] and far < 0) or outside:
+                        continue
+                    key = normed(attention.k_norm.weight, attention.k_proj.weight[group] @ state)
+                    scores.append(turned(key, place) @ query / made.head_dim**0.5)
+                    values.append(attention.v_proj.weight[group] @ state)
+                heads.append(torch.stack(scores).softmax(0) @ torch.stack(values))
+            out.append(attention.o_proj.weight @ torch.cat(heads))
+        block = block + torch.stack(out)
+        mlp: Any = layer.mlp
+        inner = normed(layer.post_attention_layernorm.weight, block)  # type: ignore[union-attr]
+        gated = silu(inner @ mlp.gate_proj.weight.T) * (inner @ mlp.up_proj.weight.T)
+        block = block + gated @ mlp.down_proj.weight.T
+    slot = len(path) - 1 + (made.block_size - made.depths)
+    final = normed(head.norm.weight, block)
+    output = MODEL.lm_head.weight if head.lm_head is None else head.lm_head.weight
+    logits = output @ final[slot]
+    if head.markov_head is not None:
+        before = path if made.root_guesses else [path[0], *path]
+        logits = logits + head.markov_head.markov_w2.weight @ corrected(head.markov_head, before, final)
+    nothing[head.target_ids] = logits
+    return nothing
+
+
+def corrected(markov: Any, tokens: list[int], slots: Any) -> Any:
+    """The vector of the correction at the last of `tokens`, that of slot k being token k."""
+    vectors = markov.markov_w1.weight[torch.tensor(tokens)]
+    if markov.kind == "vanilla":
+        return vectors[-1]
+    if markov.kind == "gated":
+        both = torch.cat([slots[len(tokens) - 1], vectors[-1]])
+        return torch.sigmoid(markov.gate_proj.weight @ both + markov.gate_proj.bias) * vectors[-1]
+    state = torch.zeros(3, dtype=torch.float64)
+    for vector, slot in zip(vectors, slots, strict=False):
+        joint = markov.joint_proj.weight @ torch.cat([state, vector, slot]) + markov.joint_proj.bias
+        gate, new, out = joint.split(3)
+        state = torch.sigmoid(gate) * state + (1 - torch.sigmoid(gate)) * torch.tanh(new)
+    return torch.tanh(out)

@@ -1,0 +1,99 @@
+"""Steps of training, with a checkpoint to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput, OutOfMemory
+
+from ..pretrain import optimiser_for, rate
+from .rows import load_whole, save_whole
+
+_RECENT = 50  # steps over which the loss is averaged
+
+
+@attrs.frozen
+class Trained:
+    """How far training is.
+
+    Attributes:
+        step: steps taken.
+        tokens: seen in them.
+        loss: the mean of the last 50 steps, about.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+
+
+def stepped(
+    draft: Any,
+    loss: Callable[[int], tuple[Tensor, int]],
+    *,
+    steps: int,
+    learning_rate: float,
+    device: torch.device,
+    checkpoint: Path,
+    every: int,
+) -> Iterator[Trained]:
+    """Train `draft` in place, step by step; it learns while the iterator is consumed.
+
+    Every `every` steps and at the end, weights and optimiser are written to `checkpoint` (whole or not at
+    all), and a run goes on from what stands there: on a CPU to the very weights that it would have had
+    without the break.
+
+    Args:
+        draft: a module in float32.
+        loss: of a step, by its number, and the tokens that it saw.
+        steps: in all.
+        learning_rate: the peak; see `rate`.
+        device: of the module.
+        checkpoint: the file.
+        every: steps between two checkpoints.
+
+    Raises:
+        InvalidInput: a checkpoint that is none of this module.
+        OutOfMemory: a step did not fit on the device.
+    """
+    optimiser = optimiser_for(draft, learning_rate, decay=0.01)
+    state = Trained()
+    if checkpoint.exists():
+        state = _restored(draft, optimiser, checkpoint)
+        yield state
+    draft.train()
+    while state.step < steps:
+        for group in optimiser.param_groups:
+            group["lr"] = rate(state.step, steps=steps, peak=learning_rate)
+        try:
+            value, tokens = loss(state.step)
+            value.backward()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"A step did not fit on {device}; give a smaller --batch.") from error
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        step = state.step + 1
+        average = state.loss + (float(value.detach()) - state.loss) / min(step, _RECENT)
+        state = Trained(step, state.tokens + tokens, average)
+        if step % every == 0 or step == steps:
+            stored = {"draft": draft.state_dict(), "optimiser": optimiser.state_dict(), **attrs.asdict(state)}
+            save_whole(checkpoint, stored)
+        yield state
+    draft.eval()
+
+
+def _restored(draft: Any, optimiser: torch.optim.Optimizer, checkpoint: Path) -> Trained:
+    stored = load_whole(checkpoint)
+    try:
+        draft.load_state_dict(stored["draft"])
+        optimiser.load_state_dict(stored["optimiser"])
+        return Trained(stored["step"], stored["tokens"], stored["loss"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"{str(checkpoint)!r} is of another draft; choose another folder.") from error

@@ -1,0 +1,100 @@
+"""How often a head follows its target, by the depth of what it drafts, on text that the target wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.errors import InvalidInput
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.heads.pairs import PairHead
+
+from ..distil.rows import Rows, ends_of_text, position_weights
+from .known_text import known_text
+
+DEPTHS = 4
+
+
+@attrs.frozen(kw_only=True)
+class Agreement:
+    """How well a head follows a target at one temperature, on the target's own text at it.
+
+    Attributes:
+        temperature: of target and head; 0 is greedy.
+        positions: tokens of the text.
+        by_depth: mean of `sum(min(T, D))`, the chance that a drafted token is accepted, where the tokens
+            drafted above it are the text's: of the root's children, then of theirs. At 0: how often the
+            head's most likely token is the text's.
+    """
+
+    temperature: float
+    positions: int
+    by_depth: tuple[float, ...]
+
+
+@torch.no_grad()
+def agreement_of_rows(
+    target: Any,
+    head: PairHead | BlockHead,
+    rows: Rows,
+    *,
+    taps: Sequence[int],
+    depths: int = DEPTHS,
+    shift: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and their weights.
+
+    Places are those of `KnownText` whose guess is part of the continuation. Weights are 0 behind an end of
+    text, and where a draft would have begun in front of the text.
+    """
+    text = known_text(target, rows.tokens, taps)
+    weights = position_weights(rows, ends=ends_of_text(target), real=0.0)[:, 1:].double()
+    first = max(rows.prompt - 2, 0)
+    following = rows.tokens[:, 2:][:, first:]
+    wanted = text.logits[:, first:].float()
+    chances, valid = [], []
+    for depth, logits in enumerate(text.guesses(target, head, depths=depths, shift=shift, first=first)):
+        guess = logits.float()
+        if rows.temperature == 0:
+            chance = (guess.argmax(-1).cpu() == following).double()
+        else:
+            ours, theirs = (some.div(rows.temperature).softmax(-1) for some in (wanted, guess))
+            chance = torch.minimum(ours, theirs).sum(-1).double().cpu()
+        chances.append(chance)
+        valid.append(weights[:, first:] * (torch.arange(first, first + chance.shape[1]) >= depth))
+    return torch.stack(chances), torch.stack(valid)
+
+
+def agreement(
+    target: Any,
+    head: PairHead | BlockHead,
+    shards: Iterable[Rows],
+    *,
+    depths: int = DEPTHS,
+    tokens_at_once: int = 4096,
+) -> Agreement:
+    """Compare `head` with `target` on rows that the target wrote at one temperature.
+
+    Raises:
+        InvalidInput: there is no row, or rows of two temperatures.
+    """
+    taps = head.taps_in(int(target.config.num_hidden_layers))
+    kept, total, temperatures = torch.zeros(depths).double(), torch.zeros(depths).double(), set[float]()
+    for shard in shards:
+        temperatures.add(shard.temperature)
+        for tokens in shard.tokens.split(max(1, tokens_at_once // shard.tokens.shape[1])):
+            rows = attrs.evolve(shard, tokens=tokens)
+            chances, weights = agreement_of_rows(target, head, rows, taps=taps, depths=depths)
+            kept += (chances * weights).sum((1, 2))
+            total += weights.sum((1, 2))
+    if len(temperatures) != 1 or not total.all():
+        raise InvalidInput(f"the rows have the temperatures {sorted(temperatures)}; give rows of one.")
+    return Agreement(
+        temperature=temperatures.pop(),
+        positions=round(float(total[0])),
+        by_depth=tuple((kept / total).tolist()),
+    )

@@ -1,0 +1,102 @@
+"""A text as a head sees it: features of every token, and the target's logits, from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftwood.errors import UnsupportedModel
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.blocks.over_text import unrolled_blocks
+from draftwood.strategies.heads.pairs import PairHead
+from draftwood.strategies.heads.unrolled import unrolled
+
+
+@attrs.frozen(eq=False)
+class KnownText:
+    """Rows of a text of n tokens, read by their target.
+
+    Place i is the pair of token i + 1 with the features of token i, for i from 0 to n - 3: what is guessed
+    there is the token i + 2.
+
+    Attributes:
+        embeddings: of the tokens 1 to n - 2 by the target's own table, `[rows, n - 2, hidden]`.
+        tokens: these tokens.
+        features: of the tokens 0 to n - 3, `[rows, n - 2, taps * hidden]`.
+        logits: the target's, of the token that follows each of these tokens, `[rows, n - 2, vocab]`.
+    """
+
+    embeddings: Tensor
+    tokens: Tensor
+    features: Tensor
+    logits: Tensor
+
+    def drafted(self, head: PairHead, *, depths: int, shift: int = 0) -> Iterator[Tensor]:
+        """What the head's layer gives at every place and depth; see `unrolled`."""
+        embeddings = self.embeddings if head.embed_tokens is None else head.embed_tokens(self.tokens)
+        yield from unrolled(head, embeddings, head.project(self.features), depths=depths, shift=shift)
+
+    def guesses(
+        self, target: Any, head: PairHead | BlockHead, *, depths: int, shift: int = 0, first: int = 0
+    ) -> Iterator[Tensor]:
+        """Logits `[rows, places, vocab]` of every place from `first` on, a depth at a time.
+
+        Args:
+            target: the model, whose embeddings and output head a block drafter takes.
+            head: the drafter.
+            depths: how many.
+            shift: added to the positions of what is drafted.
+            first: a place.
+        """
+        if not isinstance(head, BlockHead):
+            for out in self.drafted(head, depths=depths, shift=shift):
+                yield head.target_logits(out[:, first:])
+            return
+        table = target.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
+        output = target.get_output_embeddings() if head.lm_head is None else head.lm_head
+        states = head.project(self.features)
+        embeddings = (self.embeddings if head.embed_tokens is None else table(self.tokens)).to(states.dtype)
+        mask = table(torch.tensor(head.config.mask_token_id, device=states.device)).to(states.dtype)
+        before = None
+        for out in unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift):
+            logits = output(out[:, first:])
+            if head.markov_head is not None:
+                change, after = head.markov_head(self.tokens, out, before)
+                logits = logits + change[:, first:]
+                # What was drafted at a place stands before the next one.
+                before = None if after is None else pad(after[:, :-1], (0, 0, 1, 0))
+            yield head.over_target(logits)
+
+
+@torch.no_grad()
+def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
+    """Read int64 `tokens` `[rows, n]`, n at least 3.
+
+    Args:
+        target: a transformers model.
+        tokens: on any device.
+        taps: layers whose input is read, counted from 0; behind the last one, what the output head reads.
+
+    Raises:
+        UnsupportedModel: the model gives no hidden states.
+    """
+    tokens = tokens.to(target.device)
+    output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
+    hidden = getattr(output, "hidden_states", None)
+    if not hidden or len(hidden) <= max(taps):
+        raise UnsupportedModel(
+            f"{type(target).__name__} gives no hidden states of the layers {', '.join(map(str, taps))}, "
+            "which heads read; distil a draft model instead."
+        )
+    read = tokens[:, 1:-1]
+    return KnownText(
+        embeddings=target.get_input_embeddings()(read),
+        tokens=read,
+        features=torch.cat([hidden[tap][:, :-1] for tap in taps], -1),
+        logits=output.logits[:, 1:],
+    )

@@ -1,0 +1,54 @@
+"""A head for a target that is at hand."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import torch
+
+from draftwood.errors import InvalidInput
+from draftwood.protocols import StateBackend
+from draftwood.strategies.blocks.files import is_block, load_block
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.block_drafter import check_block_fits
+from draftwood.strategies.drafters.eagle3 import check_fits
+from draftwood.strategies.drafters.mtp import Mtp
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.files import read_description
+from draftwood.strategies.heads.formats import is_head, load_head
+from draftwood.strategies.heads.peagle import is_peagle
+from draftwood.strategies.mtp.families import family_of
+from draftwood.strategies.mtp.head import MtpHead
+
+
+def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | BlockHead | MtpHead:
+    """The head in `folder`, in the target's dtype on its device; an MTP layer may stand in a checkpoint.
+
+    Raises:
+        InvalidInput: as `load_head` and `load_block`, one that taps layers which the target does not have, or
+            one that is not followed through a known text.
+        IncompatibleModels: a head for another width or vocabulary.
+        UnsupportedModel: the target gives no features.
+    """
+    if is_peagle(folder):
+        raise InvalidInput(
+            f"{str(folder)!r} holds a P-EAGLE head; EAGLE-3 heads, block drafters and MTP layers are checked."
+        )
+    if not is_head(folder) and not is_block(folder) and family_of(read_description(folder)) is not None:
+        return Mtp(target, folder).head
+    head: Eagle3Head | BlockHead
+    if is_block(folder):
+        head = load_block(folder)
+        check_block_fits(head, target)
+        if head.config.markov_type == "rnn" and not head.config.root_guesses:
+            raise InvalidInput(
+                f"{str(folder)!r} corrects by a recurrence from a slot that guesses nothing; such drafters "
+                "run, and are not checked."
+            )
+    else:
+        head = load_head(folder)
+        check_fits(head, target)
+    head.config.taps_in(target.feature_layers)
+    table: Any = target.input_embeddings(torch.zeros(1, dtype=torch.int64))
+    return head.to(table).requires_grad_(False)
