@@ -17,7 +17,7 @@ import typer
 from draftwood import Drafter, Randomness, StateBackend, TreePolicy, Verifier, registry
 from draftwood.apps import options
 from draftwood.apps.cli_errors import FAILED
-from draftwood.apps.interrupts import heard_during_collections
+from draftwood.apps.interrupts import never_dropped
 from draftwood.errors import InvalidInput, nearest
 from draftwood.import_object import import_object
 
@@ -164,7 +164,7 @@ def check(
     console = Console(highlight=False)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
     console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.", markup=False)
-    with _hypothesis_silent(), heard_during_collections():
+    with _hypothesis_silent(), never_dropped():
         failed = [
             failure
             for name, one in checks.items()

@@ -8,39 +8,40 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer, current_thread, main_thread
-from types import FrameType
 
 _AGAIN = 0.01  # seconds
 
 
 @contextmanager
-def heard_during_collections() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` a moment later where it comes while Hypothesis times a garbage collection.
+def never_dropped() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` a moment later where it comes in a place that cannot raise.
 
-    Python only prints what is raised in a callback of the collector.
+    Python only prints what is raised in a callback of the collector (Hypothesis times collections with
+    one), in a callback of a weak reference and in `__del__`.
     """
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield  # signals are the main thread's business, and none to a program in the background
         return
 
-    def interrupted(signum: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code.co_name == "gc_callback":
-            later = Timer(_AGAIN, _send, (signum,))
-            later.daemon = True
-            later.start()
-        else:
-            raise KeyboardInterrupt
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        later = Timer(_AGAIN, _interrupt)
+        later.daemon = True
+        later.start()
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = sys.unraisablehook
+    sys.unraisablehook = again
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = before
 
 
-def _send(signum: int) -> None:
-    """Send this process the signal, from a thread beside the main one."""
+def _interrupt() -> None:
+    """Send this process SIGINT, from a thread beside the main one."""
     if sys.platform == "win32":
-        signal.raise_signal(signum)  # there os.kill ends the process instead
+        signal.raise_signal(signal.SIGINT)  # there os.kill ends the process instead
     else:
-        os.kill(os.getpid(), signum)  # wakes the main thread where it waits
+        os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread where it waits

@@ -66,7 +66,7 @@ PARTS = {
         # Where the tests run in the background, it is ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            interrupts._send(signal.SIGINT)
+            interrupts._interrupt()
         except KeyboardInterrupt:
             print("heard")
         finally:

@@ -4,13 +4,15 @@ import gc
 import os
 import signal
 import time
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 
 from draftwood.apps.check import REMEDIES, SMALL, build
-from draftwood.apps.interrupts import heard_during_collections
+from draftwood.apps.interrupts import never_dropped
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -219,27 +221,48 @@ def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
     assert (process.wait(timeout=60), rest, errors) == (130, "", "Stopped.\n")
 
 
-@pytest.mark.posix
-def test_ctrl_c_in_a_garbage_collection_is_heard(capfd):
-    def gc_callback(phase, info):
-        if not sent:
-            sent.append(phase)
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0)  # a place where Python looks for signals
+class Ends:
+    """Its end interrupts the process, once."""
 
-    def collect():
-        with heard_during_collections():
-            gc.collect()
+    def __del__(self):
+        interrupt_once()
+
+
+def interrupt_once(*_):
+    if not sent:
+        sent.append(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)  # a place where Python looks for signals
+
+
+sent = list[Any]()
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("dropped_by", ["a collection", "a weak reference", "an end"])
+def test_ctrl_c_is_heard_where_python_drops_it(capfd, dropped_by):
+    def wait_for_ctrl_c():
+        with never_dropped():
+            if dropped_by == "a collection":
+                gc.callbacks.append(interrupt_once)
+                gc.collect()
+            elif dropped_by == "a weak reference":
+                subject = SimpleNamespace()
+                reference = weakref.ref(subject, interrupt_once)
+                del subject
+                assert reference() is None
+            else:
+                Ends()
             time.sleep(30)
 
-    sent = list[Any]()
+    sent.clear()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
-    gc.callbacks.append(gc_callback)
     try:
         with pytest.raises(KeyboardInterrupt):
-            collect()
+            wait_for_ctrl_c()
     finally:
-        gc.callbacks.remove(gc_callback)
+        if interrupt_once in gc.callbacks:
+            gc.callbacks.remove(interrupt_once)
         signal.signal(signal.SIGINT, before)
     assert sent
     assert "ignored" not in capfd.readouterr().err
