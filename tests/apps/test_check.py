@@ -5,7 +5,6 @@ import os
 import signal
 import time
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -247,7 +246,7 @@ def test_ctrl_c_is_heard_where_python_drops_it(capfd, dropped_by):
                 gc.callbacks.append(interrupt_once)
                 gc.collect()
             elif dropped_by == "a weak reference":
-                subject = SimpleNamespace()
+                subject = set[int]()
                 reference = weakref.ref(subject, interrupt_once)
                 del subject
                 assert reference() is None
