@@ -6,6 +6,7 @@ The tests of kernels switch them on. Where no GPU is, Triton's interpreter runs 
 before it is imported.
 """
 
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -17,6 +18,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DRAFTWOOD_KERNELS"] = "off"
 
 import pytest
+
+# Of what is imported and collected hardly anything is garbage; to look for it took a quarter of that time.
+gc.disable()
 
 LACKING = {
     "linux": None if sys.platform == "linux" else "needs Linux: /proc, /dev/full, processes that fork",
@@ -44,6 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
     usual = settings.get_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
     settings.register_profile("make-test", usual, max_examples=50)
     settings.load_profile("make-test")
+
+
+def pytest_collection_finish() -> None:
+    # What stands now stays, so that no later collection goes through it.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
