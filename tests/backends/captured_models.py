@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from draftwood import LevelPlan, Levels
+from draftwood.backends import capture as captured_passes
+from draftwood.backends import packed
+from draftwood.backends.buckets import nodes_bucket, rows_bucket
 from draftwood.backends.masks import reaches
 from draftwood.backends.recurrent.rebuild import recurrent_layers
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -24,6 +29,23 @@ CLOSE = 1e-5
 def as_traced(graph: Any, inputs: Any) -> Any:
     """A compiler that runs the graph as Dynamo traced it."""
     return graph
+
+
+@contextmanager
+def few_shapes() -> Iterator[None]:
+    """Passes of at least 4 rows of 8, 32 or more nodes: a trace takes half a second, and these save most."""
+
+    def rows(count: int) -> int:
+        return max(rows_bucket(count), 4)
+
+    def nodes(count: int) -> int:
+        return next((bucket for bucket in (8, 32) if count <= bucket), nodes_bucket(count))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "rows_bucket", rows)
+        patch.setattr(captured_passes, "rows_bucket", rows)
+        patch.setattr(packed, "nodes_bucket", nodes)
+        yield
 
 
 def served(model: Any, **options: Any) -> Any:

@@ -1,11 +1,13 @@
 """Captured passes: law S, their logits beside those of passes as they are, their number, what is refused.
 
-Graphs run as they are traced, which takes a tenth of a second each; Inductor's are for `make thorough`.
+Graphs run as they are traced, which takes half a second each; Inductor's are for `make thorough`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -23,36 +25,42 @@ from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import VOCAB, bloom, tiny, words
-from tests.backends.captured_models import Both, as_traced
+from tests.backends.captured_models import Both, as_traced, few_shapes
 from tests.backends.test_architectures import MASKED, pair
 from tests.backends.test_context import phi3
-from tests.thorough import marks_unless
 
 SOME = ("llama", "gemma3")
 """Grouped heads; and windows shorter than the texts, beside layers without."""
 
-CASES = [pytest.param(name, as_traced, id=name, marks=marks_unless(name == "llama")) for name in MASKED] + [
-    pytest.param(name, "compile", id=f"{name}-inductor", marks=pytest.mark.thorough) for name in SOME
+CASES = [
+    pytest.param("llama", as_traced, few_shapes, id="llama-few-shapes"),
+    *(pytest.param(name, as_traced, nullcontext, id=name, marks=pytest.mark.thorough) for name in MASKED),
+    *(
+        pytest.param(name, "compile", nullcontext, id=f"{name}-inductor", marks=pytest.mark.thorough)
+        for name in SOME
+    ),
 ]
 
 
 @cache
-def both(name: str, capture: Any) -> Both:
+def both(name: str, capture: Any, shapes: Any) -> Both:
     """One for all tests of a model, so that a shape is compiled once."""
     return Both(pair(name, torch.float32)[0], capture)
 
 
-@pytest.mark.parametrize(("name", "capture"), CASES)
+@pytest.mark.parametrize(("name", "capture", "shapes"), CASES)
 class TestLawS(StateBackendTests):
     vocab_size, examples = VOCAB, 4
 
     @pytest.fixture(autouse=True)
-    def _model(self, name: str, capture: Any) -> None:
-        self.both = both(name, capture)
+    def _model(self, name: str, capture: Any, shapes: Any) -> Iterator[None]:
+        self.both = both(name, capture, shapes)
         self.logits_after = pair(name, torch.float32)[1]  # type: ignore[method-assign]
         self.vocab_size = self.both.vocab_size
         if self.both.max_length is not None:
             self.longest = self.both.max_length
+        with shapes():
+            yield
 
     def make_backend(self) -> StateBackend:
         self.both.release()
