@@ -207,23 +207,13 @@ def test_a_finished_run_measures_nothing_more(draftwood, finished, problems, mon
     assert (finished[0] / "cells.jsonl").read_bytes() == before
 
 
-@pytest.mark.posix
-def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, tmp_path, problems):
-    folder = tmp_path / "results"
-    words = tiny(folder, "--data", problems, "--temperature", 0.8, "--repetitions", 2)
-    process = start(*words)
+def goes_on(draftwood, folder, words):
+    """A run in `folder`, cut off behind 4 of 11 cells or more, is finished, and each cell is there once."""
     file = folder / "cells.jsonl"
-    deadline = time.monotonic() + 120
-    while not file.exists() or file.read_bytes().count(b"\n") < 4:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
     kept = file.read_bytes()
     done = kept.count(b"\n")
     assert 4 <= done < 11
-    with file.open("ab") as torn:  # a line that the kill cut in two
+    with file.open("ab") as torn:  # a line that was cut in two
         torn.write(b'{"key": "text | llama-7m')
     result = draftwood(*words)
     assert result.exit_code == 0, result.output
@@ -233,6 +223,44 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, tmp_pa
     keys = Counter(cell["key"] for cell in cells(folder))
     assert len(keys) == 2 * 2 * 2 + 2 + 1
     assert set(keys.values()) == {1}
+
+
+@pytest.fixture
+def eleven(tmp_path, problems):
+    """What runs 11 cells."""
+    folder = tmp_path / "results"
+    return folder, tiny(folder, "--data", problems, "--temperature", 0.8, "--repetitions", 2)
+
+
+@pytest.mark.posix
+@pytest.mark.thorough  # the next test cuts a run off without a process of its own
+def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, eleven):
+    folder, words = eleven
+    process = start(*words)
+    file = folder / "cells.jsonl"
+    deadline = time.monotonic() + 300
+    while not file.exists() or file.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    goes_on(draftwood, folder, words)
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stopped(draftwood, eleven, monkeypatch):
+    folder, words = eleven
+    write = writers.Speculative.write
+
+    def cut_off(self, prompt, tokens, seed):
+        if (folder / "cells.jsonl").exists() and len(cells(folder)) >= 4:
+            raise KeyboardInterrupt
+        return write(self, prompt, tokens, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writers.Speculative, "write", cut_off)
+        assert draftwood(*words).exit_code == 130
+    goes_on(draftwood, folder, words)
 
 
 def test_a_cell_is_on_disk_before_the_next_one_begins(draftwood, tmp_path, problems, monkeypatch):
