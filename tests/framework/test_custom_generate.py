@@ -26,7 +26,7 @@ def loop(**options):
 
 
 def test_a_thread_that_waits_for_a_streamer_gets_the_text_and_its_end():
-    streamer = hf.TextIteratorStreamer(tokenizer(), timeout=60)
+    streamer = hf.TextIteratorStreamer(tokenizer(), timeout=300)
     options = {"max_new_tokens": 9, "do_sample": False}
     thread = threading.Thread(
         target=model("llama").generate,

@@ -399,7 +399,7 @@ def test_under_pytest_every_check_is_a_case_and_expected_failures_are_strict(tmp
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     command += ["--draftwood-models=2", "--draftwood-profile=ci", "-k", "rounds or declaration"]
     done = subprocess.run(
-        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     words = [line.split() for line in done.stdout.splitlines() if "test_mine.py::" in line]
     said = {(word[0], word[1].split("::")[1]) for word in words}
