@@ -217,7 +217,7 @@ def test_ctrl_c_says_no_more_than_that_it_stopped(mine, start):
     assert "declaration" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     rest, errors = process.stdout.read(), process.stderr.read()
-    assert (process.wait(timeout=60), rest, errors) == (130, "", "Stopped.\n")
+    assert (process.wait(timeout=300), rest, errors) == (130, "", "Stopped.\n")
 
 
 class Ends:
