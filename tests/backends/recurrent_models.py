@@ -190,12 +190,11 @@ class Doubled(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             return args[0].double() if args[0].is_floating_point() else args[0].float()
-
-        def doubled(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        args = tuple(doubled(value) for value in args)
-        return func(*args, **{name: doubled(value) for name, value in (kwargs or {}).items()})
+        # It is asked for every attribute of every tensor, so it looks once and without a generator.
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        if not kwargs:
+            return func(*args)
+        return func(*args, **{name: torch.float64 if v is torch.float32 else v for name, v in kwargs.items()})
 
 
 class Stepwise:

@@ -99,7 +99,7 @@ def test_wide_trees_over_several_rounds(name: str, rows: int) -> None:
     mirror.check_state()
 
 
-@pytest.mark.parametrize("name", some_of(RECURRENT, MIXED[::2]))
+@pytest.mark.parametrize("name", some_of(RECURRENT, KINDS[::2]))
 def test_long_prompts_in_chunks_and_pieces(name: str) -> None:
     rng = random.Random(5)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (97, 40, 65, 0, 64)]

@@ -15,6 +15,7 @@ from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.testing import relative_error
 from tests.backends.recurrent_models import BOTH, EXPERTS, PURE, SMALL, VOCAB
+from tests.thorough import some_of
 
 MAMBA2: dict[str, Any] = {"num_heads": 2, "head_dim": 32, "n_groups": 1, "chunk_size": 8}
 
@@ -96,7 +97,8 @@ def rounds(backend: Any) -> list[Tensor]:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", MODELS)
+# Of Mamba-2 beside attention; alone it launches the same.
+@pytest.mark.parametrize("name", some_of(MODELS, MODELS.keys() - {"mamba2"}))
 def test_a_whole_model_agrees_with_the_references(name: str, launched: list[str]) -> None:
     torch.manual_seed(3)
     model = hf.AutoModelForCausalLM.from_config(MODELS[name](), experts_implementation="eager").eval()
