@@ -42,7 +42,7 @@ test: .venv/.ready-test
 
 test-docs: .venv/.ready-test
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'docs and not thorough' \
-	  tests/test_tutorials.py tests/test_examples.py $(ARGS)
+	  tests/test_docs.py tests/test_tutorials.py tests/test_examples.py $(ARGS)
 
 test-ray: .venv/.ready-ray
 	@.venv/bin/python -m pytest -m ray tests/apps/test_ray.py $(ARGS)

@@ -25,6 +25,7 @@ def test_every_strategy_has_a_row(page, kinds):
     assert rows(page) == {name for kind in kinds for name in registry.names(kind)}
 
 
+@pytest.mark.docs
 def test_the_examples_of_trees_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     from draftwood import SamplingParams, create, load
@@ -59,6 +60,7 @@ def test_the_examples_of_generate_run():
         exec(compile(code, "generate.md", "exec"), known)
 
 
+@pytest.mark.docs
 def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     monkeypatch.chdir(DOCS.parent)  # where `hub` is
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
@@ -72,6 +74,7 @@ def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     assert known["output"].tolist() == plain.tolist()  # what the hub form wrote last
 
 
+@pytest.mark.docs
 def test_the_example_of_many_texts_runs(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "scale.md").read_text("utf-8"), re.DOTALL)
     exec(compile(code, "scale.md", "exec"), {})
@@ -79,6 +82,7 @@ def test_the_example_of_many_texts_runs(capsys):
     assert set(map(str, range(10))) <= set(numbers)
 
 
+@pytest.mark.docs
 def test_the_examples_of_the_sampler_page_run(capsys):
     text = (DOCS / "prove-your-sampler.md").read_text(encoding="utf-8")
     known: dict[str, object] = {}
