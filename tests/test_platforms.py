@@ -17,6 +17,7 @@ import torch
 from draftwood import InvalidInput, load, zoo
 from draftwood.apps.models import find_device
 from draftwood.devices import default_device
+from draftwood.kernels import compiled
 from tests.test_layering import imports, modules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +58,10 @@ PARTS = {
         for name in {names!r}:
             import_module(name)
         print("all")
+        """,
+    "kernels": """
+        from draftwood.kernels import compiled
+        print(sum(len(compiled.configurations(name)) > 0 for name in compiled.operations()), "operations")
         """,
     "a signal": """
         from draftwood.apps import interrupts
@@ -136,6 +141,11 @@ def test_the_simulation_takes_away_what_it_says(said: dict[str, str]) -> None:
 
 def test_every_module_imports_elsewhere(said: dict[str, str]) -> None:
     assert said["modules"].endswith("all\n")
+
+
+def test_dispatchers_say_what_they_launch_without_triton(said: dict[str, str]) -> None:
+    assert said["kernels"] == f"{len(compiled.operations())} operations\n"
+    assert compiled.operations()
 
 
 def test_a_signal_is_sent_again_without_ending_the_process(said: dict[str, str]) -> None:

@@ -1,8 +1,6 @@
 """Strategies by name, those of other packages among them."""
 
-import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -49,19 +47,23 @@ def test_unknown_names_and_options_suggest_the_nearest(kind, name, options, erro
         create(kind, name, options)
 
 
-def test_an_installed_package_adds_its_strategies_by_name(tmp_path):
-    (tmp_path / "elsewhere.py").write_text("def policy(size: int = 2): return ('theirs', size)\n")
-    info = tmp_path / "elsewhere-1.0.dist-info"
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of installed packages; what is known of them is known anew afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entries.cache_clear()
+    yield tmp_path
+    registry._entries.cache_clear()
+    sys.modules.pop("elsewhere", None)
+
+
+def test_an_installed_package_adds_its_strategies_by_name(site):
+    (site / "elsewhere.py").write_text("def policy(size: int = 2): return ('theirs', size)\n")
+    info = site / "elsewhere-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[draftwood.policies]\ntheirs = elsewhere:policy\n")
-    script = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        from draftwood import create
-        assert create("policies", "theirs", {{"size": 3}}) == ("theirs", 3)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=tmp_path)
+    assert create("policies", "theirs", {"size": 3}) == ("theirs", 3)
 
 
 def test_every_group_that_the_project_declares_is_read():
