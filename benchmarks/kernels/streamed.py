@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -60,6 +60,7 @@ def streamed(
     ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Default: 0 and 0.6; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
+    draft_dtype: Annotated[models.Dtype, typer.Option(help="The draft's precision.")] = models.Dtype.bfloat16,
     data: Annotated[Path | None, typer.Option(help="As for `level`; default: built-in prompts.")] = None,
     prompts: Annotated[int, typer.Option(help="A domain.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="A text.", min=2)] = 48,
@@ -80,9 +81,9 @@ def streamed(
     place = written(folder, parameters)
     target = load(place, device="cpu", offload=folder / "converted")
     tokenizer = zoo.tokenizer()
-    small: Any = zoo.load(draft, torch.bfloat16)
+    small = models.Loader(draft_dtype, target.device, trust_remote_code=False).backend(draft)
     loader = models.Loader(models.Dtype.auto, target.device, trust_remote_code=False)
-    loaded = models.Loaded(target, load(small), tokenizer, loader)
+    loaded = models.Loaded(target, small, tokenizer, loader)
     encoded = prompts_of(data, tokenizer, prompts)
     size = sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9
     typer.echo(
@@ -110,7 +111,8 @@ def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, he
         for name, one in entrants.items():  # in turns, so that a slow moment falls on all of them
             texts[name].append(one.write(prompt, tokens, number))
     typer.echo(
-        f"temperature {heat}\n{'':<28}{'speed-up':>9}{'tokens/round':>14}{'ratio':>8}{'same text':>11}"
+        f"temperature {heat}\n{'':<28}{'speed-up':>9}{'tokens/round':>14}{'ratio':>8}"
+        f"{'s a round':>11}{'draft':>8}{'target':>8}{'draft calls':>13}{'same text':>11}"
     )
     plain = texts[ORDINARY]
     for name, own in texts.items():
@@ -118,10 +120,21 @@ def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, he
             continue
         # Of all texts together, as the tokens of a round are: a text counts by its length.
         faster = _pace(plain) / _pace(own)
-        per_round = sum(map(_new, own)) / sum(one.rounds for one in own)
+        rounds = sum(one.rounds for one in own)
+        per_round = sum(map(_new, own)) / rounds
         same = sum(one.tokens == slow.tokens for slow, one in zip(plain, own, strict=True))
         equal = f"{same} of {len(own)}" if heat == 0 else ""
-        typer.echo(f"{name:<28}{faster:>9.2f}{per_round:>14.2f}{faster / per_round:>8.2f}{equal:>11}")
+        whole = _sum(own, "round_seconds")
+        parts = (_sum(own, "draft_seconds") / whole, _sum(own, "target_seconds") / whole)
+        typer.echo(
+            f"{name:<28}{faster:>9.2f}{per_round:>14.2f}{faster / per_round:>8.2f}{whole / rounds:>11.3f}"
+            f"{parts[0]:>8.1%}{parts[1]:>8.1%}{_sum(own, 'draft_calls') / rounds:>13.1f}{equal:>11}"
+        )
+
+
+def _sum(texts: list[Text], name: str) -> float:
+    """Of what a writer of rounds tells of each text."""
+    return sum(float(getattr(text, name)) for text in texts)
 
 
 def _new(text: Text) -> int:
