@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +64,9 @@ def streamed(
     data: Annotated[Path | None, typer.Option(help="As for `level`; default: built-in prompts.")] = None,
     prompts: Annotated[int, typer.Option(help="A domain.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="A text.", min=2)] = 48,
+    nodes: Annotated[
+        list[int] | None, typer.Option(help="Of the passes timed; default: 1, 16, 64, 256, 768; repeatable.")
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Drop the weights from the system's cache after every pass.")
     ] = False,
@@ -92,17 +95,17 @@ def streamed(
     )
     after = (lambda: forget(place)) if cold else (lambda: None)
     with behind_every_pass(target.model, after):
-        _passes(target)
+        _passes(target, nodes or (1, 16, 64, 256, 768))
         for heat in temperature or (0.0, 0.6):
             specs = contenders(strategy or ("dyspec", "race"), budget or (16, 64, 256), heat)
             _race({spec.label: writer(spec, loaded, heat) for spec in specs}, encoded, tokens, heat)
 
 
-def _passes(target: StateBackend) -> None:
+def _passes(target: StateBackend, sizes: Sequence[int]) -> None:
     typer.echo(f"{'nodes':>7}{'ms a pass':>12}")
-    for nodes in (1, 16, 64, 256, 768):
-        took = pass_milliseconds(target, nodes, context=128, repetitions=2)
-        typer.echo(f"{nodes:>7}{took:>12.0f}")
+    for size in sizes:
+        took = pass_milliseconds(target, size, context=128, repetitions=2)
+        typer.echo(f"{size:>7}{took:>12.0f}")
 
 
 def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, heat: float) -> None:
