@@ -22,6 +22,7 @@ from draftwood import (
     WithReplacement,
     draw_children,
 )
+from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase
 
 LAWS: list[type[Proposal]] = [WithoutReplacement, WithReplacement, TopThenSample, Deterministic, PerChild]
@@ -56,7 +57,9 @@ def grown(
         )
         p = distributions(draft, max(count, 1) if law is PerChild else 1, vocab, chance)
         if count:
-            (drawn,) = draw_children(law, p[None] if law is PerChild else p, count=count, rng=rng)
+            # Not by the interpreted kernel, which draws the same and takes a second for a large tree.
+            with kernels_enabled(False):
+                (drawn,) = draw_children(law, p[None] if law is PerChild else p, count=count, rng=rng)
             tree.add_children(node, drawn.tokens, drawn.proposal)
         other = distributions(target if target in ("far", "one-hot") else "smooth", 1, vocab, chance)[0]
         own = {"the draft": 1.0, "near": 0.7}.get(target, 0.0)

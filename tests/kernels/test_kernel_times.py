@@ -59,6 +59,11 @@ def small(bench: Any, device: torch.device) -> list[Any]:
         replays.convolution(layers=2, channels=16),
         replays.units(layers=2, channels=16),
     ]
+    with kernels_enabled(False):  # the interpreted kernel would draw the same trees, and slowly
+        judged = [
+            bench.round_cases.judged(device, rows=2, nodes=9, vocab=40),
+            bench.round_cases.judged(device, rows=2, nodes=9, vocab=40, leaf_first=True),
+        ]
     return [
         *bench.attention_cases.trees(device, sizes=(33,), heads=2, dim=16),
         *bench.attention_cases.behind_a_prefix(
@@ -68,8 +73,7 @@ def small(bench: Any, device: torch.device) -> list[Any]:
         *bench.tree_cases.scans(device, depths=(3,), sizes=SIZES),
         *replays.replays(device, models=models, depth=3),
         bench.round_cases.commit(device, layers=2, rows=2, kv_heads=1, dim=16, prefix=20, nodes=16, path=3),
-        bench.round_cases.judged(device, rows=2, nodes=9, vocab=40),
-        bench.round_cases.judged(device, rows=2, nodes=9, vocab=40, leaf_first=True),
+        *judged,
         bench.round_cases.drawn(device, nodes=2, vocab=40, count=3),
     ]
 
