@@ -5,16 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from draftwood.kernels.support import interpreted, kernels_enabled
-from tests.kernels.interpreter import patch_language_once
+from draftwood.kernels.support import kernels_enabled
 
 
 @pytest.fixture(scope="module", autouse=True)
 def poisoned_kernels() -> Iterator[None]:
     # Fills what torch allocates without writing it, with NaN or the largest integer.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    if interpreted():
-        patch_language_once()
     with kernels_enabled(True):
         yield
     torch.use_deterministic_algorithms(False)
