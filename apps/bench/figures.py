@@ -217,10 +217,22 @@ def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | 
             return None
         if count < 2:
             return Figure(value)
-        chosen = np.random.default_rng(0).integers(count, size=(_BOOTSTRAPS, count))
-        drawn = of({name: values[chosen].sum(1) for name, values in usable.items()})
+        drawn = of(_Resampled(usable, np.random.default_rng(0).integers(count, size=(_BOOTSTRAPS, count))))
     low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
     return Figure(value, float(low), float(high))
+
+
+class _Resampled(dict[str, NDArray[np.float64]]):
+    """Sums of `quantities` over prompts `chosen` at random, of those alone that are asked for."""
+
+    def __init__(self, quantities: Sums, chosen: NDArray[np.int64]) -> None:
+        super().__init__()
+        self._quantities, self._chosen = quantities, chosen
+
+    def __missing__(self, name: str) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = self._quantities[name][self._chosen].sum(1)
+        self[name] = sums
+        return sums
 
 
 def _pairs(race: Race, written: Texts, plain: Texts) -> list[Pair]:
