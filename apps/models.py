@@ -274,7 +274,10 @@ def _check_draft(name: str, target: Any, loader: Loader) -> None:
 
 
 def _no_tokenizer(name: str) -> InvalidInput:
-    return InvalidInput(f"There is no tokenizer in {name!r}; name one with --tokenizer.")
+    return InvalidInput(
+        f"There is no tokenizer in {name!r}; save the model's there (draftwood generate also takes one by "
+        "--tokenizer)."
+    )
 
 
 def locate(name: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -60,9 +60,13 @@ def streamed(
     ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Default: 0 and 0.6; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
+    draft_dtype: Annotated[models.Dtype, typer.Option(help="The draft's precision.")] = models.Dtype.bfloat16,
     data: Annotated[Path | None, typer.Option(help="As for `level`; default: built-in prompts.")] = None,
     prompts: Annotated[int, typer.Option(help="A domain.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="A text.", min=2)] = 48,
+    nodes: Annotated[
+        list[int] | None, typer.Option(help="Of the passes timed; default: 1, 16, 64, 256, 768; repeatable.")
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Drop the weights from the system's cache after every pass.")
     ] = False,
@@ -80,9 +84,9 @@ def streamed(
     place = written(folder, parameters)
     target = load(place, device="cpu", offload=folder / "converted")
     tokenizer = zoo.tokenizer()
-    small: Any = zoo.load(draft, torch.bfloat16)
+    small = models.Loader(draft_dtype, target.device, trust_remote_code=False).backend(draft)
     loader = models.Loader(models.Dtype.auto, target.device, trust_remote_code=False)
-    loaded = models.Loaded(target, load(small), tokenizer, loader)
+    loaded = models.Loaded(target, small, tokenizer, loader)
     encoded = prompts_of(data, tokenizer, prompts)
     size = sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9
     typer.echo(
@@ -91,17 +95,17 @@ def streamed(
     )
     after = (lambda: forget(place)) if cold else (lambda: None)
     with behind_every_pass(target.model, after):
-        _passes(target)
+        _passes(target, nodes or (1, 16, 64, 256, 768))
         for heat in temperature or (0.0, 0.6):
             specs = contenders(strategy or ("dyspec", "race"), budget or (16, 64, 256), heat)
             _race({spec.label: writer(spec, loaded, heat) for spec in specs}, encoded, tokens, heat)
 
 
-def _passes(target: StateBackend) -> None:
+def _passes(target: StateBackend, sizes: Sequence[int]) -> None:
     typer.echo(f"{'nodes':>7}{'ms a pass':>12}")
-    for nodes in (1, 16, 64, 256, 768):
-        took = pass_milliseconds(target, nodes, context=128, repetitions=2)
-        typer.echo(f"{nodes:>7}{took:>12.0f}")
+    for size in sizes:
+        took = pass_milliseconds(target, size, context=128, repetitions=2)
+        typer.echo(f"{size:>7}{took:>12.0f}")
 
 
 def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, heat: float) -> None:
@@ -110,7 +114,8 @@ def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, he
         for name, one in entrants.items():  # in turns, so that a slow moment falls on all of them
             texts[name].append(one.write(prompt, tokens, number))
     typer.echo(
-        f"temperature {heat}\n{'':<28}{'speed-up':>9}{'tokens/round':>14}{'ratio':>8}{'same text':>11}"
+        f"temperature {heat}\n{'':<28}{'speed-up':>9}{'tokens/round':>14}{'ratio':>8}"
+        f"{'s a round':>11}{'draft':>8}{'target':>8}{'draft calls':>13}{'same text':>11}"
     )
     plain = texts[ORDINARY]
     for name, own in texts.items():
@@ -118,10 +123,21 @@ def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, he
             continue
         # Of all texts together, as the tokens of a round are: a text counts by its length.
         faster = _pace(plain) / _pace(own)
-        per_round = sum(map(_new, own)) / sum(one.rounds for one in own)
+        rounds = sum(one.rounds for one in own)
+        per_round = sum(map(_new, own)) / rounds
         same = sum(one.tokens == slow.tokens for slow, one in zip(plain, own, strict=True))
         equal = f"{same} of {len(own)}" if heat == 0 else ""
-        typer.echo(f"{name:<28}{faster:>9.2f}{per_round:>14.2f}{faster / per_round:>8.2f}{equal:>11}")
+        whole = _sum(own, "round_seconds")
+        parts = (_sum(own, "draft_seconds") / whole, _sum(own, "target_seconds") / whole)
+        typer.echo(
+            f"{name:<28}{faster:>9.2f}{per_round:>14.2f}{faster / per_round:>8.2f}{whole / rounds:>11.3f}"
+            f"{parts[0]:>8.1%}{parts[1]:>8.1%}{_sum(own, 'draft_calls') / rounds:>13.1f}{equal:>11}"
+        )
+
+
+def _sum(texts: list[Text], name: str) -> float:
+    """Of what a writer of rounds tells of each text."""
+    return sum(float(getattr(text, name)) for text in texts)
 
 
 def _new(text: Text) -> int:

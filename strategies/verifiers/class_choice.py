@@ -67,22 +67,24 @@ def choose_class(tokens: Columns, total: Columns, *, further: int) -> Floats:
         line[:] = np.bincount(bucket, weights, BUCKETS)
     # What the others have, whose bucket is the last of the order.
     whole = np.concatenate(total.rows())
-    sums[:4, 0] = np.maximum(whole - sums[:4].sum(1), 0)
+    sums[:4, 0] = np.maximum(whole - np.add.reduce(sums[:4], 1), 0)
     sums[4, 0] = np.inf
     live = np.flatnonzero(sums[4])[::-1]
-    mass = sums[4, live[:-1]]
     share = np.zeros(BUCKETS)
-    f = _prefixes(mass)
+    f = _prefixes(sums[4, live[:-1]])
     scores = passed(f, Columns(*sums[:4, live]), further=further)
-    share[live] = f[int(np.argmax(scores >= scores.max() - TIE))]
+    share[live] = f[(scores >= scores.max() - TIE).argmax()]
     return share[bucket]
 
 
 def bucket_of(target: Floats, proposed: Floats) -> NDArray[np.int64]:
     """The bucket, from 1 on, of tokens with these weights; where nothing is proposed, the first."""
-    octaves = ((target / proposed).astype(np.float32).view(np.int32) + _HALF) >> _SHIFT
-    bucket: NDArray[np.int64] = np.clip(octaves - _LOWEST, 1, BUCKETS - 1, dtype=np.int64)
-    return bucket
+    octaves = (target / proposed).astype(np.float32).view(np.int32)
+    octaves += _HALF
+    octaves >>= _SHIFT
+    octaves -= _LOWEST
+    np.minimum(np.maximum(octaves, 1, out=octaves), BUCKETS - 1, out=octaves)
+    return octaves.astype(np.int64)
 
 
 def _prefixes(mass: Floats) -> Floats:
@@ -93,11 +95,10 @@ def _prefixes(mass: Floats) -> Floats:
     ends = mass.cumsum()
     f = np.zeros((SIZES, len(mass) + 1))
     inner = f[:, :-1]
-    np.multiply(_SHARES, ends[-1:], out=inner)
-    inner -= ends - mass
+    np.subtract(_SHARES * ends[-1:], ends - mass, out=inner)
     inner /= mass
     np.maximum(np.minimum(inner, 1, out=inner), 0, out=inner)
-    inner[inner < 1e-6] = 0  # what rounding left is not worth a coin
+    inner *= inner >= 1e-6  # what rounding left is not worth a coin
     return f
 
 
@@ -112,15 +113,18 @@ def passed(f: Floats, tokens: Columns, *, further: int) -> Floats:
     target, h, draft, odds = tokens.rows()
     outside = 1 - f
     out, inside = outside * odds, f * draft
-    better, worse = _summed(inside), _summed(out)
-    p1 = np.maximum(h - out * (better - inside) + inside * (worse - out), 0)
+    p1 = h - out * (_sums(f, draft) - inside)
+    p1 += inside * (_sums(outside, odds) - out)
+    np.maximum(p1, 0, out=p1)
     passes = np.minimum(target, p1)
     failed = p1 - passes
-    failed /= np.maximum(p1, _TINY)
-    stayed, came = failed * odds, failed * inside
-    low = stayed * outside
-    p2 = _summed(stayed) - stayed - f * (_summed(low) - low)
-    p2 = draft * p2 + out * (_summed(came) - came)
+    failed /= np.maximum(p1, _TINY, out=p1)
+    stayed, low, came = failed * odds, failed * out, failed * inside
+    p2 = _summed(low) - low
+    p2 *= -f
+    p2 += _summed(stayed) - stayed
+    p2 *= draft
+    p2 += out * (_summed(came) - came)
     left = target - passes
     more = np.minimum(left, np.maximum(p2, 0, out=p2), out=p2)
     left -= more
@@ -133,6 +137,12 @@ def passed(f: Floats, tokens: Columns, *, further: int) -> Floats:
             total += _summed(again)
             left -= again
     return total[:, 0]
+
+
+def _sums(chances: Floats, weights: Floats) -> Floats:
+    """The sums `[sizes, 1]` of what each size's `chances` `[sizes, n]` leave of `weights` `[n]`."""
+    sums: Floats = (chances @ weights)[:, None]
+    return sums
 
 
 def _summed(weights: Floats) -> Floats:

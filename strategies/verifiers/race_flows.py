@@ -253,7 +253,7 @@ class Tables:
             factor = np.exp(min(-scale, 600.0))
             terms[0] = end[0][m] * factor
             np.multiply(odds, above, out=terms[1:])
-            np.cumsum(terms, out=products[m])
+            np.add.accumulate(terms, out=products[m])
             terms[0] = end[1][m] * factor
             if inside is None:
                 np.multiply(odds, above_marked, out=terms[1:])
@@ -261,7 +261,7 @@ class Tables:
                 np.multiply(odds, above_marked + inside * above, out=terms[1:])
             if outside is not None:
                 terms[1:] += outside * products[m, :-1]
-            np.cumsum(terms, out=marked[m])
+            np.add.accumulate(terms, out=marked[m])
             most = float(products[m, -1])
             if most > 0 and not 1e-60 < most < 1e60:
                 products[m] /= most
@@ -336,5 +336,5 @@ def _before(values: Floats) -> Floats:
     """The sums of what stands before each place."""
     sums = np.empty_like(values)
     sums[:1] = 0
-    np.cumsum(values[:-1], out=sums[1:])
+    np.add.accumulate(values[:-1], out=sums[1:])
     return sums

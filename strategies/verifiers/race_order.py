@@ -16,7 +16,7 @@ from draftwood.set_laws import FixedTimeSet
 from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_all
 from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
-from draftwood.strategies.verifiers.vocabulary import checked_total
+from draftwood.strategies.verifiers.vocabulary import checked_total, gathered
 
 _LEAST = 1e-60
 _LATEST = 1e300
@@ -58,13 +58,15 @@ class RaceOrder(SiblingOrder):
         """The siblings that have an allowance, the last one to be tried first."""
         assert self._flows is not None
         places, indices = np.nonzero(self._flows.tokens[:, None] == np.array(self.tokens))
-        candidates = []
-        for place, index in zip(places[::-1].tolist(), indices[::-1].tolist(), strict=True):
-            token, allowance = self.tokens[index], float(self._flows.allowances[place])
-            if allowance > 0:
-                arriving = Arriving(float(residual.weights[token]) / residual.scale / allowance)
-                candidates.append(Candidate(index, token, arriving))
-        return candidates
+        allowances = self._flows.allowances[places]
+        wanted = gathered(residual.weights, self._flows.tokens[places]) / residual.scale
+        lines = zip(indices.tolist(), allowances.tolist(), wanted.tolist(), strict=True)
+        candidates = [
+            Candidate(index, self.tokens[index], Arriving(target / allowance))
+            for index, allowance, target in lines
+            if allowance > 0
+        ]
+        return candidates[::-1]
 
 
 @attrs.frozen
