@@ -42,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+        if LACKING["triton"] is None:
+            from tests.interpreter import patch_language_once
+
+            patch_language_once()
 
     # CI repeats the same cases at every run; `--draftwood-profile thorough` tries twenty times as many.
     register_profiles()
