@@ -25,6 +25,7 @@ from benchmarks.research.heads import heads
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
 from benchmarks.research.recipes import recipes
+from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
 from benchmarks.research.verifiers import verifiers
@@ -50,6 +51,7 @@ for measurement in (
     level,
     optimum,
     recipes,
+    retokenised,
     samples,
     shapes,
     verifiers,

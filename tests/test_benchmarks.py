@@ -13,7 +13,7 @@ import typer
 from benchmarks.__main__ import app
 from benchmarks.kernels import round as rounds
 from benchmarks.kernels.gpu import PARTS, REHEARSAL, Part
-from benchmarks.research import heads_speed, samples, vocabularies
+from benchmarks.research import heads_speed, retokenised, samples, vocabularies
 from draftwood.apps.bench.writers import Text
 
 COMMANDS = typer.main.get_command(app)
@@ -51,6 +51,13 @@ def test_a_share_of_missing_tokens_is_one_line_over_all_choices() -> None:
     at_one = [vocabularies.Cell(0.01, 1.0, 0, 0.99, 0.5, 4, 1, 3, 2)]
     line = vocabularies.table([vocabularies.Cell(*of_one), vocabularies.Cell(*other), *at_one])[-1]
     assert line.split() == ["1.0%", "0.970", "0.300", "2.00", "0.500", "0.250", "1.50"]
+
+
+def test_text_for_an_index_is_cut_between_documents_and_its_figures_are_ratios_of_sums() -> None:
+    assert retokenised.beginning(["ab", "", "c", "def", "g"], 5) == ["ab", "c"]
+    sums = {"tokens": 30.0, "rounds": 20.0, "drafted": 50.0, "accepted": 10.0}
+    line = retokenised.table({("own", 0.0): sums, ("own", 1.0): sums | {"tokens": 22.0}})[-1]
+    assert line.split() == ["own", "2.50", "1.50", "2.50", "1.10"]
 
 
 def test_speeds_of_drafters_are_ratios_of_sums_beside_ordinary_decoding(

@@ -36,6 +36,9 @@ def heads(
     temperature: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
     prompts: Annotated[int, typer.Option(help="Prompts a domain.", min=1)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens a text.", min=1)] = 32,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="On the prompts that settings are chosen by.")
+    ] = False,
     widen: Annotated[
         float | None,
         typer.Option(help="Parameters that the target and its heads are widened to; times are told then."),
@@ -54,7 +57,9 @@ def heads(
     """
     torch.set_num_threads(1)
     models.quiet()
-    chosen = held_out.prompts(data, zoo.tokenizer(), count=prompts, domains=held_out.DOMAINS)
+    chosen = held_out.prompts(
+        data, zoo.tokenizer(), count=prompts, domains=held_out.DOMAINS, calibration=calibration
+    )
     rows = [row.tolist() for some in chosen.values() for row in some]
     jobs = [(spec, name) for spec in strategy or STRATEGIES for name in drafters]
     contenders, found = Contenders(target, widen, dtype), Texts()

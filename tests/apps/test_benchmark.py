@@ -106,7 +106,8 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
         *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
-        *("heads", "level", "optimum", "recipes", "samples", "shapes", "verifiers", "vocabularies"),
+        *("heads", "level", "optimum", "recipes", "retokenised", "samples", "shapes", "verifiers"),
+        "vocabularies",
     }
 
 

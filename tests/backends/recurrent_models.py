@@ -184,6 +184,18 @@ def build(name: str, dtype: torch.dtype = torch.float32, *, experts: str | None 
     return model.to(dtype).eval()
 
 
+def features_after(model: Any, tokens: list[int]) -> Tensor:
+    """All hidden states as transformers gives them, `[tokens, layers + 1, hidden]`."""
+    with torch.no_grad():
+        states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    # Mamba's models put out nothing of what their first layer reads, and what lies behind the last twice.
+    if model.config.model_type in ("mamba", "mamba2", "falcon_mamba"):
+        with torch.no_grad():
+            first = model.get_input_embeddings()(torch.tensor([tokens]))
+        states = (first, *states[:-2], states[-1])
+    return torch.stack([one[0] for one in states], 1)
+
+
 class Doubled(TorchFunctionMode):
     """Inside it, what asks for single precision gets double, as models do for some steps in any dtype."""
 

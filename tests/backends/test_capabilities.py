@@ -22,7 +22,7 @@ from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends import recurrent_models
 from tests.backends.attention_models import plain
-from tests.backends.recurrent_models import Doubled
+from tests.backends.recurrent_models import Doubled, features_after
 from tests.backends.test_architectures import MASKED, UNROLLED, VOCAB, build
 from tests.thorough import every
 
@@ -185,18 +185,6 @@ def test_a_model_that_breaks_without_a_layer_is_refused(monkeypatch: pytest.Monk
 
 def body_of(model: Any) -> Any:
     return model.model if model.base_model is model else model.base_model
-
-
-def features_after(model: Any, tokens: list[int]) -> torch.Tensor:
-    """All hidden states as transformers gives them, `[tokens, layers + 1, hidden]`."""
-    with torch.no_grad():
-        states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
-    # Mamba's models put out nothing of what their first layer reads, and what lies behind the last twice.
-    if model.config.model_type in ("mamba", "mamba2", "falcon_mamba"):
-        with torch.no_grad():
-            first = model.get_input_embeddings()(torch.tensor([tokens]))
-        states = (first, *states[:-2], states[-1])
-    return torch.stack([one[0] for one in states], 1)
 
 
 class Taking(Mirror):

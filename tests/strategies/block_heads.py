@@ -13,6 +13,7 @@ from draftwood import load
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.block_drafter import BlockDrafter
+from tests.backends.recurrent_models import features_after
 from tests.strategies.beside_target import Beside
 
 WIDTH, VOCAB, LAYERS = 16, 23, 5
@@ -103,16 +104,15 @@ def normed(weight: Any, states: Any) -> Any:
 
 
 @torch.no_grad()
-def depth_logits(head: BlockHead, text: list[int], path: list[int]) -> Any:
+def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: Any = None) -> Any:
     """Logits `[vocab]` of the last node of `path` behind `text`; the forward is written out anew."""
-    made = head.config
-    nothing = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
+    made, model = head.config, model or MODEL
+    nothing = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
     if not text or len(path) > made.depths:
         return nothing
-    hidden = MODEL(torch.tensor([text]), output_hidden_states=True).hidden_states
-    features = torch.cat([hidden[tap][0] for tap in made.taps], -1)
+    features = features_after(model, text)[:, made.taps].flatten(1)
     context = normed(head.hidden_norm.weight, features @ head.fc.weight.T)
-    table = MODEL.get_input_embeddings().weight if head.embed_tokens is None else head.embed_tokens.weight
+    table = model.get_input_embeddings().weight if head.embed_tokens is None else head.embed_tokens.weight
     block = table[torch.tensor([path[0]] + [made.mask_token_id] * (made.block_size - 1))]
     n, half = len(text), made.head_dim // 2
 
@@ -157,7 +157,7 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int]) -> Any:
         block = block + gated @ mlp.down_proj.weight.T
     slot = len(path) - 1 + (made.block_size - made.depths)
     final = normed(head.norm.weight, block)
-    output = MODEL.lm_head.weight if head.lm_head is None else head.lm_head.weight
+    output = model.lm_head.weight if head.lm_head is None else head.lm_head.weight
     logits = output @ final[slot]
     if head.markov_head is not None:
         before = path if made.root_guesses else [path[0], *path]

@@ -15,6 +15,7 @@ from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.testing import NextTokenModel, ToyBackend, ToyModel
+from tests.backends.recurrent_models import features_after
 from tests.strategies.beside_target import Beside
 
 WIDTH = 16
@@ -146,8 +147,7 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
     """
     made, layer = head.config, head.midlayer
     assert made.taps is not None
-    hidden = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-    features = torch.cat([hidden[tap][0] for tap in made.taps], -1)
+    features = features_after(model, text)[:, made.taps].flatten(1)
     if head.input_norm is not None:
         features = normed(head.input_norm.weight, features, made.norm_eps)
     if head.fc_norm is not None:

@@ -2,13 +2,25 @@
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import IncompatibleModels, InvalidInput, SpeculativeDecoder, load, registry, zoo
+from draftwood import (
+    IncompatibleModels,
+    InvalidInput,
+    Request,
+    SpeculativeDecoder,
+    TreeBuilder,
+    WithoutReplacement,
+    draw_children,
+    load,
+    registry,
+    zoo,
+)
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.retokenised import retokenised
@@ -16,15 +28,26 @@ from draftwood.strategies.drafters.shared_tokens import SharedTokens
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from draftwood.strategies.drafters.token_map import Text, TokenMap, token_texts
+from draftwood.strategies.laws import SingleLawPolicy
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, checks_for, parametrize_with_checks
+from draftwood.testing import (
+    LawBroken,
+    NextTokenModel,
+    ToyBackend,
+    ToyModel,
+    assert_lossless,
+    assert_proposal_law,
+    checks_for,
+    parametrize_with_checks,
+)
 
 # The draft lacks "ab", and has the others under other numbers; it has "c", which the target lacks.
 TARGET: list[Text] = [b"a", b"b", b"ab", "eos"]
@@ -169,6 +192,112 @@ def test_it_passes_on_what_the_drafter_declares():
 )
 def test_it_is_lossless_under_every_law(policy, verifier):
     assert_lossless(policy, verifier, target=ToyModel(4, seed=1), drafter=shared(), prompt=(2, 0), tokens=2)
+
+
+# --- a hundred tokens, of which both have 99 ---
+
+# The target's last token is its first two, which the draft has alone; of the draft's one no target has.
+LETTERS: list[Text] = [bytes([33 + number]) for number in range(99)]
+HUNDRED: list[Text] = [*LETTERS, b"!\x22"]
+ORDER = [37 * number % 100 for number in range(100)]
+"""The target's numbers of the draft's tokens; 99 stands for the draft's own."""
+# Few tokens are open in a context, so that they can be enumerated.
+LARGE = ToyModel(100, seed=26, sparsity=0.96)
+NEAR = ToyModel(100, seed=7, sparsity=0.98, near=LARGE, mix=0.7)
+
+
+@attrs.frozen(eq=False)
+class Renumbered(NextTokenModel):
+    """`NEAR` by the draft's numbers, to which the two letters of token 99 are one."""
+
+    def logits(self, text):
+        read: list[int] = []
+        for token in (ORDER[number] for number in text):
+            if token == 1 and read[-1:] == [0]:
+                read[-1] = 99
+            else:
+                read.append(token)
+        return NEAR.logits(read)[ORDER]
+
+
+def large_map(**changes):
+    return attrs.evolve(TokenMap.of(HUNDRED, [[*LETTERS, b"\xff"][token] for token in ORDER]), **changes)
+
+
+def of_a_hundred(tokens=None):
+    return SharedTokens(ModelDrafter(ToyBackend(Renumbered(100))), tokens or large_map())
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier", "rounds"),
+    [
+        (Chain(1), RecursiveRejection(), None),
+        (Chain(2), Block(), 1),
+        (FixedTree(1, 2), RecursiveRejection(), 1),
+        (FixedTree(1, 2, law="with-replacement"), KSequential(), 1),
+        (FixedTree(2, (2, 1), law="top-k"), Traversal(), 1),
+        (DySpec(2), RecursiveRejection(), 1),
+    ],
+    ids=str,
+)
+def test_it_is_lossless_with_99_of_a_hundred_tokens(policy, verifier, rounds):
+    """Behind a text with the token that the draft lacks, and where the target may write it."""
+    drafter = of_a_hundred()
+    assert drafter.tokens.overlap == 0.99
+    assert [ORDER[part] for part in drafter.tokens.spellings[99]] == [0, 1]
+    options: Any = {"target": LARGE, "drafter": drafter, "prompt": (2, 99, 0), "tokens": 2, "rounds": rounds}
+    law = assert_lossless(policy, verifier, **options)
+    assert law.expected_tokens > 1.2
+    assert sum(chance for text, chance in law.probabilities.items() if 99 in text) > 0.01
+
+
+def test_a_wrong_map_writes_the_targets_law_and_drafts_otherwise():
+    """One that offers a token that the draft lacks, or takes the draft's tokens for their neighbours."""
+    known, text = large_map(), torch.tensor([2, 99])
+    options: Any = {"target": LARGE, "prompt": (2, 99, 0), "tokens": 2, "rounds": 1}
+    best = assert_lossless(Chain(2), RecursiveRejection(), drafter=of_a_hundred(), **options)
+    offered = np.where(known.to_draft < 0, known.to_draft[14], known.to_draft)
+    for wrong in (offered, np.where(known.to_draft < 0, -1, (known.to_draft + 1) % 100)):
+        drafter = of_a_hundred(large_map(to_draft=wrong))
+        law = assert_lossless(Chain(2), RecursiveRejection(), drafter=drafter, **options)
+        assert law.expected_tokens != pytest.approx(best.expected_tokens)
+        answers = []
+        for one in (drafter, of_a_hundred()):
+            one.prefill([text])
+            answers.append(one.distributions([Request(torch.tensor([0]), torch.tensor([-1]))]))
+        assert not torch.equal(*answers)
+
+
+@attrs.frozen
+class MapsWhatWasDrawn(SingleLawPolicy):
+    """A child drawn by the draft's numbers, which a map with one wrong entry then makes the target's."""
+
+    drawn_as: tuple[int, int]
+    law: Any = WithoutReplacement
+    branches = False
+
+    def grow(self, root, rng):
+        tree = TreeBuilder(root)
+        probs = yield tree.request([0])
+        (drawn,) = draw_children(self.law, probs, count=1, rng=rng)
+        tokens = [self.drawn_as[1] if token == self.drawn_as[0] else token for token in drawn.tokens]
+        tree.add_children(0, tokens, drawn.proposal)
+        return tree.finish()
+
+
+def test_a_map_of_drawn_tokens_alone_breaks_both_laws():
+    drafter = of_a_hundred()
+    drafter.prefill([torch.tensor([2, 99])])
+    logits = drafter.distributions([Request(torch.tensor([0]), torch.tensor([-1]))])
+    drafter.release()
+    first, second = logits[0, 0].topk(2).indices.tolist()
+    policy = MapsWhatWasDrawn((first, second))
+    with pytest.raises(LawBroken, match="MapsWhatWasDrawn"):
+        assert_proposal_law(policy, drafter, prompt=(2, 99, 0))
+    with pytest.raises(LawBroken):
+        assert_lossless(
+            policy, RecursiveRejection(), target=LARGE, drafter=drafter, prompt=(2, 99, 0), tokens=2, rounds=1
+        )
 
 
 # --- two vocabularies on the zoo's pair ---

@@ -32,6 +32,7 @@ from draftwood.zoo.heads.eagle3 import (
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.settings import AS_CONFIGURED, compared, settings
+from tests.backends.recurrent_models import build
 
 TAPS = (1, 2, 3)
 
@@ -151,6 +152,17 @@ def test_agreement_counts_the_tokens_that_were_guessed(head: Eagle3Head) -> None
     assert found.by_depth[0] == pytest.approx(float(right) / total)
     with pytest.raises(InvalidInput, match=r"have the temperatures \[0.0, 1.0\]"):
         agreement(target(), head, [rows(), rows(1.0)])
+
+
+@pytest.mark.parametrize("name", ["bamba", "mamba", "mamba2", "falcon_mamba"])
+def test_a_recurrent_targets_known_text_is_what_its_backend_keeps(name: str) -> None:
+    """Mamba's models count their hidden states in another way than others do."""
+    model, tokens = build(name), torch.tensor([[5, 9, 2, 40, 17, 8, 8]])
+    backend = load(model)
+    backend.keep_features((0, 1))
+    backend.prefill([tokens[0, :-2]])
+    (features,) = backend.take_features()
+    torch.testing.assert_close(known_text(model, tokens, (0, 1)).features[0], features, atol=1e-4, rtol=1e-4)
 
 
 def test_tokens_outside_the_heads_vocabulary_teach_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from typing import Any
 
 import attrs
@@ -88,6 +89,10 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     tokens = tokens.to(target.device)
     output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
     hidden = getattr(output, "hidden_states", None)
+    if hidden and "cache_params" in signature(target.forward).parameters:
+        # Pure state-space models put out nothing of what their first layer reads, and what lies behind the
+        # last one twice, without and with the norm.
+        hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])
     if not hidden or len(hidden) <= max(taps):
         raise UnsupportedModel(
             f"{type(target).__name__} gives no hidden states of the layers {', '.join(map(str, taps))}, "
