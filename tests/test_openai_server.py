@@ -75,7 +75,7 @@ def alone(decoder, prompt, seed, new=NEW):
 
 
 def test_sixteen_streams_at_once_are_each_as_alone(server, client, monkeypatch):
-    run, most = RowQueue.run, []
+    run, most = RowQueue.run, list[int]()
 
     def when_all_have_asked(queue):
         if not most:
