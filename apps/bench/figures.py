@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import comb, prod
 from statistics import median_low
 from typing import Any
@@ -222,17 +222,24 @@ def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | 
     return Figure(value, float(low), float(high))
 
 
-class _Resampled(dict[str, NDArray[np.float64]]):
-    """Sums of `quantities` over prompts `chosen` at random, of those alone that are asked for."""
+@attrs.frozen(eq=False)
+class _Resampled(Mapping[str, NDArray[np.float64]]):
+    """Sums of quantities over prompts chosen at random, worked out for those that are asked for."""
 
-    def __init__(self, quantities: Sums, chosen: NDArray[np.int64]) -> None:
-        super().__init__()
-        self._quantities, self._chosen = quantities, chosen
+    quantities: Sums
+    chosen: NDArray[np.int64]
+    _known: dict[str, NDArray[np.float64]] = attrs.field(factory=dict, init=False)
 
-    def __missing__(self, name: str) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = self._quantities[name][self._chosen].sum(1)
-        self[name] = sums
-        return sums
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        if name not in self._known:
+            self._known[name] = self.quantities[name][self.chosen].sum(1)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.quantities)
+
+    def __len__(self) -> int:
+        return len(self.quantities)
 
 
 def _pairs(race: Race, written: Texts, plain: Texts) -> list[Pair]:
