@@ -46,7 +46,7 @@ def texts(
         for temperature in (0.0, 0.8):
             generation: Any = decoder.generate(
                 PROMPTS,
-                max_new_tokens=10,
+                max_new_tokens=7,
                 sampling=SamplingParams(temperature=temperature),
                 return_dict_in_generate=True,
                 eos_token_id=[],
