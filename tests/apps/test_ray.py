@@ -75,15 +75,29 @@ def free_port():
         return one.getsockname()[1]
 
 
+STARTS = 3
+"""Ray gives up a start that a busy machine draws out."""
+
+
 class Cluster:
     """A Ray cluster of two CPUs, in processes of its own; `folder` is on its path."""
 
     def __init__(self, folder):
+        log = folder / "cluster.log"
+        for _ in range(STARTS):
+            self.start(folder, log)
+            while "Ray runtime started" not in log.read_text() and self.process.poll() is None:
+                time.sleep(0.1)
+            if self.process.poll() is None:
+                return
+        raise AssertionError(log.read_text())
+
+    def start(self, folder, log):
         self.address = f"127.0.0.1:{free_port()}"
         port = self.address.split(":")[1]
         words = ["start", "--head", "--block", "--num-cpus=2", f"--port={port}", "--include-dashboard=false"]
         environment = {**os.environ, **SETTING, "PYTHONPATH": str(folder)}
-        with (folder / "cluster.log").open("w") as log:
+        with log.open("w") as written:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
@@ -93,13 +107,10 @@ class Cluster:
                     "--object-store-memory=100000000",
                 ],
                 env=environment,
-                stdout=log,
-                stderr=log,
+                stdout=written,
+                stderr=written,
                 start_new_session=True,
             )
-        while "Ray runtime started" not in (folder / "cluster.log").read_text():
-            assert self.process.poll() is None, (folder / "cluster.log").read_text()
-            time.sleep(0.1)
 
     def kill(self):
         os.killpg(self.process.pid, signal.SIGKILL)
