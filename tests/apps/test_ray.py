@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,8 @@ class Cluster:
                 time.sleep(0.1)
             if self.process.poll() is None:
                 return
+            with suppress(ProcessLookupError):
+                self.kill()  # what its head has left running
         raise AssertionError(log.read_text())
 
     def start(self, folder, log):
