@@ -33,10 +33,8 @@ def check_head(
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    device: models.Device = None,
+    trust_remote_code: models.TrustRemoteCode = False,
 ) -> None:
     """Say whether a head reads its target as it was trained to.
 

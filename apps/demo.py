@@ -41,7 +41,7 @@ def demo(
         str | None,
         typer.Option(help="A head of llama-7m that drafts the first text: llama-7m-eagle3, llama-7m-dspark."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    device: models.Device = None,
     offload: Annotated[
         bool,
         typer.Option("--offload", help="Race with the target's weights on the disk, streamed in every pass."),

@@ -148,11 +148,9 @@ def generate(
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    device: models.Device = None,
     offload: models.Offload = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: models.TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt instead.")] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Write every round's tree and outcome here as JSON.")

@@ -24,7 +24,6 @@ from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
 
-
 Offload = Annotated[
     Path | None,
     typer.Option(
@@ -34,6 +33,14 @@ Offload = Annotated[
     ),
 ]
 """The option of every command whose target may be larger than memory."""
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")]
+"""The option of every command that loads models."""
+
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
+]
+"""The option of every command that loads models of others."""
 
 
 class Dtype(StrEnum):

@@ -54,14 +54,12 @@ def bench(
     repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
     dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    device: models.Device = None,
     widen: Annotated[
         float | None, typer.Option(help="Parameters that a target of the zoo is widened to.")
     ] = None,
     offload: models.Offload = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
-    ] = False,
+    trust_remote_code: models.TrustRemoteCode = False,
     ray: Annotated[
         str | None,
         typer.Option(help="Measure over a Ray cluster: its address, auto, or local to start one."),

@@ -13,7 +13,7 @@ import typer
 
 from draftwood.apps import models, trace
 from draftwood.apps.cli_errors import to_stderr
-from draftwood.apps.distil import pair, run, show, target_text, texts
+from draftwood.apps.distil import pair, row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
 from draftwood.errors import InvalidInput
 from draftwood.zoo.distil.fit import fit
@@ -26,15 +26,9 @@ _CHECKPOINTS = 20
 
 
 def distil(
-    target: Annotated[str, typer.Argument(help="Model folder, hub name, or a model of the zoo.")],
+    target: row_options.Target,
     draft: Annotated[str, typer.Argument(help="The same, of fewer weights and with the same tokenizer.")],
-    text: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Text (.txt, .txt.gz, .jsonl) or folders of it; each is drawn from equally often.",
-            show_default=False,
-        ),
-    ],
+    text: row_options.Text,
     out: Annotated[
         Path,
         typer.Option(
@@ -48,9 +42,8 @@ def distil(
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of the rows, prompts included.", min=1)] = 200
-    * SHARD_TOKENS,
-    new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes in a row.", min=2)] = 128,
+    tokens: row_options.Tokens = row_options.TOKENS,
+    new_tokens: row_options.NewTokens = row_options.NEW_TOKENS,
     longest: Annotated[
         int | None,
         typer.Option(
@@ -63,20 +56,18 @@ def distil(
             help="Repeatable: what the draft is for; default: 0, 0.6 and 1.", min=0.0, show_default=False
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 4000,
-    batch: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 3072,
+    steps: row_options.Steps = row_options.STEPS,
+    batch: row_options.Batch = row_options.BATCH,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="Its peak; default: 0.192 / the draft's width.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: row_options.Seed = 0,
     dtype: Annotated[
         models.Dtype, typer.Option(help="Precision of the target and of the draft's passes.")
     ] = models.Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
-    ] = False,
+    device: models.Device = None,
+    trust_remote_code: models.TrustRemoteCode = False,
 ) -> None:
     """Train a draft to follow its target.
 

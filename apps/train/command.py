@@ -11,7 +11,7 @@ import typer
 
 from draftwood.apps import models, trace
 from draftwood.apps.cli_errors import to_stderr
-from draftwood.apps.distil import run, show, target_text, texts
+from draftwood.apps.distil import row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
 from draftwood.apps.train.report import report
@@ -24,14 +24,8 @@ _CHECKPOINTS = 20
 
 def train(
     kind: Annotated[Kind, typer.Argument(help="What is trained.", show_default=False)],
-    target: Annotated[str, typer.Argument(help="Model folder, hub name, or a model of the zoo.")],
-    text: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Text (.txt, .txt.gz, .jsonl) or folders of it; each is drawn from equally often.",
-            show_default=False,
-        ),
-    ],
+    target: row_options.Target,
+    text: row_options.Text,
     out: Annotated[
         Path,
         typer.Argument(help="The head's folder; a run broken off in it goes on.", show_default=False),
@@ -43,17 +37,16 @@ def train(
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of the rows, prompts included.", min=1)] = 200
-    * SHARD_TOKENS,
-    new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes in a row.", min=2)] = 128,
+    tokens: row_options.Tokens = row_options.TOKENS,
+    new_tokens: row_options.NewTokens = row_options.NEW_TOKENS,
     longest: Annotated[
         int | None,
         typer.Option(
             help="Tokens of the longest rows; default: 1500, or what the target can.", show_default=False
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 4000,
-    batch: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 3072,
+    steps: row_options.Steps = row_options.STEPS,
+    batch: row_options.Batch = row_options.BATCH,
     depths: Annotated[
         int, typer.Option(help="How far it drafts in training: recycled states, or a block's tokens.", min=1)
     ] = 5,
@@ -93,14 +86,12 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: row_options.Seed = 0,
     dtype: Annotated[
         models.Dtype, typer.Option(help="Precision of the target and of the head's passes.")
     ] = models.Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    device: models.Device = None,
+    trust_remote_code: models.TrustRemoteCode = False,
 ) -> None:
     """Train a head that drafts for a target.
 

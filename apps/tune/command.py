@@ -66,11 +66,9 @@ def tune(
     ] = 32,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")] = None,
+    device: models.Device = None,
     offload: models.Offload = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
-    ] = False,
+    trust_remote_code: models.TrustRemoteCode = False,
 ) -> None:
     """Find the strategy and budget that pay for a pair of models.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -33,12 +33,26 @@ class Trained:
     loss: float = 0.0
 
 
+class Paced(Protocol):
+    """What a recipe says of its steps.
+
+    Attributes:
+        steps: in all.
+        learning_rate: the peak; see `rate`.
+    """
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+
 def stepped(
     draft: Any,
     loss: Callable[[int], tuple[Tensor, int]],
     *,
-    steps: int,
-    learning_rate: float,
+    recipe: Paced,
     device: torch.device,
     checkpoint: Path,
     every: int,
@@ -52,8 +66,7 @@ def stepped(
     Args:
         draft: a module in float32.
         loss: of a step, by its number, and the tokens that it saw.
-        steps: in all.
-        learning_rate: the peak; see `rate`.
+        recipe: the steps, and the peak of their learning rate.
         device: of the module.
         checkpoint: the file.
         every: steps between two checkpoints.
@@ -62,15 +75,15 @@ def stepped(
         InvalidInput: a checkpoint that is none of this module.
         OutOfMemory: a step did not fit on the device.
     """
-    optimiser = optimiser_for(draft, learning_rate, decay=0.01)
+    optimiser = optimiser_for(draft, recipe.learning_rate, decay=0.01)
     state = Trained()
     if checkpoint.exists():
         state = _restored(draft, optimiser, checkpoint)
         yield state
     draft.train()
-    while state.step < steps:
+    while state.step < recipe.steps:
         for group in optimiser.param_groups:
-            group["lr"] = rate(state.step, steps=steps, peak=learning_rate)
+            group["lr"] = rate(state.step, steps=recipe.steps, peak=recipe.learning_rate)
         try:
             value, tokens = loss(state.step)
             value.backward()
@@ -82,7 +95,7 @@ def stepped(
         step = state.step + 1
         average = state.loss + (float(value.detach()) - state.loss) / min(step, _RECENT)
         state = Trained(step, state.tokens + tokens, average)
-        if step % every == 0 or step == steps:
+        if step % every == 0 or step == recipe.steps:
             stored = {"draft": draft.state_dict(), "optimiser": optimiser.state_dict(), **attrs.asdict(state)}
             save_whole(checkpoint, stored)
         yield state

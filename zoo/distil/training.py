@@ -66,27 +66,23 @@ def trained(
         InvalidInput: there is no shard, or a checkpoint that is none of this draft.
         OutOfMemory: a step did not fit on the device.
     """
-    if not shards:
-        raise InvalidInput("there is no row to learn from; write some first.")
     ends = ends_of_text(target)
 
     def loss(step: int) -> tuple[Tensor, int]:
         rows, places = batch(shards, recipe, step)
         return _loss(target, draft, rows, places, ends=ends, recipe=recipe), rows.tokens.numel()
 
-    yield from stepped(
-        draft,
-        loss,
-        steps=recipe.steps,
-        learning_rate=recipe.learning_rate,
-        device=draft.device,
-        checkpoint=checkpoint,
-        every=every,
-    )
+    yield from stepped(draft, loss, recipe=recipe, device=draft.device, checkpoint=checkpoint, every=every)
 
 
 def batch(shards: Sequence[Rows], recipe: Recipe, step: int) -> tuple[Rows, Tensor]:
-    """The rows of a step and the positions that are learnt; they depend on nothing but it and the seed."""
+    """The rows of a step and the positions that are learnt; they depend on nothing but it and the seed.
+
+    Raises:
+        InvalidInput: there is no shard.
+    """
+    if not shards:
+        raise InvalidInput("there is no row to learn from; write some first.")
     generator = Generator().manual_seed(recipe.seed * SEEDS + step)
     shard = shards[int(torch.randint(len(shards), (1,), generator=generator))]
     count = max(1, recipe.batch // shard.tokens.shape[1])

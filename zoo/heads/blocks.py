@@ -185,8 +185,6 @@ def trained_block(
         InvalidInput: there is no shard, or a checkpoint that is none of this head.
         OutOfMemory: a step did not fit on the device.
     """
-    if not shards:
-        raise InvalidInput("there is no row to learn from; write some first.")
     ends = ends_of_text(target)
     target.requires_grad_(False)
 
@@ -200,15 +198,7 @@ def trained_block(
             begins = places[:1]
         return _loss(target, head, rows, begins, ends=ends, recipe=recipe), rows.tokens.numel()
 
-    yield from stepped(
-        head,
-        loss,
-        steps=recipe.steps,
-        learning_rate=recipe.learning_rate,
-        device=target.device,
-        checkpoint=checkpoint,
-        every=every,
-    )
+    yield from stepped(head, loss, recipe=recipe, device=target.device, checkpoint=checkpoint, every=every)
 
 
 def _loss(

@@ -14,7 +14,6 @@ import attrs
 import torch
 from torch import Generator, Tensor
 
-from draftwood.errors import InvalidInput
 from draftwood.strategies.heads import formats
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
@@ -186,8 +185,6 @@ def trained_head(
         InvalidInput: there is no shard, or a checkpoint that is none of this head.
         OutOfMemory: a step did not fit on the device.
     """
-    if not shards:
-        raise InvalidInput("there is no row to learn from; write some first.")
     ends, taps = ends_of_text(target), head.taps_in(int(target.config.num_hidden_layers))
 
     def loss(step: int) -> tuple[Tensor, int]:
@@ -200,15 +197,7 @@ def trained_head(
         ]
         return _loss(target, head, rows, chosen, taps, ends=ends, recipe=recipe), rows.tokens.numel()
 
-    yield from stepped(
-        head,
-        loss,
-        steps=recipe.steps,
-        learning_rate=recipe.learning_rate,
-        device=target.device,
-        checkpoint=checkpoint,
-        every=every,
-    )
+    yield from stepped(head, loss, recipe=recipe, device=target.device, checkpoint=checkpoint, every=every)
 
 
 def _loss(
