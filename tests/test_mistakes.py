@@ -146,7 +146,10 @@ def test_every_check_of_the_table_exists() -> None:
 
 
 def test_the_page_has_every_mistake_and_none_slips_past() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "mistakes.md").read_text(encoding="utf-8")
     assert "slips past" not in page
+    assert f"\n{len(EVERY)} mistakes" in page
+    assert f"[{len(EVERY)} mistakes](docs/mistakes.md)" in (root / "README.md").read_text(encoding="utf-8")
     for mistake in EVERY:
         assert f"| {mistake.part} | {mistake.name} |" in page, mistake.name
