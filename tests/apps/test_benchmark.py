@@ -125,6 +125,9 @@ def test_texts_of_a_streamed_target_are_those_of_ordinary_decoding(measure, tmp_
         assert ratio == pytest.approx(faster / per_round, abs=0.02)
         assert per_round > 1.5
         draft, passes = (float(share.rstrip("%")) / 100 for share in line[5:7])
-        assert float(line[4]) > 0 and draft > 0 and passes > 0.5 and draft + passes < 1
+        assert float(line[4]) > 0
+        assert draft > 0
+        assert passes > 0.5
+        assert draft + passes < 1
         assert float(line[7]) > 1  # draft calls
         assert line[8:] == ["3", "of", "3"]
