@@ -33,8 +33,8 @@ class Trained:
     loss: float = 0.0
 
 
-class Paced(Protocol):
-    """What a recipe says of its steps.
+class Schedule(Protocol):
+    """What a recipe says of its steps and of how fast they learn.
 
     Attributes:
         steps: in all.
@@ -52,7 +52,7 @@ def stepped(
     draft: Any,
     loss: Callable[[int], tuple[Tensor, int]],
     *,
-    recipe: Paced,
+    recipe: Schedule,
     device: torch.device,
     checkpoint: Path,
     every: int,
