@@ -153,8 +153,8 @@ def test_an_order_is_foreseen_and_any_other_is_served(ahead: int) -> None:
     for number in [0, 1, 2, 3] * 20:
         assert int(reader.take(number, "w")) == number
     reader._worker.shutdown()
-    # Each is read once a turn, but for what was ahead before, what the new order made useless and what is ahead
-    # at the end.
+    # Each is read once a turn, but for what was ahead before and is so at the end, and for what the new order
+    # made useless.
     for before, source in zip(again, sources, strict=True):
         assert 19 <= source.reads - before <= 25
 
