@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # CI repeats the same cases at every run; `--draftwood-profile thorough` tries twenty times as many.
     register_profiles()
     usual = settings.get_profile("draftwood-ci" if os.environ.get("CI") else "draftwood-default")
-    settings.register_profile("make-test", usual, max_examples=30)
+    settings.register_profile("make-test", usual, max_examples=50)
     settings.load_profile("make-test")
 
 
