@@ -21,6 +21,7 @@ from benchmarks.research.constraints import constraints
 from benchmarks.research.families import families
 from benchmarks.research.growth import growth
 from benchmarks.research.half_precision import half_precision
+from benchmarks.research.hard_prompts import hard_prompts
 from benchmarks.research.heads import heads
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
@@ -47,6 +48,7 @@ for measurement in (
     families,
     growth,
     half_precision,
+    hard_prompts,
     heads,
     level,
     optimum,

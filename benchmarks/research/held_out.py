@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _WIKITEXT_TOKENS = 64
-_FILES = {
+FILES = {
     "gsm8k": "gsm8k_test.jsonl",
     "humaneval": "humaneval.jsonl",
     "wikitext2": "wikitext2_test.txt",
     "mt-bench": "mt_bench.jsonl",
     "spec-bench": "spec_bench_half.jsonl",
 }
-DOMAINS = tuple(_FILES)
+DOMAINS = tuple(FILES)
+TASKS = ("retrieval", "summary", "problems", "code")
 
 
 def prompts(
@@ -48,9 +49,9 @@ def prompts(
 
     by_domain = {}
     for name in domains:
-        if name not in _FILES:
-            raise InvalidInput(f"There is no domain {name!r}{nearest(name, _FILES)}")
-        stored = read(folder / _FILES[name])
+        if name not in FILES:
+            raise InvalidInput(f"There is no domain {name!r}{nearest(name, FILES)}")
+        stored = read(folder / FILES[name])
         half = attrs.evolve(stored, prompts=stored.prompts[int(calibration) :: 2])
         chosen = [prompt.text for prompt in half.spread(count)]
         tokens = [torch.tensor(row) for row in tokenizer(chosen)["input_ids"]]
@@ -59,9 +60,9 @@ def prompts(
 
 
 def long_prompts(
-    folder: Path, tokenizer: Any, *, count: int = 8, length: int = 1000
+    folder: Path, tokenizer: Any, *, count: int = 8, length: int = 1000, tasks: Sequence[str] = TASKS
 ) -> dict[str, list[Tensor]]:
-    """`count` prompts of `length` tokens for each of four tasks, each int64 `[length]`.
+    """`count` prompts of `length` tokens for each of `tasks`, each int64 `[length]`.
 
     `retrieval` and `summary` put passages of WikiText-2 before a question of Spec-Bench and before
     `Summary:`; `problems` puts solved problems of GSM8K before one, `code` definitions of HumanEval.
@@ -72,7 +73,7 @@ def long_prompts(
     import torch
 
     passages, problems, code, chats = (
-        read(folder / _FILES[name]).prompts for name in ("wikitext2", "gsm8k", "humaneval", "spec-bench")
+        read(folder / FILES[name]).prompts for name in ("wikitext2", "gsm8k", "humaneval", "spec-bench")
     )
     questions = [chat.text for chat in chats if chat.question and chat.question[1] == "qa"]
     before = {
@@ -88,8 +89,10 @@ def long_prompts(
         "code": [definition.text for definition in code],
     }
     rows: dict[str, list[Tensor]] = {}
-    for name, texts in before.items():
-        encoded = tokenizer(texts)["input_ids"]
+    for name in tasks:
+        encoded = tokenizer(before[name])["input_ids"]
+        if sum(map(len, encoded)) < length:
+            raise InvalidInput(f"The prompts of {name} hold too little text for {length} tokens; give fewer.")
         ends = tokenizer(last[name])["input_ids"]
         rows[name] = []
         for number in range(count):

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from draftwood import zoo
+from draftwood.apps.datasets import read
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,6 +63,34 @@ def test_heads_and_drafts_race_on_a_widened_target(measure, tmp_path):
     assert all(len(one["seconds"]) == len(one["rounds"]) == 5 for one in by_drafter.values())
 
 
+def test_hard_prompts_are_translations_and_questions_behind_passages(measure, tmp_path):
+    (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "#### 5"}\n' * 3)
+    (tmp_path / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n' * 3)
+    passages = [f"Town {number} lies on the river. " * 30 for number in range(4)]
+    (tmp_path / "wikitext2_test.txt").write_text("\n\n".join(passages))
+    asked = {"translation": "Translate German to English: Ein Satz,", "qa": "Where is town"}
+    questions = [
+        {"question_id": number, "category": kind, "turns": [f"{text} {number}?"]}
+        for number, (kind, text) in enumerate(2 * list(asked.items()))
+    ]
+    (tmp_path / "spec_bench_half.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    result = measure("hard-prompts", tmp_path, tmp_path / "hard", "--prompts", 2, "--length", 64)
+    assert result.exit_code == 0, result.output
+    translation, retrieval = (
+        read(tmp_path / "hard" / f"{name}.jsonl").prompts for name in ("translation", "retrieval")
+    )
+    assert [one.text for one in translation] == [
+        f"User: {asked['translation']} {number}?\nAssistant:" for number in (0, 2)
+    ]
+    assert len({one.text for one in retrieval}) == 2
+    for number, one in zip((1, 3), retrieval, strict=True):
+        assert one.text.endswith(f"lies on the river.\n\nUser: {asked['qa']} {number}?\nAssistant:")
+        assert len(zoo.tokenizer()(one.text)["input_ids"]) == pytest.approx(64, abs=2)
+    result = measure("hard-prompts", tmp_path, tmp_path / "hard", "--prompts", 3)
+    assert result.exit_code == 1
+    assert "has 2 prompts but count=3; give fewer." in result.stderr
+
+
 def test_what_cannot_be_read_is_one_sentence(measure):
     result = measure("verifiers", "--data", "/no/such")
     assert result.exit_code == 1
@@ -106,7 +137,7 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
         *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
-        *("heads", "level", "optimum", "recipes", "retokenised", "samples", "shapes", "verifiers"),
+        *("hard-prompts", "heads", "level", "optimum", "recipes", "retokenised", "samples", "shapes", "verifiers"),
         "vocabularies",
     }
 
