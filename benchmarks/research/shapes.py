@@ -15,7 +15,7 @@ from draftwood import SamplingParams, load, zoo
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.strategies.policies.shapes import Shape
+from draftwood.strategies.policies.shapes import Shape, as_text
 from draftwood.strategies.shape_search import (
     SiblingShares,
     best_sorted_shape,
@@ -42,18 +42,21 @@ def shapes(
     data: Annotated[Path, typer.Option(help="Folder with the prompts of the five data sets.")],
     target: Annotated[str, typer.Option(help="A model of the zoo, or a folder.")] = models.TARGET,
     draft: Annotated[str, typer.Option(help="A model of the zoo, or a folder.")] = models.DRAFT,
-    temperature: Annotated[float, typer.Option(help="Of target and draft.")] = 1.0,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Of target and draft; of several, shares are taken together. Default: 1."),
+    ] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 16, 64.")] = None,
     prompts: Annotated[int, typer.Option(help="Prompts of calibration a domain.", min=1)] = 10,
     tokens: Annotated[int, typer.Option(help="Tokens a text.", min=1)] = 32,
     turns: Annotated[int, typer.Option(help="Searches, each measuring what the last one found.")] = 2,
-    to: Annotated[Path | None, typer.Option("--to", help="Write the shapes here, as JSON.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Write the shapes here, as JSON of texts.")] = None,
 ) -> None:
     """The best shape of each budget, and the tokens a round that its shares promise.
 
     What is promised is measured on the prompts that chose: `python -m benchmarks recipes` measures on others.
     """
-    budgets = budget or [16, 64]
+    budgets, temperatures = budget or [16, 64], temperature or [1.0]
     models.quiet()
     tokenizer = zoo.tokenizer()
     rows = held_out.prompts(
@@ -64,28 +67,29 @@ def shapes(
     shares = SiblingShares()
 
     def measure(tried: list[Shape], *, seed: int) -> None:
-        known = watched(tried, "judging trees", total=len(tried), console=Console(stderr=True))
-        measured_shares(
-            large,
-            small,
-            encoded,
-            shapes=known,
-            verifier=RaceTraversal(),
-            sampling=SamplingParams(temperature=temperature),
-            tokens=tokens,
-            seed=seed,
-            shares=shares,
-        )
+        for one in temperatures:
+            measured_shares(
+                large,
+                small,
+                encoded,
+                shapes=watched(tried, f"at {one:g}", total=len(tried), console=Console(stderr=True)),
+                verifier=RaceTraversal(),
+                sampling=SamplingParams(temperature=one),
+                tokens=tokens,
+                seed=seed,
+                shares=shares,
+            )
 
     measure(probe_shapes(max(budgets)), seed=0)
     for turn in range(turns):
         found = [best_sorted_shape(shares, budget=size, depth=DEPTH)[0] for size in budgets]
         measure(found, seed=1000 * (turn + 1))
-    typer.echo(f"{device_name()}: {target} with {draft}, temperature {temperature}, {len(encoded)} prompts")
+    words = " and ".join(f"{one:g}" for one in temperatures)
+    typer.echo(f"{device_name()}: {target} with {draft}, temperature {words}, {len(encoded)} prompts")
     by_budget = {}
     for size in budgets:
         shape, expected = best_sorted_shape(shares, budget=size, depth=DEPTH)
         typer.echo(f"{size:5} nodes: {expected:.3f} tokens a round promised; {described(shape)}")
-        by_budget[size] = [list(path) for path in shape]
+        by_budget[size] = as_text(shape)
     if to is not None:
         to.write_text(json.dumps(by_budget) + "\n", encoding="utf-8")
