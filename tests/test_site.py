@@ -133,15 +133,16 @@ def measured(tmp_path_factory):
     from draftwood_cli import app
     from typer.testing import CliRunner
 
-    folder = tmp_path_factory.mktemp("results") / "zoo"
-    folder.mkdir()
-    for name in ("run.json", "cells.jsonl"):
-        shutil.copy(TABLES.RESULTS.parent / name, folder)
-    assert CliRunner().invoke(app, ["bench", "--to", str(folder), "--report"]).exit_code == 0
-    found = []
-    for file in (TABLES.RESULTS, folder / "results.csv"):
-        with file.open(newline="", encoding="utf-8") as lines:
-            found.append(list(csv.DictReader(lines)))
+    found = [], []
+    for shown in TABLES.RESULTS:
+        folder = tmp_path_factory.mktemp("results") / shown.parent.name
+        folder.mkdir()
+        for name in ("run.json", "cells.jsonl"):
+            shutil.copy(shown.parent / name, folder)
+        assert CliRunner().invoke(app, ["bench", "--to", str(folder), "--report"]).exit_code == 0
+        for lines, file in zip(found, (shown, folder / "results.csv"), strict=True):
+            with file.open(newline="", encoding="utf-8") as content:
+                lines.extend(csv.DictReader(content))
     return found
 
 
@@ -157,10 +158,11 @@ def test_the_results_on_the_site_are_those_of_their_cells(measured):
                 assert again[name] == value
 
 
-def test_the_run_on_the_site_lost_no_cell_and_ran_none_twice():
-    run = json.loads((TABLES.RESULTS.parent / "run.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("results", TABLES.RESULTS, ids=lambda results: results.parent.name)
+def test_a_run_on_the_site_lost_no_cell_and_ran_none_twice(results):
+    run = json.loads((results.parent / "run.json").read_text(encoding="utf-8"))
     plan, names = from_document(run["configuration"])
-    with (TABLES.RESULTS.parent / "cells.jsonl").open(encoding="utf-8") as file:
+    with (results.parent / "cells.jsonl").open(encoding="utf-8") as file:
         cells = [json.loads(line) for line in file]
     assert len({cell["key"] for cell in cells}) == len(cells)
     turns = {(c["data"], c["prompt"], c["turn"]) for c in cells if "turn" in c}

@@ -2,7 +2,8 @@
 
 Random pairs of toy models, the draft a mixture of its target (0, 30 or 60 %, in turns) and noise. Every
 tree that a policy may draw is visited with its exact weight, as far as a verifier looks at it, and so is
-every outcome of the verifier; the optimum is the flow problem of `draftwood.testing.optimal_tokens`.
+every outcome of the verifier (level by level where trees allow it: `level_trees`); the optimum is the flow
+problem of `draftwood.testing.optimal_tokens`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.research.expected_tokens import by_shape, expected_tokens
+from benchmarks.research.level_trees import LevelTrees, OrderedVerifier
 from benchmarks.research.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
@@ -38,6 +40,12 @@ class Shape:
 
     def create(self) -> TreePolicy:
         return create("policies", self.policy, self.options)  # type: ignore[no-any-return]
+
+    def level_trees(self, draft: ToyModel) -> LevelTrees | None:
+        """Its trees by `draft` as what is worked out level by level; None for others than those."""
+        if self.policy != "fixed-tree" or self.options["law"] != "without-replacement":
+            return None
+        return LevelTrees(draft, self.options["branching"])
 
 
 def levels(vocab: int, *branching: int, law: str = "without-replacement") -> Shape:
@@ -127,7 +135,14 @@ def _figures(
     target = ToyModel(shape.vocab, seed=2 * seed + 1, sharpness=1.0)
     mix = MIXES[seed % len(MIXES)]
     draft = ToyModel(shape.vocab, seed=2 * seed + 2, sharpness=1.0, near=target, mix=mix)
-    drawn = drawn_trees(policy, toy_drafter(policy, draft))
+    by_level = shape.level_trees(draft)
+    # What does not try siblings in an order does not ask in which they were drawn.
+    drawn = by_level.sets() if by_level else drawn_trees(policy, toy_drafter(policy, draft))
     shapes = by_shape(drawn)
-    expected = {label: expected_tokens(shapes, judge, target=target) for label, judge in judges.items()}
+    expected = {
+        label: by_level.expected_tokens(judge, target)
+        if by_level and isinstance(judge, OrderedVerifier)
+        else expected_tokens(shapes, judge, target=target)
+        for label, judge in judges.items()
+    }
     return {**expected, "optimum": optimal_tokens(drawn, target=target)}, len(drawn)

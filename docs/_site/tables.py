@@ -13,7 +13,7 @@ from draftwood import errors, registry
 from draftwood.apps.strategies import entries
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results" / "zoo" / "results.csv"
+RESULTS = tuple(ROOT / "docs" / "results" / name / "results.csv" for name in ("greedy", "sampled"))
 FAMILIES = ROOT / "benchmarks" / "data" / "families.csv"
 LAYERS = ("framework", "apps", "backends", "strategies")
 CLASSES = {
@@ -97,10 +97,17 @@ def strategies(kind: str) -> str:
     return "\n".join(["| name | laws | options | source |", "|---|---|---|---|", *rows])
 
 
+def _results() -> list[dict[str, str]]:
+    lines = []
+    for name in RESULTS:
+        with name.open(newline="", encoding="utf-8") as file:
+            lines += csv.DictReader(file)
+    return lines
+
+
 def results(cell: Callable[[Mapping[str, str]], str]) -> str:
     """What `cell` says of every line of the results: a table a temperature, contenders by data sets."""
-    with RESULTS.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = _results()
     parts = []
     for temperature in dict.fromkeys(line["temperature"] for line in lines):
         at_temperature = [line for line in lines if line["temperature"] == temperature]
@@ -138,8 +145,7 @@ def texts(line: Mapping[str, str]) -> str:
 
 def together() -> str:
     """Above temperature 0, the p-value of every contender's texts over all data sets."""
-    with RESULTS.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["p_together"]]
+    lines = [line for line in _results() if line["p_together"]]
     p_values = {(line["temperature"], line["contender"]): float(line["p_together"]) for line in lines}
     rows = [f"| {float(temperature):g} | `{name}` | {p:.2f} |" for (temperature, name), p in p_values.items()]
     return "\n".join(["| temperature | contender | p over all data sets |", "|---|---|---|", *rows])
@@ -147,12 +153,12 @@ def together() -> str:
 
 def machine() -> str:
     """What the results were measured on."""
-    with RESULTS.open(newline="", encoding="utf-8") as file:
-        line = next(csv.DictReader(file))
-    return (
+    said = (
         f"{line['device']}; Python {line['python']}, draftwood {line['draftwood']}, torch {line['torch']}, "
         f"transformers {line['transformers']}"
+        for line in _results()
     )
+    return " and ".join(dict.fromkeys(said))
 
 
 def _families(*results: str) -> list[dict[str, str]]:
