@@ -1,4 +1,4 @@
-"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | medusa --help`.
+"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | deepen | medusa --help`.
 
 Drafts are distilled by `draftwood distil`.
 """
@@ -44,6 +44,20 @@ def pretrain(
     model.to(torch.bfloat16).save_pretrained(out)
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _say(record)
+
+
+def deepen(model: str, out: Path, *, layers: int = 2, seed: int = 0) -> None:
+    """Write MODEL to the folder OUT with LAYERS layers, of which the new ones add nothing yet.
+
+    MODEL is a name of the zoo or a folder, of Llama's kind. `draftwood distil` trains what comes out.
+    """
+    import torch
+
+    from . import tokenizer
+    from .deepen import deepened
+
+    deepened(load_model(model, dtype=torch.bfloat16), layers, seed=seed).save_pretrained(out)
+    tokenizer().save_pretrained(out)
 
 
 def medusa(
@@ -131,7 +145,7 @@ def application() -> Any:
     import typer
 
     app = typer.Typer(add_completion=False, help=__doc__)
-    for command in (pretrain, medusa):
+    for command in (pretrain, deepen, medusa):
         app.command()(command)
     return app
 
