@@ -53,6 +53,7 @@ from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors
+DEPTHS = {LARGE: 24}  # of the shapes that are searched, where it is not 16
 _CALIBRATION = 10  # further prompts a domain, on which acceptance vectors and shares are measured
 # Which recipe is expected above which, where, and by whom.
 ORDERINGS = (
@@ -263,14 +264,18 @@ def recipes(
         sizes = budget or BUDGETS
         shares = None
         if temperature and (not only or "race" in only):
-            shares = calibrated_shares(calibration, temperature=temperature, draft=draft, largest=max(sizes))
+            largest = min(max(sizes), max(BUDGETS))  # what larger trees add to it, they take long to tell
+            shares = calibrated_shares(calibration, temperature=temperature, draft=draft, largest=largest)
         for size in sizes:
             drafter_options: dict[str, dict[str, Any]] = {name: {} for name in drafters}
+            depth = DEPTHS.get(size, 16)
             tried = settings(
                 size,
                 temperature=temperature,
                 acceptance=vector,
-                shape=best_sorted_shape(shares, budget=size, depth=16)[0] if shares else None,
+                shape=best_sorted_shape(shares, budget=size, depth=DEPTHS.get(size, 16))[0]
+                if shares
+                else None,
                 drafter_options=drafter_options,
             )
             cells += [

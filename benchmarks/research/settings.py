@@ -75,14 +75,19 @@ def settings(
         drafter_options: the options of recipes that have drafters of their own and can run here.
     """
     vector = tuple(acceptance)
-    if budget == LARGE:
-        return [
-            Setting("dyspec", {"budget": budget}),
-            Setting("dyspec", {"budget": budget, "acceptance": vector}),
-            *(Setting("dyspec-threshold", {"budget": budget, "threshold": t}) for t in (0.001, None)),
-            *(Setting("sequoia", {"budget": budget, "depth": d, "acceptance": vector}) for d in (10, 24)),
-        ]
     sampled = temperature > 0
+    if budget == LARGE:
+        made = {"budget": budget, "acceptance": vector}
+        large = [
+            Setting("dyspec", {"budget": budget}),
+            Setting("dyspec", made),
+            *(Setting("dyspec-threshold", {"budget": budget, "threshold": t}) for t in (0.001, None)),
+            *(Setting("sequoia", {"depth": depth} | made) for depth in (10, 24)),
+        ]
+        if sampled:
+            large.append(Setting("class-ordered-sequoia", made))
+            large += [Setting("race", {"shape": as_text(shape)})] if shape else []
+        return large
     binary = (2,) * _BINARY[budget]
     chosen = [
         Setting("leviathan", {"length": budget}),
