@@ -273,9 +273,7 @@ def recipes(
                 size,
                 temperature=temperature,
                 acceptance=vector,
-                shape=best_sorted_shape(shares, budget=size, depth=DEPTHS.get(size, 16))[0]
-                if shares
-                else None,
+                shape=best_sorted_shape(shares, budget=size, depth=depth)[0] if shares else None,
                 drafter_options=drafter_options,
             )
             cells += [

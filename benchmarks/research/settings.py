@@ -82,7 +82,7 @@ def settings(
             Setting("dyspec", {"budget": budget}),
             Setting("dyspec", made),
             *(Setting("dyspec-threshold", {"budget": budget, "threshold": t}) for t in (0.001, None)),
-            *(Setting("sequoia", {"depth": depth} | made) for depth in (10, 24)),
+            *(Setting("sequoia", {"budget": budget, "depth": d, "acceptance": vector}) for d in (10, 24)),
         ]
         if sampled:
             large.append(Setting("class-ordered-sequoia", made))
