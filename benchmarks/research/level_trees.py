@@ -117,6 +117,8 @@ class LevelTrees:
         nodes = {(): 0} | {path: number for number, path in enumerate(prefixes, start=1)}
         parents = [-1, *(nodes[path[:-1]] for path in prefixes)]
         tokens = [self.prompt[-1], *(path[-1] for path in prefixes)]
-        depths = [len(path) for path in nodes]
-        tree = TokenTree(torch.tensor(tokens), torch.tensor(parents), depths=torch.tensor(depths))
+        depths = torch.tensor([len(path) for path in nodes])
+        above = {path[:-1] for path in prefixes}
+        laws = {node: WithoutReplacement(self._law(path)) for path, node in nodes.items() if path in above}
+        tree = TokenTree(torch.tensor(tokens), torch.tensor(parents), laws, depths=depths)
         return WeightedTree(weight, tree)
