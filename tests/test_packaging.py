@@ -18,7 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LAYERS: dict[str, str] = CONFIG["tool"]["setuptools"]["package-dir"]
-ZOO = ("llama-7m", "llama-7m-dspark", "llama-7m-eagle3", "llama-draft", "llama-draft-sampled", "tokenizer")
+ZOO = (
+    *("llama-7m", "llama-7m-dspark", "llama-7m-eagle3"),
+    *("llama-draft", "llama-draft-deep", "llama-draft-sampled", "tokenizer"),
+)
 
 # Stands for what transformers takes from Hugging Face's package.
 FAKE_KERNELS = """

@@ -1,7 +1,8 @@
 """Small models with one tokenizer, for tests, demos and acceptance statistics.
 
-`load("llama-7m")` is a target, `load("llama-draft")` its draft for temperature 0 and
-`load("llama-draft-sampled")` that for temperatures above it; `tokenizer()` serves them all.
+`load("llama-7m")` is a target, `load("llama-draft")` its draft for temperature 0,
+`load("llama-draft-sampled")` that for temperatures above it, of one layer, and
+`load("llama-draft-deep")` of two; `tokenizer()` serves them all.
 `draftwood.zoo.widen` makes a target of any size out of a small one, `python -m draftwood.zoo.train`
 trains and distils.
 """
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["head_names", "load", "names", "path", "tokenizer"]
 
 _ROOT = Path(__file__).resolve().parent
-_MODELS = ("bamba-6m", "llama-7m", "llama-draft", "llama-draft-sampled", "mamba2-5m", "mamba2-draft")
+_MODELS = (
+    "bamba-6m",
+    "llama-7m",
+    "llama-draft",
+    "llama-draft-deep",
+    "llama-draft-sampled",
+    "mamba2-5m",
+    "mamba2-draft",
+)
 _HEADS = ("bamba-6m-mtp", "llama-7m-dspark", "llama-7m-eagle3")
 _TOKENIZER = "tokenizer"
 
