@@ -174,7 +174,7 @@ def test_a_run_on_the_site_lost_no_cell_and_ran_none_twice(results):
         for spec in plan.contenders(heat)
     }
     assert texts == wanted
-    assert len(names) == 4
+    assert len(names) == 6
     assert {prompt for _, prompt, _ in turns} == set(range(plan.prompts))
 
 
