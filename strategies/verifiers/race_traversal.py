@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
-from draftwood.proposals import ANY_LAW, Proposal
+from draftwood.proposals import ANY_LAW, Proposal, WithoutReplacement
 from draftwood.set_laws import FixedTimeSet
 from draftwood.strategies.verifiers.host_rows import on_the_host
 from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
@@ -37,6 +37,15 @@ class RaceTraversal(TraversalVerifier):
 
     def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         return race_order(tokens, proposal, rng)
+
+    def node_streams(self, tree: TokenTree, rng: Randomness) -> Mapping[int, Randomness]:
+        # A node's time comes from a stream of its own, so that it is the same whichever nodes are visited.
+        clocked = [
+            node
+            for node in range(len(tree))
+            if len(tree.children(node)) > 2 and isinstance(tree.proposals[node], WithoutReplacement)
+        ]
+        return dict(zip(clocked, rng.nodes(len(clocked)), strict=True)) if clocked else {}
 
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
