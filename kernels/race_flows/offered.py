@@ -42,11 +42,12 @@ def clock(drafts: Tensor, children: Tensor, there: Tensor, waits: Tensor) -> tup
     Returns:
         float64 `[n]` both.
     """
-    rest = drafts.scatter(1, children, 0.0).sum(1, dtype=torch.float64)
+    rest, whole = (of.sum(1, dtype=torch.float64) for of in (drafts.scatter(1, children, 0.0), drafts))
     chances = drafts.gather(1, children) * there
     left = (rest[:, None] + chances.flip(1).cumsum(1).flip(1)).clamp(min=1 / LATEST)
     time = (waits / left).sum(1).clamp(max=LATEST)
-    return rest, torch.where(there.sum(1) == 2, 1 / left[:, 0], time)
+    # A sum that is made from the drawn tokens would tell of them in its last bit.
+    return rest, torch.where(there.sum(1) == 2, 1 / whole, time)
 
 
 def beside_likeliest(drafts: Tensor) -> Tensor:

@@ -46,20 +46,16 @@ _POINTERS = {
 }
 
 
-def _configuration(
-    name: str, arguments: str, *, module: str = "kernel", warps: int = 8, block: int | None = 1024
-) -> Configuration:
+def _configuration(name: str, arguments: str, *, warps: int = 8, block: int | None = 1024) -> Configuration:
     constants = {"PROGRAMS": PROGRAMS} | ({} if block is None else {"BLOCK": block})
     return Configuration(
         name="any",
-        kernel=f"draftwood.kernels.tree_race.{module}:{name}",
+        kernel=f"draftwood.kernels.tree_race.kernel:{name}",
         types={argument: _POINTERS.get(argument, "i32") for argument in arguments.split()},
         constants=constants,
         warps=warps,
     )
 
-
-_WALK = "walk_kernel"
 
 CONFIGURATIONS = (
     _configuration("look", "plan inner laws drafts targets lines vocab span"),
@@ -74,11 +70,9 @@ CONFIGURATIONS = (
         "norms first lines size programs light_programs height",
     ),
     _configuration("spare", "plan inner numbers spares lines vocab span"),
-    _configuration("walk", "plan numbers spares out lines programs", module=_WALK, warps=1, block=None),
-    _configuration(
-        "leave", "plan inner numbers tokens flows out left heights lines vocab span size", module=_WALK
-    ),
-    _configuration("choose", "plan out left heights lines vocab span programs", module=_WALK),
+    _configuration("walk", "plan numbers spares out lines programs", warps=1, block=None),
+    _configuration("leave", "plan inner numbers tokens flows out left heights lines vocab span size"),
+    _configuration("choose", "plan out left heights lines vocab span programs"),
 )
 
 

@@ -43,7 +43,7 @@ class Tape(tree_traversal.Tape):
         return tree_traversal.choose(weights, self.toss())
 
     def time(self, node: int, masses: Sequence[float]) -> float:
-        waits = self.waits[node].tolist()
+        waits: list[float] = self.waits[node].tolist()
         return sum(wait / mass for wait, mass in zip(waits[: len(masses)], masses, strict=True))
 
 
@@ -130,7 +130,7 @@ def at_node(case: TreeCase, node: int, allowance: float, chance: Chance) -> Judg
         masses.insert(0, masses[0] + float(offer[token]))
     if not masses[-1] > 0:
         return _all_of(siblings, tokens, wanted)
-    factor = 1 / masses[0] if len(tokens) == 2 else min(chance.time(node, masses), 1e300)
+    factor = 1 / float(offer.sum()) if len(tokens) == 2 else min(chance.time(node, masses), 1e300)
     found = flows_of(
         draft,
         target,

@@ -237,6 +237,24 @@ def test_every_token_receives_its_flow_and_no_more_than_its_target(whole: int, d
         assert expected.sum() > 0.3
 
 
+def test_a_nearly_certain_draft(device: torch.device) -> None:
+    nodes = []
+    for rest in (1e-3, 1e-7, 1e-11):
+        p = torch.tensor(
+            [1 - rest, 0.5 * rest, 0.3 * rest, 0.15 * rest, 0.05 * rest], dtype=torch.float64
+        ).float()
+        target = torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15])
+        waits = np.random.default_rng(0).exponential(size=MOST + 1)
+        nodes += [Node(p, target, tokens, waits) for tokens in ([0, 2], [0, 1, 3])]
+    with small(8):
+        found = flows_on_device(nodes, device)
+    for node, flows in zip(nodes, found, strict=True):
+        expected = np.zeros(5)
+        expected[flows.tokens] = flows.flows
+        assert np.abs(received(chances(node.law()), flows, 5) - expected).max() <= 1e-12
+        assert expected.sum() > 0.3
+
+
 @pytest.mark.parametrize("allowance", [1.0, 0.4])
 def test_the_reference_finds_the_flows_of_the_plain_verifier(allowance: float) -> None:
     for seed in range(30):

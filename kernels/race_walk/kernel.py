@@ -1,27 +1,37 @@
-"""A row's walk over settled allowances, and its extra token, in Triton; README.md has the derivation."""
+"""A row's walk over settled allowances, and its extra token, in Triton; tree_race/README.md derives them."""
 
 import triton
 import triton.language as tl
 
 from draftwood.kernels.tree_plan import kernel as r
-from draftwood.kernels.tree_race.kernel import (
-    ALL,
-    ALLOWANCE,
-    INDEX,
-    INNER,
-    LAW,
-    NUMBERS,
-    ONE,
-    PLACE,
-    SOME,
-    SOUND,
-    SPARE_MASS,
-    TRIED,
-    keep,
-    number,
-)
 
-LEAF = tl.constexpr(3)  # beside the three ways in which children take from the target
+# What is known of a node with children: its row and number, its place among those of several (-1 for none),
+# and how many children it has.
+INNER = tl.constexpr(4)
+# Numbers of a node.
+NUMBERS = tl.constexpr(8)
+ALLOWANCE = tl.constexpr(0)
+SPARE_MASS = tl.constexpr(1)  # what its children leave of its target
+SOUND = tl.constexpr(2)
+LAW = tl.constexpr(3)
+PLACE = tl.constexpr(4)  # of a child among those that are tried
+TRIED = tl.constexpr(5)  # the place of the child that was tried last
+INDEX = tl.constexpr(6)  # among the nodes with children
+# How children take from the target.
+ONE = tl.constexpr(0)  # what the draft offers of it
+ALL = tl.constexpr(1)  # all of their tokens
+SOME = tl.constexpr(2)  # the flows of what is offered
+LEAF = tl.constexpr(3)  # there are none
+
+
+@triton.jit
+def number(numbers, node, field):
+    return tl.load(numbers + node * NUMBERS + field)
+
+
+@triton.jit
+def keep(numbers, node, field, value):
+    tl.store(numbers + node * NUMBERS + field, value)
 
 
 @triton.jit(do_not_specialize=["lines", "programs"])
