@@ -54,6 +54,7 @@ from tests.kernels import frames
 from tests.kernels.judged_trees import LAWS, distributions, grown, placed, tape_of
 from tests.kernels.test_tree_rejection import Single
 from tests.kernels.test_tree_traversal import counted
+from tests.thorough import every
 
 pytestmark = pytest.mark.triton
 
@@ -212,14 +213,14 @@ def received(sets: dict[tuple[int, ...], float], flows: race_flows.Flows, vocab:
     return got
 
 
-NODES = [(seed, count) for seed in range(3) for count in (2, 3, 4)]
+NODES = [(seed, count) for seed in range(2) for count in (2, 3, 4)]
 
 
 @pytest.mark.parametrize("whole", [16, 8], ids=["all offered", "half of them offered"])
 def test_every_token_receives_its_flow_and_no_more_than_its_target(whole: int, device: torch.device) -> None:
     vocab = 12
     nodes = [
-        Node.of(seed, vocab=vocab, count=count, draft=("smooth", "sharp", "smooth")[seed], target="near")
+        Node.of(seed, vocab=vocab, count=count, draft=("smooth", "sharp")[seed], target="near")
         for seed, count in NODES
     ]
     with small(8, whole=whole):
@@ -383,7 +384,7 @@ def row_of(
     return tree, targets, tape_of(2 * nodes + 1, seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", every(2, range(6)))
 def test_as_the_plain_verifier_judges(seed: int, device: torch.device) -> None:
     chance = random.Random(seed)
     rows = [
@@ -559,7 +560,7 @@ def test_errors_are_those_of_the_plain_verifier(draft: list[float], uniforms: in
 def test_launches_grow_with_levels_alone(device: torch.device) -> None:
     rows = [row_of(nodes, draft="smooth", target="near", seed=3, vocab=17) for nodes in (12, 5)]
     counts = []
-    for batch in (rows[:1], rows, rows * 2):
+    for batch in (rows[:1], rows, [*rows, rows[1]]):
         with small(32), counted() as launched:
             agree([case_of(*row) for row in batch], 3, device)
         counts.append(launched)
