@@ -210,7 +210,8 @@ def raced(
 
     def plainly() -> None:
         with kernels_enabled(False):
-            RaceTraversal().verify_rows(*zip(*there, strict=True), [TapeRandomness(tape) for tape in tapes])
+            trees, targets = [tree for tree, _ in there], [of_row for _, of_row in there]
+            RaceTraversal().verify_rows(trees, targets, [TapeRandomness(tape) for tape in tapes])
 
     def answers(walks: Sequence[Walk | None]) -> list[Answer | None]:
         return [None if walk is None else (walk.path, walk.extra) for walk in walks]

@@ -309,7 +309,7 @@ class Enumerated:
 def flows_once() -> Iterator[None]:
     """The reference works out a node's flows once for all drawn tokens: they do not look at those."""
     known: dict[Any, race_flows.Flows] = {}
-    work_out = reference.flows_of
+    work_out = race_flows.flows_of
 
     def flows_of(draft: Tensor, target: Tensor, *, factor: Tensor, count: int, allowance: float) -> Any:
         key = (*draft.tolist(), *target.tolist(), f"{float(factor):.14e}", count, f"{allowance:.14e}")
