@@ -206,6 +206,12 @@ def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
     return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
 
 
+def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """The first `n` numbers `[*nodes, n]` of the streams that `nodes` starts by `uniforms` `[*nodes]`."""
+    keys = _keys(uniforms)
+    return _counted(keys, np.zeros(keys.shape, dtype=np.int64), n)
+
+
 def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
     """The next `n` numbers of every stream, `[rows, n]`, which stay there; `behind` the end of a tape."""
     if all(type(rng) is CounterRandomness for rng in rngs):

@@ -49,6 +49,7 @@ def timed(device: torch.device) -> list[Case]:
         round_cases.commit(device),
         *(round_cases.judged(device, rows=rows) for rows in (1, 8)),
         round_cases.judged(device, rows=8, leaf_first=True),
+        *(round_cases.raced(device, rows=rows) for rows in (1, 8)),
         round_cases.drawn(device),
     ]
 

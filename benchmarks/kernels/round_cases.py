@@ -27,11 +27,14 @@ from draftwood.kernels.ordered_draws import dispatch as draws
 from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
+from draftwood.kernels.tree_race import dispatch as race
+from draftwood.kernels.tree_race import reference as plain_race
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_rejection import reference as plain_rejection
 from draftwood.kernels.tree_traversal import dispatch as traversal
 from draftwood.kernels.tree_traversal import reference as plain_traversal
 from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 
@@ -54,6 +57,8 @@ def ragged(device: torch.device) -> list[Case]:
         judged(device, rows=2, nodes=30, vocab=5000),
         judged(device, rows=3, nodes=9, vocab=50, leaf_first=True),
         judged(device, rows=2, nodes=12, vocab=5000, leaf_first=True),
+        raced(device, rows=3, nodes=9, vocab=50),
+        raced(device, rows=2, nodes=12, vocab=9000),
         drawn(device, nodes=2, vocab=11, count=3),
         drawn(device, nodes=3, vocab=5000, count=3),
     ]
@@ -179,6 +184,52 @@ def judged(
         bytes=12 * vocab * nodes * rows
         if leaf_first
         else sum(4 * vocab * _passes(tree, walk) for (tree, _), walk in zip(grown, walks, strict=True)),
+    )
+
+
+def raced(
+    device: torch.device, *, rows: int = 1, nodes: int = 64, vocab: int = 128_256, children: int = 4
+) -> Case:
+    """The same trees by race verification, at times that are the same for all contenders but the last.
+
+    That one, the plain verifier, draws its own.
+    """
+    grown = [_grown(nodes, vocab, children, seed) for seed in range(rows)]
+    tapes = [_tape(2 * nodes + 1, seed) for seed in range(rows)]
+    there = [(_moved(tree, device), targets.to(device)) for tree, targets in grown]
+    waits = np.random.default_rng(0).exponential(size=(rows, nodes, race.MOST + 1))
+
+    def cases(pairs: Sequence[tuple[TokenTree, Tensor]]) -> list[TreeCase]:
+        made = [tree_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)]
+        return [row for row in made if row is not None]
+
+    def by_reference() -> list[Answer]:
+        judged_rows = zip(cases(grown), torch.from_numpy(waits), strict=True)
+        walks = [plain_race.walk(case, of_row) for case, of_row in judged_rows]
+        return [(walk.path, walk.extra) for walk in walks]
+
+    def plainly() -> None:
+        with kernels_enabled(False):
+            trees, targets = [tree for tree, _ in there], [of_row for _, of_row in there]
+            RaceTraversal().verify_rows(trees, targets, [TapeRandomness(tape) for tape in tapes])
+
+    def answers(walks: Sequence[Walk | None]) -> list[Answer | None]:
+        return [None if walk is None else (walk.path, walk.extra) for walk in walks]
+
+    inner = sum(len(tree.proposals) for tree, _ in grown)
+    on_device = cases(there)
+    return Case(
+        operation="tree_race",
+        size=f"{nodes} nodes, {vocab} tokens, rows: {rows}",
+        expected=by_reference,
+        contenders=[
+            Contender(
+                "kernel", lambda: race.walk(TreeArrays.of(on_device), waits), read=answers, kernel=True
+            ),
+            Contender("plain verifier", plainly, judged=False),
+        ],
+        # kernels/tree_race/README.md, cost.
+        bytes=(86 * inner + 24 * rows) * vocab,
     )
 
 

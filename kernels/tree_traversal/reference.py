@@ -75,7 +75,7 @@ def walk(case: TreeCase, *, leaf_first: bool, classes: bool) -> Walk:
             left.reject(law)
         if leaf_first and tape.toss() >= 1 - left.deficit / left.scale and node:
             return None
-        return [node], _choose(left.weights, tape.toss())
+        return [node], choose(left.weights, tape.toss())
 
     judged = visit(0, 1.0)
     assert judged is not None
@@ -122,7 +122,7 @@ def _law(case: TreeCase, child: int) -> Tensor:
     return point
 
 
-def _choose(weights: Tensor, u: float) -> int:
+def choose(weights: Tensor, u: float) -> int:
     """The first token whose cumulative weight exceeds `u` times the total."""
     heights = weights.cumsum(0)
     total = float(heights[-1])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
+from draftwood.kernels.tree_race import dispatch as tree_race
 from draftwood.kernels.tree_rejection import dispatch as tree_rejection
 from draftwood.kernels.tree_traversal import dispatch as tree_traversal
 from draftwood.strategies.verifiers.on_device import DeviceForm
+from draftwood.strategies.verifiers.race_rows import race_walks
 
 
 def _rejection(trees: TreeArrays) -> list[Walk | None]:
@@ -31,3 +33,5 @@ CLASS_ORDERED_REJECTION = DeviceForm(tree_traversal.serves, _class_ordered_rejec
 CLASS_ORDERED_TRAVERSAL = DeviceForm(
     tree_traversal.serves, _class_ordered_traversal, lambda nodes: 3 * nodes + 1
 )
+# A node of more than two children has a stream of its own for its time, which one number starts.
+RACE = DeviceForm(tree_race.serves, race_walks, lambda nodes: 2 * nodes + 1)

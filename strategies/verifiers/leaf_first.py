@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 from torch import Tensor
@@ -30,13 +30,19 @@ class TraversalVerifier(Verifier):
     def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
         """The order in which the children of a node are tried: `tokens` as drawn, by `proposal`."""
 
+    def node_streams(self, tree: TokenTree, rng: Randomness) -> Mapping[int, Randomness]:
+        """Streams of their own for some nodes, started from `rng`; by default none has one."""
+        return {}
+
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        tokens = tree.tokens.tolist()
+        tokens, streams = tree.tokens.tolist(), self.node_streams(tree, rng)
 
         def visit(node: int, allowance: float) -> _Visit:
             order = None
             if children := tree.children(node):
-                order = self.sibling_order([tokens[child] for child in children], tree.proposals[node], rng)
+                order = self.sibling_order(
+                    [tokens[child] for child in children], tree.proposals[node], streams.get(node, rng)
+                )
             return _Visit(node, order, Residual.of(target_probs[node], allowance))
 
         visits = [visit(0, 1.0)]

@@ -18,6 +18,9 @@ Ints = NDArray[np.int64]
 LEFT_OUT = 5e-4
 """About what the tokens may be worth together that are not offered at all."""
 
+WHOLE = 256
+"""A vocabulary of so many tokens is offered whole: to choose among them saves nothing."""
+
 SPARE = 2e-4
 """The share of its target that a token forgoes, so that a solution found in a few steps is surely allowed."""
 
@@ -69,7 +72,8 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
     wanted = target.numpy()[tokens].astype(np.float64) / scale
     columns = law.at(tokens)
     end = light.of_sets(law.count, columns.beside)
-    with np.errstate(over="ignore", divide="ignore"):
+    # Tokens that are neither wanted nor offered stand last, as numbers that are none do.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         order = _ranked(-wanted / _share(columns, light, law.count))
     columns, wanted, tokens = columns.at(order), wanted[order], tokens[order]
     first = _solved(columns, wanted, end)
@@ -101,6 +105,8 @@ def flows_of_all(tokens: Ints, target: Float[Tensor, " vocab"], scale: float = 1
 def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Tensor]:
     """Which tokens are worth a look, or too heavy for the class of the others; the weights of all others."""
     others = law.weights * law.factor
+    if len(others) <= WHOLE:
+        return np.arange(len(others)), torch.zeros_like(others)
     worth = torch.minimum(others * scale if scale != 1 else others, target).numpy()
     heavy = others.numpy()
     tokens = np.flatnonzero((worth >= LEFT_OUT * scale / len(worth)) | (heavy > LIGHT))

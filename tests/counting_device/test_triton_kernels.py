@@ -26,6 +26,7 @@ from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 from draftwood.randomness import Streams
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from tests.counting_device.counts import Kind
@@ -155,6 +156,10 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "lru_tree": (lru, ["lru_tree:attend"]),
     "kv_commit": (moved, ["kv_commit:move"]),
     "ordered_draws": (drawn, ["ordered_draws:draw"]),
+    "tree_race": (
+        lambda: judged(RaceTraversal()),
+        [f"tree_race:{kernel}" for kernel in ("look", "weigh", "allow", "spare", "walk", "leave", "choose")],
+    ),
     "tree_rejection": (lambda: judged(RecursiveRejection()), ["tree_rejection:walk"]),
     "tree_traversal": (lambda: judged(Traversal()), ["tree_traversal:start", "tree_traversal:step"]),
     "tree_traversal, class order": (

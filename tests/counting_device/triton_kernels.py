@@ -27,6 +27,7 @@ from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
+from draftwood.kernels.tree_race import reference as tree_race
 from draftwood.kernels.tree_rejection import reference as tree_rejection
 from draftwood.kernels.tree_traversal import reference as tree_traversal
 from tests.counting_device.tensor import DeviceTensor, held
@@ -128,8 +129,14 @@ def _walks(walk: Callable[..., Walk], trees: TreeArrays, **options: bool) -> lis
     return walks
 
 
+def _race_walks(trees: TreeArrays, waits: Any) -> list[Walk | None]:
+    of_rows = iter(torch.from_numpy(waits))
+    return _walks(lambda case: tree_race.walk(case, next(of_rows)), trees)
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "ordered_draws:draw_on_device": ordered_draws.draw,
+    "tree_race:walk": _race_walks,
     "tree_rejection:walk": functools.partial(_walks, tree_rejection.walk),
     "tree_traversal:walk": functools.partial(_walks, tree_traversal.walk),
 }

@@ -63,6 +63,7 @@ def small(bench: Any, device: torch.device) -> list[Any]:
         judged = [
             bench.round_cases.judged(device, rows=2, nodes=9, vocab=40),
             bench.round_cases.judged(device, rows=2, nodes=9, vocab=40, leaf_first=True),
+            bench.round_cases.raced(device, rows=2, nodes=9, vocab=40),
         ]
     return [
         *bench.attention_cases.trees(device, sizes=(33,), heads=2, dim=16),
@@ -163,7 +164,8 @@ def test_all_results_agree_and_every_contender_has_its_rows(
     assert ours["of_arithmetic"] == pytest.approx(cases[0].operations / 2e-3 / 500e12)
     kernels = [row for row in rows if row["contender"] == "kernel"]
     assert all(row["of_bandwidth"] > 0 for row in kernels)
-    moved = ("kv_commit", "tree_rejection", "tree_traversal", "ordered_draws", "tree_conv", "lru_tree")
+    judging = ("tree_rejection", "tree_traversal", "tree_race")
+    moved = ("kv_commit", *judging, "ordered_draws", "tree_conv", "lru_tree")
     assert all(row["of_arithmetic"] or row["operation"] in moved for row in kernels)
     seen = cases[0].expected.keywords["mask"].visible()
     assert cases[0].operations == 4 * 2 * 16 * int(seen.sum())
