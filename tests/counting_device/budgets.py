@@ -92,7 +92,7 @@ BUDGETS: Mapping[tuple[str, int], Budget] = {
     ("Sequoia 16, class order", 1): Budget(708.0, 36.0, 6.0, 0.0),
     ("Sequoia 16, class order", 8): Budget(710.0, 38.0, 6.0, 0.0),
     ("layered DySpec 16, recurrent", 1): Budget(472.0, 27.0, 3.0, 0.0),
-    ("layered DySpec 16, recurrent", 8): Budget(617.5, 54.0, 4.5, 0.0),
+    ("layered DySpec 16, recurrent", 8): Budget(712.5, 70.0, 5.5, 0.0),
     ("layered DySpec 16, hybrid", 1): Budget(454.0, 27.0, 3.0, 0.0),
     ("layered DySpec 16, hybrid", 8): Budget(933.0, 111.0, 8.0, 0.0),
     ("EAGLE-3, chain 5", 1): Budget(765.0, 72.0, 6.0, 0.0),
