@@ -133,7 +133,7 @@ def measured(tmp_path_factory):
     from draftwood_cli import app
     from typer.testing import CliRunner
 
-    found = [], []
+    found: tuple[list[dict[str, str]], ...] = [], []
     for shown in TABLES.RESULTS:
         folder = tmp_path_factory.mktemp("results") / shown.parent.name
         folder.mkdir()

@@ -33,7 +33,7 @@ def hard_prompts(
     behind = held_out.long_prompts(data, tokenizer, count=prompts, length=length, tasks=["retrieval"])
     files = {
         "translation": [chat.text for chat in spread],
-        "retrieval": [tokenizer.decode(row) for row in behind["retrieval"]],
+        "retrieval": [str(tokenizer.decode(row)) for row in behind["retrieval"]],
     }
     to.mkdir(parents=True, exist_ok=True)
     for name, texts in files.items():

@@ -49,6 +49,7 @@ def test_trees_worked_out_by_level_give_what_all_of_them_give(name, seed, mix, d
     shape = SMALL[name]
     target, policy, trees = drawn(shape, seed, mix)
     by_level = shape.level_trees(pair(shape, seed, mix)[1])
+    assert by_level is not None
     sets = by_level.sets()
     assert len(sets) < len(trees)
     assert sum(one.weight for one in sets) == pytest.approx(1, abs=1e-12)
