@@ -47,7 +47,7 @@ MINE = '''
             global slow
             Drafter.calls += 1
             slow = slow or asked("slow")
-            time.sleep(0.3 if slow else 0)
+            time.sleep(0.3 if slow or (HERE / "slow-always").exists() else 0)
             if Drafter.calls > 20 and (asked("die") or (HERE / "die-always").exists()):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().distributions(requests)
@@ -145,7 +145,7 @@ def here(folder, monkeypatch):
     for name, value in SETTING.items():
         monkeypatch.setenv(name, value)
     yield
-    for left in ("slow", "die", "die-always", "prefills"):
+    for left in ("slow", "slow-always", "die", "die-always", "prefills"):
         (folder / left).unlink(missing_ok=True)
 
 
@@ -267,7 +267,7 @@ def test_a_bench_over_a_cluster_measures_the_cells_of_one_here(draftwood, cluste
 def test_a_cluster_that_goes_away_ends_in_a_sentence_and_the_run_goes_on_without_it(
     draftwood, folder, start, few_here
 ):
-    Path("slow").touch()
+    Path("slow-always").touch()  # in both workers: a quick one might be through before the cluster is gone
     lost = Cluster(folder)
     running = start(
         "generate", "--prompts", "few.txt", "--out", "lost.jsonl", *OPTIONS, *SHORT, "--ray", lost.address
@@ -281,6 +281,7 @@ def test_a_cluster_that_goes_away_ends_in_a_sentence_and_the_run_goes_on_without
     assert running.returncode == 1
     progress, sentence = [line for line in said.splitlines() if not line.startswith("[")][-2:]
     assert progress.endswith("of 40 texts are written; the same command goes on.")
+    Path("slow-always").unlink()
     assert sentence.startswith(f"Error: The Ray cluster at {lost.address!r} failed (")
     kept = part.read_bytes().splitlines()
     assert generate(draftwood, "few.txt", "lost.jsonl").exit_code == 0
