@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.kernels import round as rounds
 from benchmarks.kernels.gpu import PARTS, REHEARSAL, Part
-from benchmarks.research import heads_speed, retokenised, samples, vocabularies
+from benchmarks.research import heads_speed, held_out, retokenised, samples, shapes, vocabularies
+from draftwood import SamplingParams
 from draftwood.apps.bench.writers import Text
+from draftwood.strategies.policies.shapes import as_shape
+from draftwood.strategies.shape_search import SiblingShares, measured_shares
 
 COMMANDS = typer.main.get_command(app)
 
@@ -86,3 +90,30 @@ def test_the_gpu_measurement_is_rehearsed(tmp_path: Path) -> None:
     subprocess.run(words, check=True, timeout=900)
     ended = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["parts"]
     assert [(part["part"], part["exit"]) for part in ended] == [(part.name, 0) for part in REHEARSAL]
+
+
+def test_shapes_are_searched_at_several_temperatures_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def watching(*args: Any, sampling: SamplingParams, **options: Any) -> SiblingShares:
+        shares = measured_shares(*args, sampling=sampling, **options)
+        measured.append((sampling.temperature, shares))
+        return shares
+
+    monkeypatch.setattr(shapes, "measured_shares", watching)
+    for file in held_out.FILES.values():
+        jsonl = '{"prompt": "Count: 1, 2,"}\n{"prompt": "Count: 3, 4,"}\n'
+        (tmp_path / file).write_text(jsonl if file.endswith("jsonl") else "Count: 1, 2,\n\nCount: 3, 4,\n")
+    found = tmp_path / "shapes.json"
+    words = ["shapes", "--data", tmp_path, "--temperature", 0.6, "--temperature", 1, "--budget", 3]
+    words += ["--prompts", 1, "--tokens", 3, "--turns", 1, "--to", found]
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "llama-7m with llama-draft, temperature 0.6 and 1, 5 prompts" in result.output
+    [(budget, shape)] = json.loads(found.read_text()).items()
+    assert budget == "3"
+    assert len(as_shape(shape)) <= 3
+    assert {temperature for temperature, _ in measured} == {0.6, 1.0}
+    assert all(shares is measured[0][1] for _, shares in measured)
