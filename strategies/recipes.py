@@ -183,7 +183,7 @@ def race(
     `draftwood tune` searches the shape for a pair of yours.
 
     Source: draftwood, race-ordered traversal.
-    Settings: shapes of 4 to 64 nodes, searched at temperature 1.
+    Settings: shapes of 4 to 32 nodes, searched at temperature 1, and one of 64, searched at 0.6 and 1.
     """
     if budget is not None and budget < 1:
         raise InvalidInput(f"budget is {budget}; a tree has at least 1 node.")
