@@ -49,7 +49,7 @@ def _of_levels(levels: Sequence[Sequence[int]]) -> Shape:
 
 # Sorted trees for race verification, as text: searched for the zoo's llama-7m, on prompts that no table
 # decodes (`python -m benchmarks shapes`). Up to 32 nodes with llama-draft at temperature 1; the last with
-# llama-draft-deep at 0.6 and 1 together, which suits deep drafts.
+# llama-draft-deep at 0.6 and 1 together: for drafts that are right for long.
 _SEARCHED = {
     "race-4": "1/1/1/1",
     "race-8": "2/1,1/1,1/1,1",
