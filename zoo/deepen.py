@@ -15,7 +15,8 @@ def deepened(model: Any, layers: int, *, seed: int = 0) -> Any:
     """A model of `layers` layers that computes what `model` does, in eval mode.
 
     The new layers stand behind the others. They begin as any new layer does, but for their last
-    projections, which are zero: so they add nothing, and training moves those projections first.
+    projections, which are zero: so they add nothing, and training moves those projections first. Where
+    layers attend in different ways, the new ones attend as the last one does.
 
     Args:
         model: a transformers model like Llama, with layers of attention and an MLP; not changed.
@@ -32,6 +33,8 @@ def deepened(model: Any, layers: int, *, seed: int = 0) -> Any:
     if layers <= before:
         raise InvalidInput(f"layers is {layers} and the model has {before}; give more.")
     config.num_hidden_layers = layers
+    if kinds := vars(config).get("layer_types"):  # some work it out from the number
+        config.layer_types = [*kinds, *kinds[-1:] * (layers - before)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         deeper = type(model)(config).to(model.dtype)

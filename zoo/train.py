@@ -49,15 +49,17 @@ def pretrain(
 def deepen(model: str, out: Path, *, layers: int = 2, seed: int = 0) -> None:
     """Write MODEL to the folder OUT with LAYERS layers, of which the new ones add nothing yet.
 
-    MODEL is a name of the zoo or a folder, of Llama's kind. `draftwood distil` trains what comes out.
+    MODEL is a name of the zoo or a folder with its tokenizer, of Llama's kind. `draftwood distil` trains
+    what comes out, which has MODEL's precision and tokenizer.
     """
-    import torch
+    from transformers import AutoTokenizer
 
-    from . import tokenizer
+    from . import names, tokenizer
     from .deepen import deepened
 
-    deepened(load_model(model, dtype=torch.bfloat16), layers, seed=seed).save_pretrained(out)
-    tokenizer().save_pretrained(out)
+    deepened(load_model(model, dtype="auto"), layers, seed=seed).save_pretrained(out)
+    its = tokenizer() if model in names() else AutoTokenizer.from_pretrained(model)
+    its.save_pretrained(out)
 
 
 def medusa(

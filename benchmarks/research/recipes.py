@@ -53,7 +53,7 @@ from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
 WIDTH = 16  # of the acceptance vectors
-DEPTHS = {LARGE: 24}  # of the shapes that are searched, where it is not 16
+DEPTHS = {LARGE: 24}  # levels of the searched shapes, where they are not 16
 _CALIBRATION = 10  # further prompts a domain, on which acceptance vectors and shares are measured
 # Which recipe is expected above which, where, and by whom.
 ORDERINGS = (
@@ -264,7 +264,7 @@ def recipes(
         sizes = budget or BUDGETS
         shares = None
         if temperature and (not only or "race" in only):
-            largest = min(max(sizes), max(BUDGETS))  # what larger trees add to it, they take long to tell
+            largest = min(max(sizes), max(BUDGETS))  # larger probes take long and tell little more
             shares = calibrated_shares(calibration, temperature=temperature, draft=draft, largest=largest)
         for size in sizes:
             drafter_options: dict[str, dict[str, Any]] = {name: {} for name in drafters}

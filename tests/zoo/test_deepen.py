@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, LlamaConfig, Qwen2Config
 from typer.testing import CliRunner
 
 from draftwood import zoo
@@ -22,6 +23,23 @@ def test_new_layers_add_nothing(layers: int) -> None:
     assert deeper.config.num_hidden_layers == layers
     assert draft.config.num_hidden_layers == 1
     assert torch.equal(deeper(tokens).logits, draft(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+        (Qwen2Config, {}),
+        (Gemma2Config, {"head_dim": 8}),  # sliding and full attention in turns, norms behind the projections
+    ],
+)
+def test_other_models_are_deepened_as_well(kind: type, more: dict[str, object]) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
+    model = AutoModelForCausalLM.from_config(
+        kind(**sizes, num_attention_heads=2, num_key_value_heads=1, **more)
+    ).eval()
+    tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(deepened(model, 5)(tokens).logits, model(tokens).logits)
 
 
 def test_training_reaches_the_new_layers() -> None:
@@ -62,3 +80,15 @@ def test_the_command_writes_what_distil_takes(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {one.name for one in tmp_path.iterdir()}
     assert '"num_hidden_layers": 3' in (tmp_path / "config.json").read_text()
+
+
+def test_a_folder_keeps_its_tokenizer_and_its_precision(tmp_path: Path) -> None:
+    folder, out = tmp_path / "mine", tmp_path / "deeper"
+    zoo.load("llama-draft").float().save_pretrained(folder)
+    mine = zoo.tokenizer()
+    mine.add_tokens(["a token of mine"])
+    mine.save_pretrained(folder)
+    result = CliRunner().invoke(application(), ["deepen", str(folder), str(out)])
+    assert result.exit_code == 0, result.output
+    assert "a token of mine" in AutoTokenizer.from_pretrained(out).get_vocab()
+    assert AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == torch.float32
