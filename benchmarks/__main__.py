@@ -25,6 +25,7 @@ from benchmarks.research.hard_prompts import hard_prompts
 from benchmarks.research.heads import heads
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
+from benchmarks.research.overlaps import overlaps
 from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
@@ -52,6 +53,7 @@ for measurement in (
     heads,
     level,
     optimum,
+    overlaps,
     recipes,
     retokenised,
     samples,

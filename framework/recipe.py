@@ -63,6 +63,7 @@ class Fit(Protocol):
         *,
         budgets: Sequence[int],
         sampling: SamplingParams,
+        draft_sampling: SamplingParams,
         tokens: int,
         seed: int,
         watch: Callable[[Sequence[Any]], Iterable[Any]],
@@ -73,7 +74,8 @@ class Fit(Protocol):
             target, drafter: as `SpeculativeDecoder` takes them.
             prompts: of calibration, as tokens.
             budgets: nodes that a tree may have.
-            sampling: of target and draft, above temperature 0.
+            sampling: of the target, above temperature 0.
+            draft_sampling: of the draft.
             tokens: of a text.
             seed: of the first prompt's draws.
             watch: goes through what is done step by step, and shows how far it is.

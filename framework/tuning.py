@@ -83,6 +83,7 @@ class TunedMethod:
         gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
         draft_vocabulary: digest of the draft's tokenizer where that is another one, of which it proposes the
             tokens that both have; None where it is the target's.
+        draft_temperature: the draft's own; None: as the recipe has it.
     """
 
     file: str = attrs.field(validator=_is(str))
@@ -97,6 +98,7 @@ class TunedMethod:
     drafter_options: dict[str, Any] = attrs.field(validator=_is(dict))
     gain: float = attrs.field(validator=_is(float, int))
     draft_vocabulary: str | None = attrs.field(default=None, validator=_is(str, type(None)))
+    draft_temperature: float | None = attrs.field(default=None, validator=_is(float, int, type(None)))
 
     @property
     def ordinary(self) -> bool:
@@ -125,7 +127,10 @@ class TunedMethod:
         options = dict(self.options)
         if "temperature" in registry.options("recipes", self.recipe):
             options["temperature"] = self.temperature
-        return cast(Recipe, _built("recipes", self.recipe, options))
+        recipe = cast(Recipe, _built("recipes", self.recipe, options))
+        if self.draft_temperature is None:
+            return recipe
+        return attrs.evolve(recipe, draft_temperature=self.draft_temperature)
 
     def decoder(self, target: Any, drafter: Any = None) -> SpeculativeDecoder:
         """A decoder of the method for the tuned pair, taken as `SpeculativeDecoder` takes them.

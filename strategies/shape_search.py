@@ -169,6 +169,7 @@ def measured_shares(
     shapes: Iterable[Shape],
     verifier: TraversalVerifier,
     sampling: SamplingParams,
+    draft_sampling: SamplingParams | None = None,
     tokens: int = 32,
     seed: int = 0,
     shares: SiblingShares | None = None,
@@ -180,7 +181,8 @@ def measured_shares(
         prompts: of calibration; those of a test are others.
         shapes: of the trees.
         verifier: whose chances are measured.
-        sampling: of target and draft.
+        sampling: of the target.
+        draft_sampling: of the draft; default: the target's.
         tokens: of a text.
         seed: of the first prompt's draws; each further prompt has the next.
         shares: what was measured before, to which this is added.
@@ -194,7 +196,7 @@ def measured_shares(
                 [prompt],
                 max_new_tokens=tokens,
                 sampling=sampling,
-                draft_sampling=sampling,
+                draft_sampling=draft_sampling or sampling,
                 seed=seed + number,
             )
     return shares
@@ -220,6 +222,7 @@ class ShapeFit:
         *,
         budgets: Sequence[int],
         sampling: SamplingParams,
+        draft_sampling: SamplingParams,
         tokens: int,
         seed: int,
         watch: Callable[[Sequence[Any]], Iterable[Any]],
@@ -231,6 +234,7 @@ class ShapeFit:
             shapes=watch(probe_shapes(max(budgets))),
             verifier=self.verifier,
             sampling=sampling,
+            draft_sampling=draft_sampling,
             tokens=tokens,
             seed=seed,
         )

@@ -61,16 +61,17 @@ class Spec:
                 f"{self.label!r} names the drafter {drafter!r}; give a head, a registered one or "
                 "package.module:Class, and models as pairs."
             )
-        sharper = words.pop("draft_temperature", None) if self.parts else None  # a recipe takes its own
+        own = () if self.parts else registry.options("recipes", self.name)
+        given = None if "draft_temperature" in own else words.pop("draft_temperature", None)
         words_left = [f"{name}={value}" for name, value in words.items()]
         if self.parts:
             strategy = strategy_of_parts(*self.parts, drafter or models.DRAFT, words_left, temperature)
-            if sharper is not None:
-                parameter = registry.options_of(Strategy)["draft_temperature"]
-                draft_temperature = options.convert("draft_temperature", sharper, parameter)
-                strategy = attrs.evolve(strategy, draft_temperature=draft_temperature)
         else:
             strategy = strategy_of_recipe(self.name, drafter, words_left, temperature)
+        if given is not None:
+            parameter = registry.options_of(Strategy)["draft_temperature"]
+            draft_temperature = options.convert("draft_temperature", given, parameter)
+            strategy = attrs.evolve(strategy, draft_temperature=draft_temperature)
         if strategy.verifier.greedy and temperature != 0:
             raise IncompatibleStrategy(
                 f"{self.label!r} serves temperature 0 alone, not {temperature}; leave the verifier "

@@ -1,4 +1,4 @@
-"""Options of recipes that are fitted to a pair on the prompts that it is tuned on."""
+"""What is fitted to a pair on the prompts of its tuning: the draft's temperature, options of recipes."""
 
 from __future__ import annotations
 
@@ -9,42 +9,90 @@ from typing import Any
 import attrs
 from rich.console import Console
 
-from draftwood import SamplingParams, registry
+from draftwood import Deterministic, SamplingParams, registry
 from draftwood.apps import models
 from draftwood.apps.bench.specs import Spec
+from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.options import parse
 from draftwood.apps.progress import watched
 from draftwood.apps.tune.measure import TuneTrial
+from draftwood.draft_temperature import best_draft_temperature
+from draftwood.protocols import Drafter
 from draftwood.recipe import Fit
 
 
 def fitted(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
-    """The candidates, with the option that their recipe can fit to a pair, unless it was chosen.
-
-    At temperature 0 they stay as they are, as those with a drafter of their own do.
-    """
-    if trial.temperature == 0 or trial.loaded.draft is None:
+    """The candidates, with what can be fitted and was not chosen; at temperature 0 as they are."""
+    if trial.temperature == 0:
         return list(specs)
-    drafter = models.model_drafter(trial.loaded)
-    sizes = {spec: _budget(spec) for spec in specs if _fit(spec)}
-    found: dict[str, Mapping[int, str]] = {}
-    for name in {spec.name: None for spec in sizes}:
-        found[name] = registry.get("recipes", name).fit(
+    return _with_own_options(_with_draft_temperature(specs, trial, tokens=tokens), trial, tokens=tokens)
+
+
+def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
+    """The candidates that draw their children, at the draft temperature of the largest overlap."""
+    found: dict[str, float] = {}
+
+    def fit(spec: Spec) -> Spec:
+        chosen = spec.strategy(trial.temperature)
+        drawn = not any(law is Deterministic or law.several_drafters for law in chosen.policy.laws)
+        if "draft_temperature" in parse(spec.options) or not drawn:
+            return spec
+        drafter = f"{chosen.drafter} {chosen.drafter_options}"
+        if drafter not in found:
+            found[drafter] = best_draft_temperature(
+                trial.loaded.target,
+                _drafter(spec, trial),
+                trial.prompts,
+                temperature=trial.temperature,
+                tokens=tokens,
+                seed=trial.seed,
+            )
+        best, own = found[drafter], chosen.draft_temperature or trial.temperature
+        if best == own:
+            return spec
+        return attrs.evolve(spec, options=(*spec.options, f"draft_temperature={best:g}"))
+
+    fitting = [fit(spec) for spec in specs]
+    for best in {temperature: None for temperature in found.values() if temperature != trial.temperature}:
+        to_stderr(f"The draft overlaps most with the target where it is drawn from at temperature {best:g}.")
+    return fitting
+
+
+def _drafter(spec: Spec, trial: TuneTrial) -> Drafter:
+    chosen = spec.strategy(trial.temperature)
+    if chosen.drafter is None:
+        return models.model_drafter(trial.loaded)
+    return models.create_drafter(chosen.drafter, chosen.drafter_options, trial.loaded)
+
+
+def _with_own_options(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
+    """The candidates that a model drafts for, with the option that their recipe can fit."""
+    sizes = {spec: _budget(spec) for spec in specs if trial.loaded.draft is not None and _fit(spec)}
+    found: dict[tuple[str, float | None], Mapping[int, str]] = {}
+    sampling = SamplingParams(temperature=trial.temperature)
+    for name, drawn_at in {_kind(spec, trial): None for spec in sizes}:
+        found[name, drawn_at] = registry.get("recipes", name).fit(
             trial.loaded.target,
-            drafter,
+            models.model_drafter(trial.loaded),
             trial.prompts,
-            budgets=[size for spec, size in sizes.items() if spec.name == name],
-            sampling=SamplingParams(temperature=trial.temperature),
+            budgets=[size for spec, size in sizes.items() if _kind(spec, trial) == (name, drawn_at)],
+            sampling=sampling,
+            draft_sampling=sampling if drawn_at is None else SamplingParams(temperature=drawn_at),
             tokens=tokens,
             seed=trial.seed,
             watch=partial(_shown, f"fitting {name}"),
         )
 
     def with_option(spec: Spec, fit: Fit) -> Spec:
-        word = f"{fit.option}={found[spec.name][sizes[spec]]}"
+        word = f"{fit.option}={found[_kind(spec, trial)][sizes[spec]]}"
         return attrs.evolve(spec, options=(*spec.options, word))
 
-    return [with_option(spec, fit) if (fit := _fit(spec)) else spec for spec in specs]
+    return [with_option(spec, fit) if spec in sizes and (fit := _fit(spec)) else spec for spec in specs]
+
+
+def _kind(spec: Spec, trial: TuneTrial) -> tuple[str, float | None]:
+    """Recipe and draft temperature: candidates that have both alike are fitted together."""
+    return spec.name, spec.strategy(trial.temperature).draft_temperature
 
 
 def _budget(spec: Spec) -> int:

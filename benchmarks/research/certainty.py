@@ -14,7 +14,7 @@ import typer
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from benchmarks.research.recipes import split, written
+from benchmarks.research.calibration import split, written
 from draftwood import CounterRandomness
 from draftwood.apps import models
 from draftwood.apps.machine import device_name

@@ -12,7 +12,6 @@ import json
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,39 +21,21 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.research import held_out
+from benchmarks.research.calibration import calibrate, calibrated_shares, pair, split
 from benchmarks.research.settings import BUDGETS, LARGE, Setting, settings
 from benchmarks.research.verifiers import interval
-from draftwood import (
-    CounterRandomness,
-    Deterministic,
-    Recipe,
-    SamplingParams,
-    WithoutReplacement,
-    create,
-    load,
-    zoo,
-)
+from draftwood import Recipe, SamplingParams, create
 from draftwood.apps import models
 from draftwood.apps.bench.writers import Speculative
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
-from draftwood.strategies.acceptance import acceptance_vector
-from draftwood.strategies.shape_search import (
-    SiblingShares,
-    best_sorted_shape,
-    measured_shares,
-    probe_shapes,
-)
-from draftwood.strategies.verifiers.race_traversal import RaceTraversal
+from draftwood.strategies.shape_search import best_sorted_shape
 
 VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
 TEMPERATURES = (0.0, 0.6, 1.0)
-WIDTH = 16  # of the acceptance vectors
 DEPTHS = {LARGE: 24}  # levels of the searched shapes, where they are not 16
-_CALIBRATION = 10  # further prompts a domain, on which acceptance vectors and shares are measured
 # Which recipe is expected above which, where, and by whom.
 ORDERINGS = (
     ("rsd-s", "leviathan", (0.6, 1.0), BUDGETS, "RSD, figure 5"),
@@ -100,16 +81,9 @@ class Task:
         return f"{sum(map(len, self.prompts.values()))} prompts, {self.tokens} tokens, {self.draft}"
 
 
-@cache
-def _models(draft: str) -> tuple[Any, Any]:
-    """The target's backend and the draft model, once a process."""
-    models.quiet()
-    return load(zoo.load(models.TARGET)), zoo.load(draft)
-
-
 def drafter(recipe: Recipe, options: Mapping[str, Any], draft: str) -> Any:
     """The recipe's own drafter with `options`, or the draft model."""
-    target, model = _models(draft)
+    target, model = pair(draft)
     if recipe.drafter == "model":
         return create("drafters", "model", {"backend": model})
     needs = {"target": target, "vocab_size": target.vocab_size}
@@ -125,7 +99,7 @@ def _options(name: str) -> Mapping[str, Any]:
 
 def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
     """The rounds of every prompt in a cell, and the mean size of its trees."""
-    target, _ = _models(task.draft)
+    target, _ = pair(task.draft)
     setting = cell.setting
     known = {"temperature": cell.temperature, "draft_temperature": setting.draft_temperature}
     recipe = build(setting, known)
@@ -154,77 +128,14 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(setting: Setting, known: Mapping[str, Any]) -> Recipe:
-    """The recipe of a setting with those of the `known` options that it has."""
+    """The recipe of a setting, with those of the `known` options that it has."""
     from draftwood import registry
 
     has = registry.options("recipes", setting.recipe)
     recipe: Recipe = create(
         "recipes", setting.recipe, {**{k: v for k, v in known.items() if k in has}, **setting.options}
     )
-    return recipe
-
-
-def written(
-    prompts: Sequence[Sequence[int]], *, temperature: float, tokens: int, draft: str
-) -> tuple[Tensor, Tensor]:
-    """Probabilities `[positions, vocab]` of target and draft on what the target writes after `prompts`."""
-    target, model = _models(draft)
-    sampling = SamplingParams(temperature=temperature)
-    writer = create("recipes", "leviathan", {"temperature": temperature})
-    decoder = writer.decoder(target, create("drafters", "model", {"backend": model}))
-    generation = decoder.generate(
-        prompts,
-        max_new_tokens=tokens,
-        sampling=sampling,
-        seed=0,
-        eos_token_id=(),
-        return_dict_in_generate=True,
-    )
-    target_probs: list[Tensor] = []
-    draft_probs: list[Tensor] = []
-    shaped = SamplingParams(temperature=temperature or 1.0)
-    for prompt, new in zip(prompts, generation.tokens, strict=True):
-        text = torch.tensor([[*prompt, *new]])
-        with torch.inference_mode():
-            ours, theirs = (
-                network(text).logits[0, len(prompt) - 1 : -1] for network in (target.model, model)
-            )
-        target_probs.append(sampling.distribution(ours))
-        draft_probs.append(shaped.distribution(theirs))
-    return torch.cat(target_probs), torch.cat(draft_probs)
-
-
-def calibrate(
-    prompts: Sequence[Sequence[int]], *, temperature: float, tokens: int, draft: str
-) -> list[float]:
-    """The acceptance vector of the pair, on what the target writes after `prompts`."""
-    law = WithoutReplacement if temperature else Deterministic
-    both = written(prompts, temperature=temperature, tokens=tokens, draft=draft)
-    return acceptance_vector(*both, width=WIDTH, rng=CounterRandomness.seeded(0), law=law)
-
-
-def calibrated_shares(
-    prompts: Sequence[Sequence[int]], *, temperature: float, draft: str, largest: int
-) -> SiblingShares:
-    """What siblings receive by race verification, on what the pair writes after `prompts`."""
-    target, model = _models(draft)
-    return measured_shares(
-        target,
-        model,
-        prompts,
-        shapes=probe_shapes(largest),
-        verifier=RaceTraversal(),
-        sampling=SamplingParams(temperature=temperature),
-    )
-
-
-def split(data: Path, prompts: int) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
-    """`prompts` prompts of every domain, and others for calibration."""
-    tokenizer, domains = zoo.tokenizer(), held_out.DOMAINS
-    chosen = held_out.prompts(data, tokenizer, count=prompts, domains=domains)
-    others = held_out.prompts(data, tokenizer, count=_CALIBRATION, domains=domains, calibration=True)
-    by_domain = {domain: [row.tolist() for row in rows] for domain, rows in chosen.items()}
-    return by_domain, [row.tolist() for rows in others.values() for row in rows]
+    return attrs.evolve(recipe, draft_temperature=setting.draft_temperature or recipe.draft_temperature)
 
 
 def recipes(
@@ -236,6 +147,9 @@ def recipes(
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="These recipes alone; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="The draft's own; default: the target's, 1 at 0.")
+    ] = None,
     index: Annotated[Path | None, typer.Option(help="An index for REST.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Heads for Medusa.")] = None,
     skip: Annotated[str | None, typer.Option(help="Layers for Draft & Verify to skip.")] = None,
@@ -259,13 +173,25 @@ def recipes(
     drafters |= {"draft-verify": {"skip": skip}} if skip else {}
     cells = []
     for temperature in temperatures or TEMPERATURES:
-        vector = calibrate(calibration, temperature=temperature, tokens=64, draft=draft)
+        vector = calibrate(
+            calibration,
+            temperature=temperature,
+            tokens=64,
+            draft=draft,
+            draft_temperature=draft_temperature,
+        )
         typer.echo(f"temperature {temperature}: acceptance " + " ".join(f"{chance:.3f}" for chance in vector))
         sizes = budget or BUDGETS
         shares = None
         if temperature and (not only or "race" in only):
             largest = min(max(sizes), max(BUDGETS))  # larger probes take long and tell little more
-            shares = calibrated_shares(calibration, temperature=temperature, draft=draft, largest=largest)
+            shares = calibrated_shares(
+                calibration,
+                temperature=temperature,
+                draft=draft,
+                largest=largest,
+                draft_temperature=draft_temperature,
+            )
         for size in sizes:
             drafter_options: dict[str, dict[str, Any]] = {name: {} for name in drafters}
             depth = DEPTHS.get(size, 16)
@@ -277,7 +203,13 @@ def recipes(
                 drafter_options=drafter_options,
             )
             cells += [
-                Cell(temperature, size, setting) for setting in tried if not only or setting.recipe in only
+                Cell(
+                    temperature,
+                    size,
+                    attrs.evolve(one, draft_temperature=one.draft_temperature or draft_temperature),
+                )
+                for one in tried
+                if not only or one.recipe in only
             ]
     done = {cell["key"]: cell for cell in stored(to, task)}
     missing = [cell for cell in cells if cell.key not in done]

@@ -44,7 +44,10 @@ def shapes(
     draft: Annotated[str, typer.Option(help="A model of the zoo, or a folder.")] = models.DRAFT,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(help="Of target and draft; of several, shares are taken together. Default: 1."),
+        typer.Option(help="Of the target; of several, shares are taken together. Default: 1."),
+    ] = None,
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="Of the draft at every temperature of the target; default: as that.")
     ] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 16, 64.")] = None,
     prompts: Annotated[int, typer.Option(help="Prompts of calibration a domain.", min=1)] = 10,
@@ -75,6 +78,7 @@ def shapes(
                 shapes=watched(tried, f"at {one:g}", total=len(tried), console=Console(stderr=True)),
                 verifier=RaceTraversal(),
                 sampling=SamplingParams(temperature=one),
+                draft_sampling=SamplingParams(temperature=draft_temperature or one),
                 tokens=tokens,
                 seed=seed,
                 shares=shares,

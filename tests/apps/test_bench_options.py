@@ -78,6 +78,8 @@ def test_the_drafts_temperature_is_an_option_of_every_strategy():
     found = parse("chain+:draft_temperature=0.8:length=2").strategy(0.6)
     assert (found.policy, found.draft_temperature) == (Chain(2), 0.8)
     assert parse("chain+:length=2").strategy(0.6).draft_temperature is None
+    assert parse("race:budget=4:draft_temperature=0.8").strategy(0.6).draft_temperature == 0.8
+    assert parse("race:budget=4").strategy(0.6).draft_temperature is None
 
 
 def test_plots_without_matplotlib_are_refused_before_the_run(refused, tmp_path, monkeypatch):

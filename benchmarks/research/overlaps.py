@@ -1,0 +1,38 @@
+"""How much a draft overlaps with the target, by the temperature at which it is drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from benchmarks.research.calibration import pair, split
+from draftwood.apps import models
+from draftwood.apps.machine import device_name
+from draftwood.draft_temperature import FACTORS, measured_overlaps
+
+
+def overlaps(
+    data: Annotated[Path, typer.Option(help="Folder with the prompts of the five data sets.")],
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", help="Repeatable.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens a text.", min=2)] = 32,
+    prompts: Annotated[int, typer.Option(help="Prompts a domain that `recipes` decodes.", min=1)] = 20,
+    draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
+) -> None:
+    """How often a single drawn token is accepted, by the draft's temperature, on calibration prompts.
+
+    \b
+    Examples:
+      python -m benchmarks overlaps --data data/ --draft llama-draft
+    """
+    torch.set_num_threads(1)
+    _, texts = split(data, prompts)
+    target, model = pair(draft)
+    typer.echo(f"{device_name()}: {models.TARGET} with {draft}, {len(texts)} texts of {tokens} tokens")
+    for temperature in temperatures or (0.6, 1.0):
+        found = measured_overlaps(target, model, texts, temperature=temperature, tokens=tokens)
+        typer.echo(f"\ntemperature {temperature:g}: best at {temperature * found.best:.2f}")
+        for factor, overlap in zip(FACTORS, found.means.tolist(), strict=True):
+            typer.echo(f"{temperature * factor:6.2f} {overlap:.3f}")

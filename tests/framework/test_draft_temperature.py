@@ -1,0 +1,86 @@
+"""The draft's temperature with the largest overlap: what is counted, what is chosen, and when it stays."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood import InvalidInput, load, zoo
+from draftwood.draft_temperature import (
+    FACTORS,
+    Overlaps,
+    best_draft_temperature,
+    measured_overlaps,
+)
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.chain import Chain
+from draftwood.testing import ToyBackend, ToyModel
+from tests.strategies.drawn_trees import grow, texts_of
+
+PROMPTS = [[0, 1], [2], [1, 1, 3]]
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), length=st.integers(2, 4))
+def test_overlaps_are_those_of_the_draft_at_every_temperature(seed, length):
+    draft, target = ToyModel(7, seed=seed, sparsity=0.2), ToyModel(7, seed=seed + 1)
+    tree = grow(Chain(length), draft, seed=seed)
+    texts = texts_of(tree)
+    probs = torch.stack([target.probs(text) for text in texts])
+    path = range(len(tree) - seed % 2)
+    overlaps = Overlaps()
+    overlaps.add(tree, probs, path)
+    asked = [node for node in path if tree.children(node)]
+    assert overlaps.positions == len(asked)
+    for factor, mean in zip(FACTORS, overlaps.means.tolist(), strict=True):
+        drawn = [torch.softmax(draft.logits(texts[node]) / factor, -1) for node in asked]
+        each = [float(torch.minimum(d, probs[node]).sum()) for d, node in zip(drawn, asked, strict=True)]
+        assert mean == pytest.approx(sum(each) / len(each), abs=1e-12)
+
+
+@pytest.mark.parametrize("sharper", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_a_draft_that_differs_in_temperature_alone_is_made_equal(sharper, temperature):
+    target, draft = ToyModel(7, seed=3), ToyModel(7, seed=3, sharpness=1.5 * sharper)
+    pair = (ToyBackend(target), ModelDrafter(ToyBackend(draft)))
+    overlaps = measured_overlaps(*pair, PROMPTS, temperature=temperature, tokens=12)
+    assert overlaps.best == sharper
+    assert float(overlaps.means.max()) == pytest.approx(1)
+    found = best_draft_temperature(*pair, PROMPTS, temperature=temperature, tokens=12)
+    assert found == pytest.approx(sharper * temperature)
+
+
+def test_a_gain_that_may_be_noise_changes_nothing():
+    overlaps = Overlaps()
+    target, draft = ToyModel(7, seed=3), ToyModel(7, seed=3, sharpness=1.5 * 1.04)
+    tree = grow(Chain(3), draft)
+    overlaps.add(tree, torch.stack([target.probs(text) for text in texts_of(tree)]), range(len(tree)))
+    assert overlaps.means.max() > overlaps.means[FACTORS.index(1.0)]
+    assert overlaps.best == 1.0
+    assert Overlaps().best == 1.0
+
+
+def test_a_drafter_that_has_no_temperature_keeps_the_targets():
+    target = ToyModel(7, seed=3)
+    drafter = PromptLookup(vocab_size=7)
+    found = best_draft_temperature(ToyBackend(target), drafter, PROMPTS, temperature=0.8, tokens=12)
+    assert found == 0.8
+
+
+def test_the_draft_that_was_made_for_temperature_0_is_drawn_from_at_a_higher_one():
+    """llama-draft was distilled towards the target's best token, llama-draft-sampled towards its samples."""
+    prompt = zoo.tokenizer()("Question: Tom has 3 boxes with 12 apples each. How many are there?\nAnswer:")
+    target = load(zoo.load("llama-7m"))
+
+    def gain(draft: str) -> float:
+        found = measured_overlaps(target, zoo.load(draft), [prompt["input_ids"]] * 4, temperature=0.6)
+        return float(found.means[FACTORS.index(1.0) + 6] - found.means[FACTORS.index(1.0)])
+
+    assert gain("llama-draft") > 0 > gain("llama-draft-sampled")
+
+
+def test_temperature_0_is_refused():
+    target = ToyBackend(ToyModel(7, seed=3))
+    with pytest.raises(InvalidInput, match="temperature is 0"):
+        measured_overlaps(target, ModelDrafter(target), PROMPTS, temperature=0)
