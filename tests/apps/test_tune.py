@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,52 +14,20 @@ from hypothesis import strategies as st
 
 import draftwood as library
 from draftwood import IncompatibleModels, InvalidInput, zoo
-from draftwood.apps.bench.specs import ORDINARY, Spec
-from draftwood.apps.bench.writers import Text, writer
-from draftwood.apps.tune import command, fit, measure
+from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.bench.writers import Text
 from draftwood.apps.tune.measure import Costs, estimate, race_result
 from draftwood.pass_time import PassTime
-from draftwood.strategies.policies.shapes import as_shape
+from tests.apps.timed_tune import tuned
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
-FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
 
 pytestmark = pytest.mark.usefixtures("few_reads")
 
 
-@attrs.frozen
-class Timed:
-    """A writer whose time is that of its passes: 1 for the target, `draft` for a draft call."""
-
-    spec: Spec
-    writes: Any
-    draft: float
-
-    def write(self, prompt, tokens, seed) -> Text:
-        text = self.writes.write(prompt, tokens, seed)
-        drafting = self.draft * (text.draft_calls or 0)
-        prefill = 1.0 * (text.prefill_tokens > 0)
-        spent = {"target_seconds": 1.0 * text.rounds, "draft_seconds": drafting, "prefill_seconds": prefill}
-        return attrs.evolve(text, seconds=text.rounds + drafting + prefill, **spent)
-
-
 @pytest.fixture(scope="module")
 def tuned_at(tmp_path_factory):
-    """The file and output of a run in which a draft call costs so many target passes."""
-    from draftwood_cli import app
-    from typer.testing import CliRunner
-
-    def run(draft: float, *arguments: object) -> tuple[Path, str]:
-        file = tmp_path_factory.mktemp("tuned") / "tuned.json"
-        costs = Costs(PassTime(1.0), PassTime(draft))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "pass_costs", lambda loaded, largest: costs)
-            patch.setattr(measure, "writer", lambda spec, *rest: Timed(spec, writer(spec, *rest), draft))
-            result = CliRunner().invoke(app, ["tune", "--to", str(file), *map(str, (*FEW, *arguments))])
-        assert result.exit_code == 0, result.output
-        return file, result.output
-
-    return run
+    return partial(tuned, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -97,72 +66,6 @@ def test_it_measures_for_real(draftwood, tmp_path):
     assert race["label"] == "dyspec:budget=3"
     assert race["equal"] is True
     assert library.read_tuned(file).ordinary == (race["gain"] <= 1)
-
-
-@pytest.mark.thorough
-def test_a_shape_is_searched_for_the_pair(tuned_at):
-    file, _ = tuned_at(0.02, "--strategy", "race", "--strategy", "dyspec", "--temperature", 1)
-    content = json.loads(file.read_text())
-    labels = [one["label"] for one in content["estimates"]]
-    shapes = {}
-    for label in labels:
-        if found := re.fullmatch(r"race:budget=(\d+)(:draft_temperature=[\d.]+)?:shape=([\d,/]+)", label):
-            shapes[int(found[1])] = as_shape(found[3])
-    assert len(labels) == 4
-    assert {budget: len(shape) for budget, shape in shapes.items()} == {2: 2, 5: 5}
-    # What is chosen is read, whether it is the shape or not.
-    tuned = library.read_tuned(file)
-    if tuned.recipe == "race":
-        assert tuned.method().policy.shape in shapes.values()  # type: ignore[attr-defined]
-
-
-def test_the_drafts_temperature_is_fitted_and_kept(tuned_at, draftwood):
-    file, output = tuned_at(0.02, "--strategy", "leviathan", "--temperature", 0.6)
-    known = library.read_tuned(file)
-    drawn_at = known.draft_temperature
-    assert drawn_at is not None
-    assert drawn_at > 0.6  # llama-draft was made for temperature 0
-    assert f"drawn from at temperature {drawn_at:g}" in output
-    assert known.draft_sampling == library.SamplingParams(temperature=drawn_at)
-    same = ["--prompt", PROMPT, "--max-new-tokens", 16, "--seed", 3, "--json"]
-    options = ["--recipe", "leviathan", "-o", f"length={known.options['length']}", "--temperature", 0.6]
-    wanted = draftwood("generate", *same, *options, "--draft-temperature", drawn_at).stdout
-    found = draftwood("generate", *same, "--tuned", file).stdout
-    other = draftwood("generate", *same, *options).stdout
-    assert json.loads(found)["tokens"] == json.loads(wanted)["tokens"] != json.loads(other)["tokens"]
-
-
-def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, monkeypatch):
-    calls = []
-
-    def best(*args: Any, temperature: float, **options: Any) -> float:
-        calls.append(temperature)
-        return 0.9
-
-    monkeypatch.setattr(fit, "best_draft_temperature", best)
-    words = ["leviathan", "leviathan:draft_temperature=0.7", "dyspec", "opt-tree"]
-    file, _ = tuned_at(
-        0.02, *(part for word in words for part in ("--strategy", word)), "--temperature", 0.6, "--budget", 2
-    )
-    labels = {one["label"] for one in json.loads(file.read_text())["estimates"] if "=2" in one["label"]}
-    assert labels == {
-        "leviathan:length=2:draft_temperature=0.9",
-        "leviathan:draft_temperature=0.7:length=2",
-        "dyspec:budget=2:draft_temperature=0.9",
-        "opt-tree:budget=2",
-    }
-    assert calls == [0.6]  # of one drafter once
-
-
-def test_at_temperature_0_no_shape_is_searched(draftwood, tmp_path):
-    file = tmp_path / "tuned.json"
-    result = draftwood(
-        "tune", "--to", file, "--prompts", 1, "--new-tokens", 4, "--strategy", "race", "--budget", 4
-    )
-    assert result.exit_code == 0, result.output
-    (race,) = json.loads(file.read_text())["race"]
-    assert race["label"] == "race:budget=4"
-    assert race["equal"] is True
 
 
 def test_what_pays_is_recommended(paying):
@@ -335,6 +238,8 @@ def test_the_race_counts_all_prompts_together():
         ({"target": None}, ["target is None"]),
         ({"draft": {"name": "x"}}, ["draft is {'name': 'x'}", "vocab_size"]),
         ({"dtype": "int3"}, ["dtype is 'int3'"]),
+        ({"draft_temperature": "hot"}, ["draft_temperature is 'hot'", "not float or int or null"]),
+        ({"draft_temperature": -1}, ["temperature is -1", "0 (greedy) or above"]),
         ({"vocabulary": "0" * 64}, ["another tokenizer"]),
         (
             {"target": {"name": "llama-7m", "vocab_size": 32000, "weight_bytes": 29377536}},
