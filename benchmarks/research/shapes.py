@@ -57,7 +57,8 @@ def shapes(
 ) -> None:
     """The best shape of each budget, and the tokens a round that its shares promise.
 
-    What is promised is measured on the prompts that chose: `python -m benchmarks recipes` measures on others.
+    What is promised is measured on the prompts that chose, for rounds that no text's end cuts: `python -m
+    benchmarks recipes` measures on others, whole texts.
     """
     budgets, temperatures = budget or [16, 64], temperature or [1.0]
     models.quiet()
