@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.kernels import round as rounds
 from benchmarks.kernels.gpu import PARTS, REHEARSAL, Part
-from benchmarks.research import heads_speed, held_out, retokenised, samples, shapes, vocabularies
+from benchmarks.research import calibration, heads_speed, held_out, retokenised, samples, shapes, vocabularies
 from draftwood import SamplingParams
 from draftwood.apps.bench.writers import Text
+from draftwood.draft_temperature import FACTORS
 from draftwood.strategies.policies.shapes import as_shape
 from draftwood.strategies.shape_search import SiblingShares, measured_shares
 
@@ -92,6 +93,30 @@ def test_the_gpu_measurement_is_rehearsed(tmp_path: Path) -> None:
     assert [(part["part"], part["exit"]) for part in ended] == [(part.name, 0) for part in REHEARSAL]
 
 
+def write_prompts(folder: Path) -> None:
+    """Two short prompts for every data set."""
+    for file in held_out.FILES.values():
+        jsonl = '{"prompt": "Count: 1, 2,"}\n{"prompt": "Count: 3, 4,"}\n'
+        (folder / file).write_text(jsonl if file.endswith("jsonl") else "Count: 1, 2,\n\nCount: 3, 4,\n")
+
+
+def test_overlaps_are_shown_by_the_drafts_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prompts(tmp_path)
+    monkeypatch.setattr(calibration, "_CALIBRATION", 1)
+    words = ["overlaps", "--data", tmp_path, "--temperature", 0.6, "--prompts", 1, "--tokens", 4]
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "llama-7m with llama-draft, 5 texts of 4 tokens" in result.output
+    shown = [line.split() for line in result.output.splitlines()[-len(FACTORS) :]]
+    assert [float(temperature) for temperature, _ in shown] == [round(0.6 * factor, 2) for factor in FACTORS]
+    overlaps = {float(temperature): float(overlap) for temperature, overlap in shown}
+    assert all(0 < overlap <= 1 for overlap in overlaps.values())
+    best = float(result.output.split("best at ")[1].split()[0])
+    assert overlaps[best] == max(overlaps.values()) or best == 0.6
+
+
 def test_shapes_are_searched_at_several_temperatures_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,9 +128,7 @@ def test_shapes_are_searched_at_several_temperatures_together(
         return shares
 
     monkeypatch.setattr(shapes, "measured_shares", watching)
-    for file in held_out.FILES.values():
-        jsonl = '{"prompt": "Count: 1, 2,"}\n{"prompt": "Count: 3, 4,"}\n'
-        (tmp_path / file).write_text(jsonl if file.endswith("jsonl") else "Count: 1, 2,\n\nCount: 3, 4,\n")
+    write_prompts(tmp_path)
     found = tmp_path / "shapes.json"
     words = ["shapes", "--data", tmp_path, "--temperature", 0.6, "--temperature", 1, "--budget", 3]
     words += ["--prompts", 1, "--tokens", 3, "--turns", 1, "--to", found]
