@@ -124,7 +124,8 @@ def strategy_of_tuned(
             f"{tuned.file} was tuned at temperature {tuned.temperature:g}; at {temperature:g} its gain may "
             "differ."
         )
-    method = attrs.evolve(tuned, temperature=temperature).method()
+        tuned = attrs.evolve(tuned, temperature=temperature, draft_temperature=None)
+    method = tuned.method()
     registered = None if tuned.draft else tuned.drafter
     return Strategy(
         method.policy,

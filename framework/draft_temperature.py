@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -14,10 +14,10 @@ from draftwood import registry
 from draftwood.decoder import SpeculativeDecoder
 from draftwood.errors import InvalidInput
 from draftwood.outcome import Outcome
-from draftwood.protocols import Verifier
 from draftwood.randomness import Randomness
 from draftwood.sampling import SamplingParams
 from draftwood.tree import TokenTree
+from draftwood.watched_verifier import WatchedVerifier
 
 FACTORS = tuple(2 ** (step / 12) for step in range(-12, 13))
 """Temperatures that are tried, over the one at which the draft was drawn from: half to double, 6 % apart."""
@@ -77,7 +77,7 @@ class Overlaps:
 def measured_overlaps(
     target: Any,
     drafter: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Iterable[Sequence[int]],
     *,
     temperature: float,
     tokens: int = 32,
@@ -112,7 +112,7 @@ def measured_overlaps(
 def best_draft_temperature(
     target: Any,
     drafter: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Iterable[Sequence[int]],
     *,
     temperature: float,
     tokens: int = 32,
@@ -124,21 +124,12 @@ def best_draft_temperature(
 
 
 @attrs.frozen(eq=False)
-class _Watched(Verifier):
-    """Counts the overlap on every path that `judge` accepts."""
+class _Watched(WatchedVerifier):
+    """Counts the overlap on every path that is accepted."""
 
-    judge: Verifier
     overlaps: Overlaps
 
-    @property
-    def laws(self) -> Any:  # type: ignore[override]
-        return self.judge.laws
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.judge.adaptive
-
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        outcome = self.judge.verify(tree, target_probs, rng)
+        outcome: Outcome = self.judge.verify(tree, target_probs, rng)
         self.overlaps.add(tree, target_probs, outcome.path)
         return outcome

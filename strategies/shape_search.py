@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree, Verifier
+from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree
 from draftwood.errors import InvalidInput
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_text
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
+from draftwood.watched_verifier import WatchedVerifier
 
 Chances = NDArray[np.float64]
 
@@ -245,23 +246,15 @@ class ShapeFit:
 
 
 @attrs.frozen(eq=False)
-class _Watched(Verifier):
-    """Counts the chances in every tree that it judges as `judge` does."""
+class _Watched(WatchedVerifier):
+    """Counts the chances in every tree that is judged."""
 
-    judge: TraversalVerifier
     shares: SiblingShares
-
-    @property
-    def laws(self) -> Any:  # type: ignore[override]
-        return self.judge.laws
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.judge.adaptive
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         self.shares.add(tree, path_chances(self.judge, tree, target_probs, rng).tolist())
-        return self.judge.verify(tree, target_probs, rng)
+        outcome: Outcome = self.judge.verify(tree, target_probs, rng)
+        return outcome
 
 
 def best_sorted_shape(shares: SiblingShares, *, budget: int, depth: int) -> tuple[Shape, float]:

@@ -15,6 +15,8 @@ from benchmarks.__main__ import app
 from benchmarks.kernels import round as rounds
 from benchmarks.kernels.gpu import PARTS, REHEARSAL, Part
 from benchmarks.research import calibration, heads_speed, held_out, retokenised, samples, shapes, vocabularies
+from benchmarks.research.recipes import build
+from benchmarks.research.settings import Setting
 from draftwood import SamplingParams
 from draftwood.apps.bench.writers import Text
 from draftwood.draft_temperature import FACTORS
@@ -91,6 +93,13 @@ def test_the_gpu_measurement_is_rehearsed(tmp_path: Path) -> None:
     subprocess.run(words, check=True, timeout=900)
     ended = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["parts"]
     assert [(part["part"], part["exit"]) for part in ended] == [(part.name, 0) for part in REHEARSAL]
+
+
+def test_a_setting_has_its_drafts_temperature() -> None:
+    for recipe in ("race", "sequoia"):  # the latter has an option of that name
+        known = {"temperature": 0.6, "draft_temperature": 0.8}
+        assert build(Setting(recipe, {"budget": 4}, 0.8), known).draft_temperature == 0.8
+    assert build(Setting("race", {"budget": 4}), {"temperature": 0.6}).draft_temperature is None
 
 
 def write_prompts(folder: Path) -> None:

@@ -195,14 +195,15 @@ def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dic
     words = {name: word for name, word in parse(spec.options).items() if name != "drafter"}
     known = registry.options("recipes", spec.name)
     own = {name: word for name, word in words.items() if name in known}
-    drawn_at = None if "draft_temperature" in known else chosen.draft_temperature
+    if chosen.draft_temperature is not None:  # which the file has beside the options
+        own.pop("draft_temperature", None)
     (options,) = assign(own, [("recipes", spec.name)])
     pays = best.gain > 1
     return {
         "draft": None if chosen.drafter else _model(drafter, trial.loaded.draft),
         "recipe": spec.name if pays else None,
         "options": options if pays else {},
-        "draft_temperature": drawn_at if pays else None,
+        "draft_temperature": chosen.draft_temperature if pays else None,
         "drafter": chosen.drafter or "model",
         "drafter_options": chosen.drafter_options,
         "gain": best.gain,

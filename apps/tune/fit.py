@@ -42,7 +42,7 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
             found[drafter] = best_draft_temperature(
                 trial.loaded.target,
                 _drafter(spec, trial),
-                trial.prompts,
+                _shown("fitting the draft's temperature", trial.prompts),
                 temperature=trial.temperature,
                 tokens=tokens,
                 seed=trial.seed,

@@ -148,7 +148,7 @@ def recipes(
     only: Annotated[list[str] | None, typer.Option(help="These recipes alone; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
     draft_temperature: Annotated[
-        float | None, typer.Option(help="The draft's own; default: the target's, 1 at 0.")
+        float | None, typer.Option(help="The draft's own; default: the target's, 1 at 0.", min=0.01)
     ] = None,
     index: Annotated[Path | None, typer.Option(help="An index for REST.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Heads for Medusa.")] = None,

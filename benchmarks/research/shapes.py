@@ -47,7 +47,7 @@ def shapes(
         typer.Option(help="Of the target; of several, shares are taken together. Default: 1."),
     ] = None,
     draft_temperature: Annotated[
-        float | None, typer.Option(help="Of the draft at every temperature of the target; default: as that.")
+        float | None, typer.Option(help="Of the draft at all of these; default: the target's.", min=0.01)
     ] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 16, 64.")] = None,
     prompts: Annotated[int, typer.Option(help="Prompts of calibration a domain.", min=1)] = 10,

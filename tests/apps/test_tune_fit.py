@@ -9,6 +9,7 @@ import pytest
 
 import draftwood as library
 from draftwood.apps.tune import fit
+from draftwood.strategies import recipes
 from draftwood.strategies.policies.shapes import as_shape
 from tests.apps.timed_tune import tuned
 
@@ -53,6 +54,12 @@ def test_the_drafts_temperature_is_fitted_and_kept(tuned_at, draftwood):
     found = draftwood("generate", *same, "--tuned", file).stdout
     other = draftwood("generate", *same, *options).stdout
     assert json.loads(found)["tokens"] == json.loads(wanted)["tokens"] != json.loads(other)["tokens"]
+    # It was fitted for 0.6: at another temperature the draft follows the target.
+    hot = [*same, "--temperature", 1.0]
+    followed = draftwood("generate", *hot, "--tuned", file).stdout
+    options[-1] = 1.0
+    alone = draftwood("generate", *same, *options).stdout
+    assert json.loads(followed)["tokens"] == json.loads(alone)["tokens"]
 
 
 def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, monkeypatch):
@@ -75,6 +82,35 @@ def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, mon
         "opt-tree:budget=2",
     }
     assert calls == [0.6]  # of one drafter once
+
+
+def test_a_draft_that_was_told_to_follow_the_target_does(tuned_at):
+    file, _ = tuned_at(
+        0.0, "--strategy", "dyspec:draft_temperature=none", "--temperature", 0.8, "--budget", 2
+    )
+    known = library.read_tuned(file)
+    assert known.recipe == "dyspec"
+    assert known.draft_sampling is None
+
+
+def test_a_shape_is_fitted_at_the_drafts_temperature(tuned_at, monkeypatch):
+    drawn_at = []
+
+    def fitting(*args: Any, draft_sampling: library.SamplingParams, **options: Any) -> dict[int, str]:
+        drawn_at.append(draft_sampling.temperature)
+        return {2: "1/1"}
+
+    fitting.option = "shape"  # type: ignore[attr-defined]
+    monkeypatch.setattr(fit, "best_draft_temperature", lambda *args, **options: 0.9)
+    monkeypatch.setattr(recipes.race, "fit", fitting)
+    words = ["race:budget=2", "race:budget=2:draft_temperature=0.7"]
+    file, _ = tuned_at(0.02, *(part for word in words for part in ("--strategy", word)), "--temperature", 0.6)
+    labels = [one["label"] for one in json.loads(file.read_text())["estimates"]]
+    assert sorted(labels) == [
+        "race:budget=2:draft_temperature=0.7:shape=1/1",
+        "race:budget=2:draft_temperature=0.9:shape=1/1",
+    ]
+    assert sorted(drawn_at) == [0.7, 0.9]
 
 
 def test_at_temperature_0_no_shape_is_searched(draftwood, tmp_path):

@@ -9,13 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood import CounterRandomness, InvalidInput, WithoutReplacement
+from draftwood import CounterRandomness, InvalidInput, SamplingParams, WithoutReplacement
+from draftwood.strategies import shape_search
+from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.shapes import as_shape
 from draftwood.strategies.policies.static_tree import StaticTree
-from draftwood.strategies.shape_search import FEW, SiblingShares, best_sorted_shape, sibling_ranks
+from draftwood.strategies.shape_search import (
+    FEW,
+    SiblingShares,
+    best_sorted_shape,
+    measured_shares,
+    sibling_ranks,
+)
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
-from draftwood.testing import ToyModel
+from draftwood.testing import ToyBackend, ToyModel
 from tests.strategies.drawn_trees import grow, texts_of
 
 
@@ -109,6 +117,51 @@ def test_few_observations_lean_on_those_of_other_places():
     assert own != other
     # Of three trees each, both are close to what was seen at both.
     assert abs(own - other) < 6 / FEW
+
+
+def test_shares_are_measured_at_the_drafts_own_temperature():
+    """A draft that is its target at half the temperature: at twice that, all is accepted."""
+    target, draft = ToyModel(9, seed=3), ToyModel(9, seed=3, sharpness=2 * 1.5)
+
+    def share(draft_sampling: SamplingParams | None = None) -> float:
+        shares = measured_shares(
+            ToyBackend(target),
+            ModelDrafter(ToyBackend(draft)),
+            [[0, 1], [2]],
+            shapes=[((0,),)],
+            verifier=RaceTraversal(),
+            sampling=SamplingParams(temperature=1.0),
+            draft_sampling=draft_sampling,
+            tokens=6,
+        )
+        return float(shares.table(0, 0)[0, 0])
+
+    assert share(SamplingParams(temperature=2.0)) == pytest.approx(1)
+    assert share() < 0.95
+
+
+def test_a_fit_draws_as_it_is_told(monkeypatch):
+    drawn = []
+
+    def watching(*args: Any, draft_sampling: SamplingParams | None = None, **options: Any) -> SiblingShares:
+        drawn.append(draft_sampling)
+        return measured_shares(*args, draft_sampling=draft_sampling, **options)
+
+    monkeypatch.setattr(shape_search, "measured_shares", watching)
+    pair = (ToyBackend(ToyModel(9, seed=3)), ModelDrafter(ToyBackend(ToyModel(9, seed=4))))
+    own = SamplingParams(temperature=0.7)
+    found = shape_search.ShapeFit(RaceTraversal())(
+        *pair,
+        [[0, 1]],
+        budgets=[2, 3],
+        sampling=SamplingParams(temperature=1.0),
+        draft_sampling=own,
+        tokens=4,
+        seed=0,
+        watch=list,
+    )
+    assert drawn == [own]
+    assert all(1 <= len(as_shape(found[budget])) <= budget for budget in (2, 3))
 
 
 def test_nothing_measured_is_refused():
