@@ -7,14 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
-from draftwood import TokenTree
 from draftwood.kernels.race_flows import offered
-from draftwood.kernels.tree_plan.arrays import TreeCase
 from draftwood.kernels.tree_race import dispatch, rounds
-from draftwood.strategies.verifiers.on_device import tree_case
 
 
 @contextmanager
@@ -34,14 +29,3 @@ def small(block: int, *, whole: int | None = None, heavy: int = 4, span: int = 3
             patch.setattr(offered, "OFFERED", whole)
             patch.setattr(offered, "HEAVY", heavy)
         yield
-
-
-def case_of(tree: TokenTree, targets: Tensor, tape: Tensor) -> TreeCase:
-    case = tree_case(tree, targets, tape)
-    assert case is not None
-    return case
-
-
-def on_device(case: TreeCase, device: torch.device) -> TreeCase:
-    laws = [None if law is None else law.to(device) for law in case.laws]
-    return replace(case, targets=case.targets.to(device), laws=laws)

@@ -22,7 +22,8 @@ from draftwood.kernels.tree_race import dispatch, rounds
 from draftwood.strategies.verifiers import race_flows as production
 from draftwood.strategies.verifiers.race_laws import Arrival, Pair
 from tests.kernels.judged_trees import distributions, tape_of
-from tests.kernels.race_cases import case_of, on_device, small
+from tests.kernels.race_cases import small
+from tests.kernels.tree_cases import case_of, on_device
 
 pytestmark = pytest.mark.triton
 

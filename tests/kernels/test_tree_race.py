@@ -47,9 +47,10 @@ from draftwood.testing.tree_shapes import ShapeTrees
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import LAWS, distributions, grown, placed, tape_of
-from tests.kernels.race_cases import case_of, on_device, small
+from tests.kernels.race_cases import small
 from tests.kernels.test_tree_rejection import Single
 from tests.kernels.test_tree_traversal import counted
+from tests.kernels.tree_cases import case_of, on_device
 from tests.thorough import every
 
 pytestmark = pytest.mark.triton

@@ -41,13 +41,13 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
-from draftwood.strategies.verifiers.on_device import tree_case
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, grown, placed, tape_of
 from tests.kernels.test_tree_rejection import Single
+from tests.kernels.tree_cases import case_of, on_device
 from tests.thorough import every, marks_unless, some_of
 
 pytestmark = pytest.mark.triton
@@ -78,17 +78,6 @@ def row_of(
     """A tree, its targets, and a tape that suffices."""
     tree, targets = grown(nodes, vocab, laws=laws, draft=draft, target=target, seed=seed)
     return tree, targets, tape_of(3 * nodes + 1, seed + 1)
-
-
-def case_of(tree: TokenTree, targets: Tensor, tape: Tensor) -> TreeCase:
-    case = tree_case(tree, targets, tape)
-    assert case is not None
-    return case
-
-
-def on_device(case: TreeCase, device: torch.device) -> TreeCase:
-    laws = [None if law is None else law.to(device) for law in case.laws]
-    return replace(case, targets=case.targets.to(device), laws=laws)
 
 
 def agree(cases: Sequence[TreeCase], form: dict[str, bool], device: torch.device) -> list[Walk]:
