@@ -133,11 +133,11 @@ def test_rows_that_criteria_end_are_padded_only_where_there_is_an_end_of_text(eo
 
 
 def test_the_global_seed_repeats_a_sampled_text():
-    llama = model("llama")  # built before the seed is set, since weights are drawn too
+    llama, own = model("llama"), loop()  # built before the seed is set, since weights are drawn too
 
     def sampled(seed):
         torch.manual_seed(seed)
-        return llama.generate(IDS.repeat(3, 1), max_new_tokens=12, do_sample=True, custom_generate=loop())
+        return llama.generate(IDS.repeat(3, 1), max_new_tokens=12, do_sample=True, custom_generate=own)
 
     assert torch.equal(sampled(1), sampled(1))
     assert not torch.equal(sampled(1), sampled(2))
