@@ -24,7 +24,12 @@ ALLOWANCES = tl.constexpr(5)
 FLOWS = tl.constexpr(6)
 BEST = tl.constexpr(7)
 AT_BEST = tl.constexpr(8)
-TABLES = tl.constexpr(9)
+# The same of tokens before which all other siblings were tried.
+LAST = tl.constexpr(9)
+LAST_ALLOWANCES = tl.constexpr(10)
+LAST_BEST = tl.constexpr(11)
+LAST_AT_BEST = tl.constexpr(12)
+TABLES = tl.constexpr(13)
 
 
 @triton.jit
@@ -147,7 +152,10 @@ def tabled(lines, products, marked, count, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
-    """Write the chance that each token was drawn and nothing before it was accepted, by its allowances."""
+    """Write the chance that each token was drawn and nothing before it was accepted, by its allowances.
+
+    Where a sibling is left behind it, and where it is the last one.
+    """
     found_before = alone(tl.full((), 1.0, tl.float64), 0)
     marked_before = tl.full([SETS], 0.0, tl.float64)
     for start in range(0, size, BLOCK):
@@ -162,10 +170,12 @@ def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
         more = tl.full([SETS], 0.0, tl.float64)
         more_marked = alone(tl.sum(outside, 0), 0)
         total = tl.full([BLOCK], 0.0, tl.float64)
+        as_last = tl.full([BLOCK], 0.0, tl.float64)
         for k in range(0, count):
             table = lines + (TABLES + 2 * (count - 1 - k)) * size + place
             behind = tl.load(table)
-            total += marked * behind + found * (tl.load(table + size) + inside * behind)
+            total += as_last
+            as_last = marked * behind + found * (tl.load(table + size) + inside * behind)
             terms = failing * found
             next_found = at(found_before, k + 1) + before(terms, BLOCK)
             marks = failing * (marked + inside * found) + outside * next_found
@@ -176,6 +186,7 @@ def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
         found_before += more
         marked_before += more_marked
         tl.store(lines + ARRIVING * size + place, total * odds / whole)
+        tl.store(lines + LAST * size + place, as_last * odds / whole)
     tl.debug_barrier()
 
 
@@ -192,7 +203,7 @@ def untouched(lines, size, BLOCK: tl.constexpr):
     behind = wanted
     for start in range(0, size, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        arriving = tl.load(lines + ARRIVING * size + place)
+        arriving = tl.load(lines + ARRIVING * size + place) + tl.load(lines + LAST * size + place)
         target = tl.load(lines + TARGET * size + place)
         here = came + before(arriving, BLOCK) + behind - before(target, BLOCK)
         cut = tl.minimum(cut, tl.min(here, 0))
@@ -204,34 +215,52 @@ def untouched(lines, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def begun(lines, scarce, left, norm, count, size, BLOCK: tl.constexpr):
-    """Keep what the scarce tokens get, and guess the allowances of the others."""
+def begun(lines, scarce, left, count, size, BLOCK: tl.constexpr):
+    """Guess the allowances of the plentiful tokens; of the scarce ones all is accepted."""
     likely_sum = tl.full((), 0.0, tl.float64)
     for start in range(0, size, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        odds = tl.load(lines + ODDS * size + place) / norm
+        odds = tl.load(lines + ODDS * size + place)
         likely_sum += tl.sum(tl.where(place >= scarce, odds / (1.0 + odds), 0.0), 0)
     share = count.to(tl.float64) / tl.maximum(likely_sum, 1e-300)
     given = tl.full((), 0.0, tl.float64)
     for start in range(0, size, BLOCK):
         place = start + tl.arange(0, BLOCK)
         plenty = place >= scarce
-        odds = tl.load(lines + ODDS * size + place) / norm
-        arriving = tl.load(lines + ARRIVING * size + place)
+        odds = tl.load(lines + ODDS * size + place)
         wanted = tl.where(plenty, tl.load(lines + TARGET * size + place) * (1.0 - SPARE), 0.0)
         free = tl.maximum(left - given - before(wanted, BLOCK), 0.0)
         allowance = at_most_one(wanted, odds / (1.0 + odds) * share * free)
         given += tl.sum(wanted, 0)
         tl.store(lines + ALLOWANCES * size + place, tl.where(plenty, allowance, 1.0))
-        tl.store(lines + FLOWS * size + place, tl.where(plenty, 0.0, arriving))
-        tl.store(lines + BEST * size + place, tl.where(plenty, 0.0, 1.0).to(tl.float64))
         tl.store(lines + AT_BEST * size + place, tl.full([BLOCK], 0.0, tl.float64))
+        tl.store(lines + LAST_AT_BEST * size + place, tl.full([BLOCK], 0.0, tl.float64))
     tl.debug_barrier()
 
 
 @triton.jit
-def received(lines, scarce, size, BLOCK: tl.constexpr):
-    """Whether no plentiful token gets too much, what they get, and what the partly accepted get and want."""
+def kept_scarce(lines, scarce, size, BLOCK: tl.constexpr):
+    """Keep what the scarce tokens get, and so far nothing for the others."""
+    for start in range(0, size, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        plenty = place >= scarce
+        arriving = tl.load(lines + ARRIVING * size + place) + tl.load(lines + LAST * size + place)
+        tl.store(lines + FLOWS * size + place, tl.where(plenty, 0.0, arriving))
+        tl.store(lines + BEST * size + place, tl.where(plenty, 0.0, 1.0).to(tl.float64))
+        tl.store(lines + LAST_BEST * size + place, tl.where(plenty, 0.0, 1.0).to(tl.float64))
+    tl.debug_barrier()
+
+
+@triton.jit
+def allowed(wanted, earlier, last, apart):
+    """The allowances by which `wanted` is accepted; with `apart` where a sibling is left behind."""
+    rest = tl.maximum(wanted - tl.minimum(wanted, last), 0.0)
+    return tl.where(apart != 0, at_most_one(rest, earlier), at_most_one(wanted, earlier + last))
+
+
+@triton.jit
+def received(lines, scarce, apart, size, BLOCK: tl.constexpr):
+    """Set the last allowances; whether no plentiful token gets too much, their sum, whether it will do."""
     most = tl.full((), 0.0, tl.float64)
     total = tl.full((), 0.0, tl.float64)
     partly_got = tl.full((), 0.0, tl.float64)
@@ -241,17 +270,21 @@ def received(lines, scarce, size, BLOCK: tl.constexpr):
         plenty = place >= scarce
         allowance = tl.load(lines + ALLOWANCES * size + place)
         target = tl.load(lines + TARGET * size + place)
-        got = allowance * tl.load(lines + ARRIVING * size + place)
+        last = tl.load(lines + LAST * size + place)
+        as_last = tl.where(apart != 0, at_most_one(target * (1.0 - SPARE), last), allowance)
+        tl.store(lines + LAST_ALLOWANCES * size + place, as_last)
+        got = allowance * tl.load(lines + ARRIVING * size + place) + as_last * last
         most = tl.maximum(most, tl.max(tl.where(plenty & (got > target), 1.0, 0.0), 0))
         total += tl.sum(tl.where(plenty, got, 0.0), 0)
         partly = plenty & (allowance < 1.0)
         partly_got += tl.sum(tl.where(partly, got, 0.0), 0)
         partly_wanted += tl.sum(tl.where(partly, target, 0.0), 0)
+    tl.debug_barrier()
     return most == 0.0, total, partly_got >= partly_wanted * (1.0 - 2.0 * SPARE)
 
 
 @triton.jit
-def stepped(lines, scarce, left, better, late, size, BLOCK: tl.constexpr):
+def stepped(lines, scarce, left, better, late, apart, size, BLOCK: tl.constexpr):
     """Keep what is the best so far, and set the next allowances of the plentiful tokens."""
     given = tl.full((), 0.0, tl.float64)
     planned_given = tl.full((), 0.0, tl.float64)
@@ -259,14 +292,19 @@ def stepped(lines, scarce, left, better, late, size, BLOCK: tl.constexpr):
         place = start + tl.arange(0, BLOCK)
         plenty = place >= scarce
         allowance = tl.load(lines + ALLOWANCES * size + place)
-        arriving = tl.load(lines + ARRIVING * size + place)
+        earlier = tl.load(lines + ARRIVING * size + place)
+        last = tl.load(lines + LAST * size + place)
+        as_last = tl.load(lines + LAST_ALLOWANCES * size + place)
         target = tl.load(lines + TARGET * size + place)
-        got = tl.where(plenty, allowance * arriving, 0.0)
+        got = tl.where(plenty, allowance * earlier + as_last * last, 0.0)
         kept_now = plenty & (better != 0)
         tl.store(lines + FLOWS * size + place, got, mask=kept_now)
         tl.store(lines + BEST * size + place, allowance, mask=kept_now)
-        tl.store(lines + AT_BEST * size + place, arriving, mask=kept_now)
-        at_best = tl.where(kept_now, arriving, tl.load(lines + AT_BEST * size + place))
+        tl.store(lines + LAST_BEST * size + place, as_last, mask=kept_now)
+        at_best = tl.where(kept_now, earlier, tl.load(lines + AT_BEST * size + place))
+        last_at_best = tl.where(kept_now, last, tl.load(lines + LAST_AT_BEST * size + place))
+        tl.store(lines + AT_BEST * size + place, at_best)
+        tl.store(lines + LAST_AT_BEST * size + place, last_at_best)
         wanted = tl.where(plenty, target * (1.0 - SPARE), 0.0)
         planned = tl.where(allowance < 1.0, wanted, tl.minimum(got, wanted))
         over = tl.maximum(left - given - before(got, BLOCK), 0.0)
@@ -276,15 +314,15 @@ def stepped(lines, scarce, left, better, late, size, BLOCK: tl.constexpr):
         # Allowances that are larger everywhere make less arrive, so that the whole target may be asked for.
         following = tl.where(
             late != 0,
-            at_most_one(target * (1.0 - ROUNDING), at_best),
-            at_most_one(wanted * over, arriving * planned_over),
+            allowed(target * (1.0 - ROUNDING), at_best, last_at_best, apart),
+            allowed(wanted * over, earlier * planned_over, last * planned_over, apart),
         )
         tl.store(lines + ALLOWANCES * size + place, tl.where(plenty, following, 1.0))
     tl.debug_barrier()
 
 
 @triton.jit
-def solved(lines, products, marked, norm, count, size, BLOCK: tl.constexpr):
+def solved(lines, products, marked, count, size, BLOCK: tl.constexpr):
     """Write flows and allowances of the tokens in their order; the flows' sum, and a cut of the order."""
     whole = tabled(lines, products, marked, count, size, BLOCK)
     for start in range(0, size, BLOCK):
@@ -293,22 +331,33 @@ def solved(lines, products, marked, norm, count, size, BLOCK: tl.constexpr):
     arrive(lines, whole, count, size, BLOCK)
     scarce, passed, cut = untouched(lines, size, BLOCK)
     left = 1.0 - passed
-    begun(lines, scarce, left, norm, count, size, BLOCK)
+    kept_scarce(lines, scarce, size, BLOCK)
     best = tl.full((), 0.0, tl.float64)
+    apart = tl.full((), 0, tl.int32)
+    while apart < 2:
+        begun(lines, scarce, left, count, size, BLOCK)
+        best = settled(lines, whole, scarce, left, best, apart, count, size, BLOCK)
+        apart = tl.where(passed + best < cut * (1.0 - SPARE) - NEAR, apart + 1, 2)
+    return passed + best, cut
+
+
+@triton.jit
+def settled(lines, whole, scarce, left, best, apart, count, size, BLOCK: tl.constexpr):
+    """Look for allowances of the plentiful tokens by which they get more than `best`; what they get then."""
     found = scarce < 0
     going = whole > 0.0
     step = tl.full((), 0, tl.int32)
     while going & (step < STEPS):
         arrive(lines, whole, count, size, BLOCK)
-        fits, total, enough = received(lines, scarce, size, BLOCK)
+        fits, total, enough = received(lines, scarce, apart, size, BLOCK)
         better = fits & (total > best)
         best = tl.where(better, total, best)
         found = found | better
         late = found & (step >= STEPS // 2)
-        stepped(lines, scarce, left, better.to(tl.int32), late.to(tl.int32), size, BLOCK)
+        stepped(lines, scarce, left, better.to(tl.int32), late.to(tl.int32), apart, size, BLOCK)
         going = (fits & enough) == 0
         step += 1
-    return passed + best, cut
+    return best
 
 
 @triton.jit
@@ -319,6 +368,7 @@ def kept(lines, order, flows, places, size, BLOCK: tl.constexpr):
         token = tl.load(order + place)
         tl.store(flows + token, tl.load(lines + FLOWS * size + place))
         tl.store(flows + size + token, tl.load(lines + BEST * size + place))
+        tl.store(flows + 2 * size + token, tl.load(lines + LAST_BEST * size + place))
         tl.store(places + token, place)
     tl.debug_barrier()
 
@@ -366,12 +416,12 @@ def flows_of(
     """Flows, allowances and places of a node's tokens as they were offered; the sum of the flows."""
     products, marked = sets_behind(light, sums, programs, norm, count, PROGRAMS)
     lined_up(columns, order, lines, allowance, size, BLOCK)
-    flow, cut = solved(lines, products, marked, norm, count, size, BLOCK)
+    flow, cut = solved(lines, products, marked, count, size, BLOCK)
     kept(lines, order, flows, places, size, BLOCK)
     if flow < cut * (1.0 - SPARE) - NEAR:
         unserved_first(lines, order, again, size, BLOCK)
         lined_up(columns, again, lines, allowance, size, BLOCK)
-        second, _ = solved(lines, products, marked, norm, count, size, BLOCK)
+        second, _ = solved(lines, products, marked, count, size, BLOCK)
         if second > flow:
             flow = second
             kept(lines, again, flows, places, size, BLOCK)

@@ -47,11 +47,15 @@ class Law:
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """What the offered tokens of a node get, in the order in which they are tried, `[n]` each."""
+    """What the offered tokens of a node get, in the order in which they are tried, `[n]` each.
+
+    The last allowance is of a token before which all other siblings were tried.
+    """
 
     tokens: Tensor
     flows: Tensor
     allowances: Tensor
+    last_allowances: Tensor
 
 
 def flows_of(draft: Tensor, target: Tensor, *, factor: Tensor, count: int, allowance: float) -> Flows:
@@ -88,13 +92,13 @@ def flows_of(draft: Tensor, target: Tensor, *, factor: Tensor, count: int, allow
     law = Law(odds * norm, outside, inside, wanted * allowance, products * scale, marked * scale)
     key = torch.where(share > 0, wanted / share, torch.where(wanted > 0, math.inf, -1.0))
     order = key.sort(descending=True, stable=True).indices
-    flows, allowances, cut = solved(law.at(order), norm)
-    if float(flows.sum()) < (1 - SPARE) * cut - NEAR:
-        again = torch.cat([(allowances >= 1).nonzero()[:, 0], (allowances < 1).nonzero()[:, 0]])
-        second_flows, second, _ = solved(law.at(order[again]), norm)
-        if second_flows.sum() > flows.sum():
-            order, flows, allowances = order[again], second_flows, second
-    return Flows(tokens[order], flows, allowances)
+    *best, cut = solved(law.at(order))
+    if float(best[0].sum()) < (1 - SPARE) * cut - NEAR:
+        again = torch.cat([(best[1] >= 1).nonzero()[:, 0], (best[1] < 1).nonzero()[:, 0]])
+        *second, _ = solved(law.at(order[again]))
+        if second[0].sum() > best[0].sum():
+            order, best = order[again], second
+    return Flows(tokens[order], *best)
 
 
 def columns(weights: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,19 +157,22 @@ def tables(law: Law) -> tuple[list[Tensor], list[Tensor], float]:
     return products, marked, whole
 
 
-def arriving(law: Law, allowances: Tensor, of: tuple[list[Tensor], list[Tensor], float]) -> Tensor:
-    """The chance that each token was drawn and nothing before it was accepted."""
+def arriving(
+    law: Law, allowances: Tensor, of: tuple[list[Tensor], list[Tensor], float]
+) -> tuple[Tensor, Tensor]:
+    """The chance that each token was drawn and nothing before it accepted: not as the last, and as that."""
     products, marked_behind, whole = of
     failing = law.odds * (1 - allowances)
     found, marked = torch.ones_like(failing), before(law.outside)
-    total = torch.zeros_like(failing)
+    total, as_last = torch.zeros_like(failing), torch.zeros_like(failing)
     for k in range(law.count):
         m = law.count - 1 - k
-        total += marked * products[m] + found * (marked_behind[m] + law.inside * products[m])
+        total += as_last
+        as_last = marked * products[m] + found * (marked_behind[m] + law.inside * products[m])
         next_found = before(failing * found)
         marked = before(failing * (marked + law.inside * found) + law.outside * next_found)
         found = next_found
-    return total * law.odds / whole
+    return total * law.odds / whole, as_last * law.odds / whole
 
 
 def at_most_one(wanted: Tensor, arrives: Tensor) -> Tensor:
@@ -173,33 +180,62 @@ def at_most_one(wanted: Tensor, arrives: Tensor) -> Tensor:
     return torch.where(arrives > wanted, wanted / arrives, 1.0)
 
 
-def solved(law: Law, norm: float) -> tuple[Tensor, Tensor, float]:
-    """Flows and allowances in the order of `law`, and a cut of this order."""
+def solved(law: Law) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Flows, allowances and last allowances in the order of `law`, and a cut of this order."""
     of = tables(law)
-    flows, target = arriving(law, torch.ones_like(law.odds), of), law.target
+    earlier, last = arriving(law, torch.ones_like(law.odds), of)
+    flows, target = earlier + last, law.target
     cut = min(float((before(flows) + target + behind(target)).min()), float(target.sum()), float(flows.sum()))
     over = (flows > target).nonzero()
     plenty = torch.arange(len(target)) >= (int(over[0]) if len(over) else len(target))
-    left = 1 - flows[~plenty].sum()
-    wanted, raw = torch.where(plenty, (1 - SPARE) * target, 0.0), law.odds / norm
-    likely = raw / (1 + raw)
+    found = settled(law, of, flows, plenty, last_apart=False)
+    if float(found[0].sum()) < (1 - SPARE) * cut - NEAR:
+        apart = settled(law, of, flows, plenty, last_apart=True)
+        if apart[0].sum() > found[0].sum():
+            found = apart
+    return *found, cut
+
+
+def settled(
+    law: Law,
+    of: tuple[list[Tensor], list[Tensor], float],
+    flows: Tensor,
+    plenty: Tensor,
+    *,
+    last_apart: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the tokens get where all that arrives of those is accepted that are not `plenty`."""
+    target, left = law.target, 1 - flows[~plenty].sum()
+    wanted, likely = torch.where(plenty, (1 - SPARE) * target, 0.0), law.odds / (1 + law.odds)
     likely *= law.count / max(float(likely[plenty].sum()), 1e-300)
     allowances = at_most_one(wanted, likely * (left - before(wanted)).clamp(min=0))
-    best, best_flows, at_best = (~plenty).double(), torch.where(plenty, 0.0, flows), None
+    best = last_best = (~plenty).double()
+    best_flows, at_best = torch.where(plenty, 0.0, flows), None
     for step in range(STEPS):
         allowances = torch.where(plenty, allowances, 1.0)
-        arrives = arriving(law, allowances, of)
-        got, partly = torch.where(plenty, allowances * arrives, 0.0), plenty & (allowances < 1)
+        earlier, last = arriving(law, allowances, of)
+        last_allowances = at_most_one(wanted, last) if last_apart else allowances
+        got = torch.where(plenty, allowances * earlier + last_allowances * last, 0.0)
+        partly = plenty & (allowances < 1)
         if bool((got <= target)[plenty].all()):
             if got.sum() > best_flows[plenty].sum():
-                best, at_best = allowances, arrives
-                best_flows = torch.where(plenty, got, flows)
+                best, last_best = allowances, torch.where(plenty, last_allowances, 1.0)
+                best_flows, at_best = torch.where(plenty, got, flows), (earlier, last)
             if got[partly].sum() >= (1 - 2 * SPARE) * target[partly].sum():
                 break
         if step >= STEPS // 2 and at_best is not None:
-            allowances = at_most_one((1 - ROUNDING) * target, at_best)
+            allowances = allowed((1 - ROUNDING) * target, *at_best, last_apart=last_apart)
             continue
         planned = torch.where(partly, wanted, torch.minimum(got, wanted))
         more, planned_more = ((left - before(one)).clamp(min=0) for one in (got, planned))
-        allowances = at_most_one(wanted * more, arrives * planned_more)
-    return best_flows, best, cut
+        allowances = allowed(
+            wanted * more, earlier * planned_more, last * planned_more, last_apart=last_apart
+        )
+    return best_flows, best, last_best
+
+
+def allowed(wanted: Tensor, earlier: Tensor, last: Tensor, *, last_apart: bool) -> Tensor:
+    """The allowances by which `wanted` is accepted; with `last_apart` where a sibling is left behind."""
+    if not last_apart:
+        return at_most_one(wanted, earlier + last)
+    return at_most_one((wanted - torch.minimum(wanted, last)).clamp(min=0), earlier)

@@ -162,7 +162,7 @@ def leave(
             token = tl.load(tokens + slot * size + place)
             inside = (token >= begin) & (token < end)
             wanted = allowance * r.weights(target, token, inside)
-            flow = tl.load(flows + slot * 2 * size + place)
+            flow = tl.load(flows + slot * 3 * size + place)
             tl.store(left + token, tl.maximum(wanted - flow, 0.0), mask=inside)
     if kind == ALL:
         while child > 0:

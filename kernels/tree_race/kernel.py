@@ -247,7 +247,7 @@ def allow(
                 orders + slot * size,
                 again + slot * size,
                 scratch + slot * height * size,
-                flows + slot * 2 * size,
+                flows + slot * 3 * size,
                 places + slot * size,
                 sums + slot * PROGRAMS * 2 * SETS,
                 set_sums + slot * 2 * SETS,
@@ -263,6 +263,9 @@ def allow(
             # Of what left the range of its numbers there is no flow.
             sound = sound & (flow >= 0.0) & (flow < 2.0)
     taken = tl.full((), 0.0, tl.float64)
+    waiting = tl.load(inner + index * INNER + 3).to(tl.int32)
+    last = child
+    last_place = tl.full((), -1, tl.int32)
     while child > 0:
         token = r.entry(plan, child, r.TOKEN)
         wanted = allowance * mass_of(target, token)
@@ -273,8 +276,11 @@ def allow(
         if kind == SOME:
             sound = sound & (offered > 0.0)
             chance, place = among_offered(
-                tokens + slot * size, flows + (slot * 2 + 1) * size, places + slot * size, token, size, BLOCK
+                tokens + slot * size, flows + (slot * 3 + 1) * size, places + slot * size, token, size, BLOCK
             )
+            waiting -= (place >= 0).to(tl.int32)
+            last = tl.where(place > last_place, child, last)
+            last_place = tl.maximum(place, last_place)
         elif kind == ALL:
             # In the order of tokens, each takes what it wants.
             sound = sound & (fixed | (offered > 0.0))
@@ -295,6 +301,15 @@ def allow(
         keep(numbers, child, ALLOWANCE, tl.where(chance < DUST, 0.0, chance))
         keep(numbers, child, PLACE, place.to(tl.float64))
         child = r.entry(plan, child, r.NEXT_SIBLING)
+    if (kind == SOME) & (waiting == 0):
+        # What is not offered would stand behind the last one.
+        token = r.entry(plan, last, r.TOKEN)
+        chance, _ = among_offered(
+            tokens + slot * size, flows + (slot * 3 + 2) * size, places + slot * size, token, size, BLOCK
+        )
+        chance = tl.where(mass_of(target, token) > 0.0, tl.minimum(chance, 1.0), 0.0)
+        tl.debug_barrier()
+        keep(numbers, last, ALLOWANCE, tl.where(chance < DUST, 0.0, chance))
     spare = tl.where(kind == ALL, tl.maximum(allowance - taken, 0.0), spare)
     # All threads have read the node's own allowance, which its parent has written.
     tl.debug_barrier()

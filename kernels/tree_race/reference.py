@@ -144,7 +144,11 @@ def at_node(case: TreeCase, node: int, allowance: float, chance: Chance) -> Judg
     pairs = zip(siblings, tokens, strict=True)
     offered = sorted((place[token], child) for child, token in pairs if token in place)
     left = wanted.index_put((found.tokens,), (wanted[found.tokens] - found.flows).clamp(min=0))
-    return Judged([(child, float(found.allowances[index])) for index, child in offered], left)
+    tries = [(child, float(found.allowances[index])) for index, child in offered]
+    if len(offered) == len(siblings):  # what is not offered would stand behind the last one
+        index, child = offered[-1]
+        tries[-1] = (child, float(found.last_allowances[index]))
+    return Judged(tries, left)
 
 
 def _all_of(siblings: list[int], tokens: list[int], wanted: Tensor) -> Judged:

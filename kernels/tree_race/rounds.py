@@ -21,7 +21,7 @@ from draftwood.kernels.race_flows.offered import (
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import Floats, Ints, TreeArrays
 
-SETS, COLUMNS, LINES, NUMBERS = 32, 4, 9, 8
+SETS, COLUMNS, LINES, NUMBERS = 32, 4, 13, 8
 """As in the kernels: numbers about sets, columns of a token, lines beside the tables, numbers of a node."""
 
 SPAN = 4096
@@ -156,7 +156,7 @@ class Round:
             "norms": empty(several),
             "again": empty(several, size, dtype=torch.int64),
             "scratch": empty(several, LINES + 2 * sets, size),
-            "flows": empty(several, 2, size),
+            "flows": empty(several, 3, size),
             "places": empty(several, size, dtype=torch.int32),
             "numbers": empty(rows, lines, NUMBERS),
             "spares": empty(inner, programs),

@@ -28,7 +28,7 @@ STEPS = 8
 """Steps that look for the allowances; three are usual."""
 
 NEAR = 2e-3
-"""An order is good enough whose flow comes so close to its cut."""
+"""A flow is good enough that comes so close to its cut."""
 
 _ROUNDING = 1e-12
 
@@ -44,11 +44,13 @@ class Flows:
         tokens: that are offered, in the order in which they are tried, `[n]`.
         flows: the mass that each receives, `[n]`.
         allowances: of each when it is tried, `[n]`.
+        last_allowances: of each when all other siblings were tried before, `[n]`.
     """
 
     tokens: Ints
     flows: Floats
     allowances: Floats
+    last_allowances: Floats
 
 
 def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -> Flows:
@@ -56,8 +58,9 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
 
     Tokens are ranked by target over their chance to be in the set. One after another takes what comes: it
     was drawn, and nothing before it was accepted. That is known for any order that tells nothing of the drawn
-    tokens, and it gets the allowance at which no more than its target arrives. Where one that is not served
-    in full stands behind one that is, the order is made once more, with all such tokens first.
+    tokens, and it gets the allowance at which no more than its target arrives. Where the flow misses a bound,
+    the last of the siblings takes all that it may, for nobody waits behind it, and the others what is left.
+    If that is not enough, the order is made once more, with those first that are not served in full.
 
     Tokens that could add no more than about `LEFT_OUT` in all are not offered. They count as one class at
     the end of the order.
@@ -74,16 +77,17 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
     end = light.of_sets(law.count, columns.beside)
     # Tokens that are neither wanted nor offered stand last, as numbers that are none do.
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        order = _ranked(-wanted / _share(columns, light, law.count))
+        share, norm = _share(columns, light, law.count)
+        order = _ranked(-wanted / share)
     columns, wanted, tokens = columns.at(order), wanted[order], tokens[order]
-    first = _solved(columns, wanted, end)
-    best = Flows(tokens, first.flows, first.allowances)
+    first = _solved(columns, wanted, norm, end)
+    best = Flows(tokens, *first[:3])
     if first.flows.sum() < (1 - SPARE) * first.cut - NEAR:
         served = first.allowances < 1
         again = np.concatenate([np.flatnonzero(~served), np.flatnonzero(served)])
-        second = _solved(columns.at(again), wanted[again], end)
+        second = _solved(columns.at(again), wanted[again], norm, end)
         if second.flows.sum() > first.flows.sum():
-            best = Flows(tokens[again], second.flows, second.allowances)
+            best = Flows(tokens[again], *second[:3])
     return best
 
 
@@ -99,7 +103,8 @@ def flows_of_all(tokens: Ints, target: Float[Tensor, " vocab"], scale: float = 1
     whole = float(target.sum(dtype=torch.float64)) / scale
     others = whole - flows.sum() + max(1 - whole, 0)
     left = flows[::-1].cumsum()[::-1] + max(others, 0)
-    return Flows(tokens, flows, np.divide(flows, left, out=np.zeros_like(flows), where=left > 0))
+    allowances = np.divide(flows, left, out=np.zeros_like(flows), where=left > 0)
+    return Flows(tokens, flows, allowances, allowances)
 
 
 def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Tensor]:
@@ -134,15 +139,16 @@ def _ranked(values: Floats) -> Ints:
     return np.argsort(values, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
 
 
-def _share(law: Columns, light: LightSums, count: int) -> Floats:
-    """About the chance that each token is in the set, `[n]`, up to a factor."""
-    odds, factor = law.odds, 1.0
+def _share(law: Columns, light: LightSums, count: int) -> tuple[Floats, float]:
+    """About the chance that each token is in the set, `[n]`, up to a factor; by what odds are multiplied."""
+    odds, following = law.odds, 1.0
     if law.inside is not None:  # a pair, where the chance has a closed form
         tried = odds * law.inside
         share: Floats = odds * (1 + float(tried.sum()) + light.slopes[0] - tried)
-        return share
+        return share, 1.0
     # As if tokens were in the set by themselves, at odds by which as many are expected.
     for _ in range(6):
+        factor = following
         share = factor * odds
         share /= 1 + share
         expected = float(share.sum()) + factor * light.powers[0]
@@ -150,18 +156,21 @@ def _share(law: Columns, light: LightSums, count: int) -> Floats:
             break
         slope = float((share * (1 - share)).sum()) + factor * light.powers[0]
         # As the logarithm of the factor; in steps of bounded size.
-        factor *= float(np.exp(np.clip((count - expected) / max(slope, 1e-3), -3, 3)))
-    return share
+        following = factor * float(np.exp(np.clip((count - expected) / max(slope, 1e-3), -3, 3)))
+    return share, factor
 
 
 class _Solution(NamedTuple):
     flows: Floats
     allowances: Floats
-    cut: float
+    last_allowances: Floats
+    cut: float = 0.0
 
 
-def _solved(law: Columns, target: Floats, end: tuple[Floats, Floats]) -> _Solution:
-    """Flows and allowances in the order of `law`, and a bound of the flow: a cut of this order.
+def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats]) -> _Solution:
+    """Flows and allowances in the order of `law`.
+
+    The search begins with tokens that are in the set by themselves, at `norm` times their odds.
 
     The allowances depend on those before them. A step takes the chance that each token comes, given that
     nothing was accepted before it, as the last step left it, and asks for `target` less `SPARE`; that
@@ -170,46 +179,65 @@ def _solved(law: Columns, target: Floats, end: tuple[Floats, Floats]) -> _Soluti
     """
     tables = Tables.of(law, end)
     if not tables.whole > 0:  # a set as unlikely as rounding: nobody is served
-        return _Solution(np.zeros_like(target), np.zeros_like(target), 0.0)
+        return _Solution(*(np.zeros_like(target) for _ in range(3)))
     untouched = tables.arriving()
-    cut = float((_before(untouched) + target[::-1].cumsum()[::-1]).min(initial=target.sum()))
+    cuts = _before(untouched) + target[::-1].cumsum()[::-1]
+    cut = float(cuts.min(initial=min(untouched.sum(), target.sum())))
     over = untouched > target
     scarce = int(over.argmax()) if over.any() else len(target)
-    flows, allowances = untouched.copy(), np.ones_like(target)
-    passed = float(untouched[:scarce].sum())
-    flows[scarce:], allowances[scarce:] = _plenty(tables.behind(scarce), target[scarce:], 1 - passed)
-    return _Solution(flows, allowances, min(cut, float(untouched.sum())))
+    front, passed = untouched[:scarce], float(untouched[:scarce].sum())
+    behind = tables.behind(scarce), target[scarce:], norm, 1 - passed
+    plenty = _plenty(*behind)
+    if passed + plenty.flows.sum() < (1 - SPARE) * cut - NEAR:
+        apart = _plenty(*behind, last_apart=True)
+        if apart.flows.sum() > plenty.flows.sum():
+            plenty = apart
+    allowances, last = (np.concatenate([np.ones(scarce), of]) for of in plenty[1:3])
+    return _Solution(np.concatenate([front, plenty.flows]), allowances, last, cut)
 
 
-def _plenty(tables: Tables, target: Floats, left: float) -> tuple[Floats, Floats]:
+def _plenty(
+    tables: Tables, target: Floats, norm: float, left: float, *, last_apart: bool = False
+) -> _Solution:
     """Flows and allowances behind the tokens of which all are taken; `left` is the chance that none came.
+
+    With `last_apart`, what arrives when all other siblings have failed is accepted first, as far as wanted.
 
     Allowances that are larger everywhere make less arrive everywhere. So where no token gets more than its
     target, allowances that take the whole target from what arrives then are larger, and lossless too.
     """
-    flows, best = np.zeros_like(target), np.zeros_like(target)
-    arriving_at_best = None
+    best = _Solution(*(np.zeros_like(target) for _ in range(3)))
+    at_best: tuple[Floats, Floats] | None = None
     wanted = (1 - SPARE) * target
-    odds = tables.law.odds
-    likely = odds / (1 + odds)
+    likely = norm * tables.law.odds
+    likely /= 1 + likely
     likely *= tables.count / max(float(likely.sum()), 1e-300)
     allowances = _at_most_one(wanted, likely * np.maximum(left - _before(wanted), 0))
     for step in range(STEPS if len(target) else 0):
-        arriving = tables.arriving(allowances)
-        received = allowances * arriving
+        earlier, last = tables.arriving_apart(allowances)
+        last_allowances = _at_most_one(wanted, last) if last_apart else allowances
+        received = allowances * earlier + last_allowances * last
         partly = allowances < 1
         if (received <= target).all():
-            if received.sum() > flows.sum():
-                flows, best, arriving_at_best = received, allowances, arriving
+            if received.sum() > best.flows.sum():
+                best, at_best = _Solution(received, allowances, last_allowances), (earlier, last)
             if received[partly].sum() >= (1 - 2 * SPARE) * target[partly].sum():
                 break
-        if step >= STEPS // 2 and arriving_at_best is not None:
-            allowances = _at_most_one((1 - _ROUNDING) * target, arriving_at_best)
+        if step >= STEPS // 2 and at_best is not None:
+            allowances = _allowed((1 - _ROUNDING) * target, *at_best, last_apart=last_apart)
             continue
         planned = np.where(partly, wanted, np.minimum(received, wanted))
         over, planned_over = (np.maximum(left - _before(given), 0) for given in (received, planned))
-        allowances = _at_most_one(wanted * over, arriving * planned_over)
-    return flows, best
+        coming = earlier * planned_over, last * planned_over
+        allowances = _allowed(wanted * over, *coming, last_apart=last_apart)
+    return best
+
+
+def _allowed(wanted: Floats, earlier: Floats, last: Floats, *, last_apart: bool) -> Floats:
+    """The allowances by which `wanted` is accepted; with `last_apart` where a sibling is left behind."""
+    if not last_apart:
+        return _at_most_one(wanted, earlier + last)
+    return _at_most_one(np.maximum(wanted - np.minimum(wanted, last), 0), earlier)
 
 
 def _at_most_one(wanted: Floats, arriving: Floats) -> Floats:
@@ -295,6 +323,11 @@ class Tables:
         Args:
             allowances: `[n]`; None is 1 of all.
         """
+        earlier, last = self.arriving_apart(allowances)
+        return earlier + last
+
+    def arriving_apart(self, allowances: Floats | None = None) -> tuple[Floats, Floats]:
+        """The same where a sibling is left behind the token, and where it is the last one, `[n]` each."""
         law, last = self.law, self.count - 1
         outside, inside = law.outside, law.inside
         odds = law.odds
@@ -307,6 +340,7 @@ class Tables:
             total += inside * self.products[last]
         if self.scales[last] != self.scales[-1]:
             total *= np.exp(self.scales[last] - self.scales[-1])
+        as_last = np.zeros_like(odds)
         if allowances is not None and len(odds):
             failing = odds * (1 - allowances)
             terms, part = np.empty_like(odds), np.empty_like(odds)
@@ -332,10 +366,14 @@ class Tables:
                 part += np.multiply(found, marked, out=terms)
                 if (factor := scale + self.scales[last - k] - self.scales[-1]) != 0:
                     part *= np.exp(factor)
-                total += part
-        total *= odds
-        total /= self.whole
-        return total
+                if k == last:
+                    as_last = part
+                else:
+                    total += part
+        for chances in (total, as_last):
+            chances *= odds
+            chances /= self.whole
+        return (as_last, total) if last == 0 else (total, as_last)
 
 
 def _before(values: Floats) -> Floats:

@@ -59,6 +59,8 @@ class RaceOrder(SiblingOrder):
         assert self._flows is not None
         places, indices = np.nonzero(self._flows.tokens[:, None] == np.array(self.tokens))
         allowances = self._flows.allowances[places]
+        if len(places) == len(self.tokens):  # what is not offered would stand behind the last one
+            allowances[-1] = self._flows.last_allowances[places[-1]]
         wanted = gathered(residual.weights, self._flows.tokens[places]) / residual.scale
         lines = zip(indices.tolist(), allowances.tolist(), wanted.tolist(), strict=True)
         candidates = [

@@ -81,10 +81,10 @@ def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_fl
     found = []
     for slot in range(len(nodes)):
         tokens, places = made.held["tokens"][slot].cpu(), made.held["places"][slot].cpu()
-        flows, allowances = made.held["flows"][slot].cpu()
+        flows, allowances, last = made.held["flows"][slot].cpu()
         order = places.argsort()
         order = order[tokens[order] >= 0]
-        found.append(race_flows.Flows(tokens[order], flows[order], allowances[order]))
+        found.append(race_flows.Flows(tokens[order], flows[order], allowances[order], last[order]))
     return found
 
 
@@ -106,8 +106,10 @@ def received(sets: dict[tuple[int, ...], float], flows: race_flows.Flows, vocab:
     place = {token: index for index, token in enumerate(flows.tokens.tolist())}
     got = np.zeros(vocab)
     for members, mass in sets.items():
-        for token in sorted((token for token in members if token in place), key=place.__getitem__):
-            allowance = float(flows.allowances[place[token]])
+        tried = sorted((token for token in members if token in place), key=place.__getitem__)
+        for number, token in enumerate(tried, start=1):
+            of = flows.last_allowances if number == len(members) else flows.allowances
+            allowance = float(of[place[token]])
             got[token] += mass * allowance
             mass *= 1 - allowance
     return got
