@@ -64,8 +64,8 @@ class Node:
         return Arrival(self.draft.double(), len(self.tokens), self.factor)
 
 
-def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_flows.Flows]:
-    """What the kernels work out for nodes that are roots, at allowance 1."""
+def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple[race_flows.Flows, Tensor]]:
+    """What the kernels work out for nodes that are roots, at allowance 1, and for the drawn children."""
     cases, waits = [], np.zeros((len(nodes), 1 + MOST, MOST + 1))
     for row, node in enumerate(nodes):
         tree = TreeBuilder(0)
@@ -84,8 +84,14 @@ def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_fl
         flows, allowances, last = made.held["flows"][slot].cpu()
         order = places.argsort()
         order = order[tokens[order] >= 0]
-        found.append(race_flows.Flows(tokens[order], flows[order], allowances[order], last[order]))
+        of = race_flows.Flows(tokens[order], flows[order], allowances[order], last[order])
+        found.append((of, made.held["numbers"][slot, 1 : 1 + len(nodes[slot].tokens), 0].cpu()))
     return found
+
+
+def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_flows.Flows]:
+    """The flows alone."""
+    return [flows for flows, _ in allowed_on_device(nodes, device)]
 
 
 def chances(law: Any) -> dict[tuple[int, ...], float]:
@@ -138,6 +144,41 @@ def test_every_token_receives_its_flow_and_no_more_than_its_target(whole: int, d
         assert np.abs(got - expected).max() <= 1e-12
         assert (expected <= target.numpy() * (1 + 1e-14)).all()
         assert expected.sum() > 0.3
+
+
+def allowed(node: Node, flows: race_flows.Flows) -> tuple[list[float], bool]:
+    """The allowances of the drawn children by `flows`, and whether that of the last one differs there."""
+    place = {token: index for index, token in enumerate(flows.tokens.tolist())}
+    tried = sorted((token for token in node.tokens if token in place), key=place.__getitem__)
+    by_token = {token: float(flows.allowances[place[token]]) for token in tried}
+    last = float(flows.last_allowances[place[tried[-1]]]) if tried else 0.0
+    differs = bool(tried) and abs(last - by_token[tried[-1]]) > 1e-6
+    if len(tried) == len(node.tokens):
+        by_token[tried[-1]] = last
+    return [by_token.get(token, 0.0) for token in node.tokens], differs
+
+
+@pytest.mark.parametrize("whole", [16, 8], ids=["all offered", "not all children offered"])
+def test_the_last_child_has_an_allowance_of_its_own_where_all_are_offered(
+    whole: int, device: torch.device
+) -> None:
+    with small(8, whole=whole):
+        nodes = []
+        for seed in range(300):
+            node = Node.of(seed, vocab=12, count=3, target="far")
+            factor = torch.tensor(node.factor, dtype=torch.float64)
+            flows = race_flows.flows_of(node.draft, node.target, factor=factor, count=3, allowance=1.0)
+            offered_all = set(node.tokens) <= set(flows.tokens.tolist())
+            if allowed(node, flows)[1] and offered_all == (whole == 16):
+                nodes.append(node)
+            if len(nodes) == 2:
+                break
+        assert nodes
+        found = allowed_on_device(nodes, device)
+    for node, (flows, children) in zip(nodes, found, strict=True):
+        expected, differs = allowed(node, flows)
+        assert differs
+        assert children.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_nearly_certain_draft(device: torch.device) -> None:
