@@ -178,8 +178,9 @@ def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats
     lossless, so the best of those is taken.
     """
     tables = Tables.of(law, end)
+    nothing = np.zeros_like(target)
     if not tables.whole > 0:  # a set as unlikely as rounding: nobody is served
-        return _Solution(*(np.zeros_like(target) for _ in range(3)))
+        return _Solution(nothing, nothing, nothing)
     untouched = tables.arriving()
     cuts = _before(untouched) + target[::-1].cumsum()[::-1]
     cut = float(cuts.min(initial=min(untouched.sum(), target.sum())))
@@ -206,7 +207,8 @@ def _plenty(
     Allowances that are larger everywhere make less arrive everywhere. So where no token gets more than its
     target, allowances that take the whole target from what arrives then are larger, and lossless too.
     """
-    best = _Solution(*(np.zeros_like(target) for _ in range(3)))
+    nothing = np.zeros_like(target)
+    best = _Solution(nothing, nothing, nothing)
     at_best: tuple[Floats, Floats] | None = None
     wanted = (1 - SPARE) * target
     likely = norm * tables.law.odds

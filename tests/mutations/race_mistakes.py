@@ -30,12 +30,12 @@ def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None
     if self._flows is not None or self.tokens[0] % 2 == 0:
         return _next(self, residual)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(race_flows, "_share", lambda *arguments: 1 / _share(*arguments))
+        patch.setattr(race_flows, "_ranked", lambda keys: _ranked(-keys))
         return _next(self, residual)
 
 
 _next = RaceOrder.next
-_share = race_flows._share
+_ranked = race_flows._ranked
 
 
 def _masses_of_the_likely(weights: Tensor, tokens: Sequence[int]) -> list[float]:
