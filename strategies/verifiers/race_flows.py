@@ -80,14 +80,14 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
         share, norm = _share(columns, light, law.count)
         order = _ranked(-wanted / share)
     columns, wanted, tokens = columns.at(order), wanted[order], tokens[order]
-    first = _solved(columns, wanted, norm, end)
-    best = Flows(tokens, *first[:3])
-    if first.flows.sum() < (1 - SPARE) * first.cut - NEAR:
+    first, cut = _solved(columns, wanted, norm, end)
+    best = Flows(tokens, *first)
+    if first.flows.sum() < (1 - SPARE) * cut - NEAR:
         served = first.allowances < 1
         again = np.concatenate([np.flatnonzero(~served), np.flatnonzero(served)])
-        second = _solved(columns.at(again), wanted[again], norm, end)
+        second, _ = _solved(columns.at(again), wanted[again], norm, end)
         if second.flows.sum() > first.flows.sum():
-            best = Flows(tokens[again], *second[:3])
+            best = Flows(tokens[again], *second)
     return best
 
 
@@ -161,14 +161,15 @@ def _share(law: Columns, light: LightSums, count: int) -> tuple[Floats, float]:
 
 
 class _Solution(NamedTuple):
+    """As in `Flows`."""
+
     flows: Floats
     allowances: Floats
     last_allowances: Floats
-    cut: float = 0.0
 
 
-def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats]) -> _Solution:
-    """Flows and allowances in the order of `law`.
+def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats]) -> tuple[_Solution, float]:
+    """Flows and allowances in the order of `law`, and a bound of the flow: a cut of this order.
 
     The search begins with tokens that are in the set by themselves, at `norm` times their odds.
 
@@ -180,7 +181,7 @@ def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats
     tables = Tables.of(law, end)
     nothing = np.zeros_like(target)
     if not tables.whole > 0:  # a set as unlikely as rounding: nobody is served
-        return _Solution(nothing, nothing, nothing)
+        return _Solution(nothing, nothing, nothing), 0.0
     untouched = tables.arriving()
     cuts = _before(untouched) + target[::-1].cumsum()[::-1]
     cut = float(cuts.min(initial=min(untouched.sum(), target.sum())))
@@ -193,8 +194,8 @@ def _solved(law: Columns, target: Floats, norm: float, end: tuple[Floats, Floats
         apart = _plenty(*behind, last_apart=True)
         if apart.flows.sum() > plenty.flows.sum():
             plenty = apart
-    allowances, last = (np.concatenate([np.ones(scarce), of]) for of in plenty[1:3])
-    return _Solution(np.concatenate([front, plenty.flows]), allowances, last, cut)
+    allowances, last = (np.concatenate([np.ones(scarce), of]) for of in plenty[1:])
+    return _Solution(np.concatenate([front, plenty.flows]), allowances, last), cut
 
 
 def _plenty(

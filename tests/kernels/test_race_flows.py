@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from draftwood.strategies.verifiers.race_laws import Arrival, Pair
 from tests.kernels.judged_trees import distributions, tape_of
 from tests.kernels.race_cases import small
 from tests.kernels.tree_cases import case_of, on_device
+from tests.strategies.set_flows import chances, received
 
 pytestmark = pytest.mark.triton
 
@@ -92,33 +91,6 @@ def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple
 def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_flows.Flows]:
     """The flows alone."""
     return [flows for flows, _ in allowed_on_device(nodes, device)]
-
-
-def chances(law: Any) -> dict[tuple[int, ...], float]:
-    """Every set with its probability, as the definition reads."""
-    n = len(law.weights)
-    columns, weights = law.at(np.arange(n)), {}
-    outside, inside = (np.zeros(n) if of is None else of for of in (columns.outside, columns.inside))
-    for members in itertools.combinations(range(n), law.count):
-        others = [token for token in range(n) if token not in members]
-        mark = outside[others].sum() + inside[list(members)].sum()
-        weights[members] = float(np.prod(columns.odds[list(members)]) * mark)
-    total = math.fsum(weights.values())
-    return {members: weight / total for members, weight in weights.items()}
-
-
-def received(sets: dict[tuple[int, ...], float], flows: race_flows.Flows, vocab: int) -> Any:
-    """What every token gets when the members of each set are tried in the order of `flows`."""
-    place = {token: index for index, token in enumerate(flows.tokens.tolist())}
-    got = np.zeros(vocab)
-    for members, mass in sets.items():
-        tried = sorted((token for token in members if token in place), key=place.__getitem__)
-        for number, token in enumerate(tried, start=1):
-            of = flows.last_allowances if number == len(members) else flows.allowances
-            allowance = float(of[place[token]])
-            got[token] += mass * allowance
-            mass *= 1 - allowance
-    return got
 
 
 NODES = [(seed, count) for seed in range(2) for count in (2, 3, 4)]

@@ -1,0 +1,186 @@
+"""What tokens get whose siblings are judged as one set, beside the definition and the optimum, and the cost."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from draftwood import CounterRandomness, WithoutReplacement
+from draftwood.strategies.verifiers import race_flows
+from draftwood.strategies.verifiers.race_flows import flows_of, flows_of_all
+from draftwood.strategies.verifiers.race_order import masses_left, race_order
+from tests.strategies.set_flows import chances, nodes, received, some_law
+
+KINDS = ("pair", "arrival", "odds")
+
+
+def assert_received(law, target):
+    flows = flows_of(law, torch.from_numpy(target))
+    got = received(chances(law), flows, len(target))
+    expected = np.zeros(len(target))
+    expected[flows.tokens] = flows.flows
+    assert np.abs(got - expected).max() <= 1e-12
+    assert (expected <= target * (1 + 1e-14)).all()
+    return flows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(node=nodes(), count=st.integers(2, 4), time=st.sampled_from([0.3, 2.0, 9.0, 60.0]))
+def test_every_token_receives_its_flow_and_no_more_than_its_target(kind, node, count, time):
+    draft, target = node
+    count = 2 if kind == "pair" else min(count, len(draft) - 1)
+    assert_received(some_law(kind, draft, count, time), target)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("pair", 2), ("arrival", 2), ("arrival", 3), ("odds", 3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_flows_are_exact_where_many_tokens_are_left_out(kind, count, seed, monkeypatch):
+    monkeypatch.setattr(race_flows, "WHOLE", 0)
+    monkeypatch.setattr(race_flows, "LEFT_OUT", 0.3)
+    monkeypatch.setattr(race_flows, "LIGHT", 0.5)
+    rng = np.random.default_rng(seed)
+    draft, target = rng.dirichlet(np.full(60, 100.0)), rng.dirichlet(np.full(60, 0.5))
+    flows = assert_received(some_law(kind, draft, count, 0.2), target)
+    assert len(flows.tokens) < 40
+
+
+@settings(max_examples=40, deadline=None)
+@given(node=nodes())
+def test_tokens_that_are_surely_drawn_receive_their_target(node):
+    draft, target = node
+    tokens = np.arange(len(draft) - 1)
+    flows = flows_of_all(tokens, torch.from_numpy(target))
+    got = received({tuple(tokens.tolist()): 1.0}, flows, len(draft))
+    assert np.abs(got[tokens] - target[tokens]).max() <= 1e-14
+
+
+def optimum(sets, target):
+    """The most that members of the sets can receive, if no token gets more than its target."""
+    columns = [(row, token) for row, members in enumerate(sets) for token in members]
+    limits = np.zeros((len(sets) + len(target), len(columns)))
+    for column, (row, token) in enumerate(columns):
+        limits[row, column] = limits[len(sets) + token, column] = 1
+    bounds = np.concatenate([list(sets.values()), target])
+    return -linprog(-np.ones(len(columns)), A_ub=limits, b_ub=bounds, method="highs").fun
+
+
+def losses(kind, seeds=30):
+    """What the flows lose to the optimum of the law, over random nodes of eight tokens."""
+    lost = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        target = rng.dirichlet(np.ones(8))
+        mix = (0.0, 0.3, 0.6)[seed % 3]
+        draft = mix * target + (1 - mix) * rng.dirichlet(np.ones(8))
+        count = 2 if kind == "pair" else 2 + seed % 4
+        law = some_law(kind, draft, count, 1.5 * count)
+        lost.append(optimum(chances(law), target) - flows_of(law, torch.from_numpy(target)).flows.sum())
+    return lost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_comes_near_to_the_cut_of_its_law(kind):
+    lost = losses(kind)
+    assert min(lost) >= -1e-9
+    assert max(lost) <= 0.05
+    assert np.mean(lost) <= 0.006
+
+
+@pytest.mark.parametrize("wrong", ["drawn order", "the served first"])
+def test_another_order_loses_much_more(wrong, monkeypatch):
+    """Any order is lossless, so that it is the right one shows in what is accepted alone."""
+    ranks = {"drawn order": lambda key: np.arange(len(key)), "the served first": lambda key: np.argsort(-key)}
+    plenty = race_flows._plenty
+    monkeypatch.setattr(race_flows, "_ranked", ranks[wrong])
+    monkeypatch.setattr(race_flows, "_plenty", lambda *node, last_apart=False: plenty(*node))
+    assert np.mean(losses("arrival")) >= 0.01
+
+
+def test_the_last_sibling_apart_brings_a_node_nearer_to_its_cut(monkeypatch):
+    plenty = race_flows._plenty
+    with_it = [np.mean(losses(kind)) for kind in KINDS]
+    monkeypatch.setattr(race_flows, "_plenty", lambda *node, last_apart=False: plenty(*node))
+    without = [np.mean(losses(kind)) for kind in KINDS]
+    assert all(new <= 0.7 * old for new, old in zip(with_it, without, strict=True))
+
+
+def nothing_behind(law):
+    return law.light(torch.zeros(1, dtype=torch.float64)).of_sets(law.count, law.at(np.arange(1)).beside)
+
+
+def gap_to_the_cut(seed, spread, count):
+    """At a vocabulary of 8,000: the least cut between two places of the order, less what is accepted."""
+    rng = np.random.default_rng(seed)
+    logits = spread * rng.standard_normal((2, 8000))
+    target, draft = (
+        np.exp(row) / np.exp(row).sum() for row in (logits[0], logits[0] * 0.8 + logits[1] * 0.6)
+    )
+    tokens = np.lexsort((np.log(rng.random(8000)) / -draft,))[:count].tolist()
+    time = sum(rng.exponential() / left for left in masses_left(torch.from_numpy(draft), tokens))
+    law = some_law("pair" if count == 2 else "arrival", draft, count, time)
+    flows = flows_of(law, torch.from_numpy(target))
+    assert (flows.flows <= target[flows.tokens] * (1 + 1e-14)).all()
+    assert (flows.allowances <= 1).all()
+    order = np.argsort(-target / -np.expm1(-law.factor * draft))
+    columns = law.at(order)
+    tables = race_flows.Tables.of(columns, nothing_behind(law))
+    passed = np.append(0, tables.arriving().cumsum())
+    cut = (passed + np.append(target[order][::-1].cumsum()[::-1], 0)).min()
+    return cut - flows.flows.sum()
+
+
+@pytest.mark.parametrize("spread", [2.0, 4.0])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_at_a_real_vocabulary_the_flows_come_near_to_their_cut(spread, count):
+    gaps = [gap_to_the_cut(seed, spread, count) for seed in range(8)]
+    assert min(gaps) >= -1e-9
+    assert np.mean(gaps) <= 0.004
+
+
+def real_node(seed, *, spread=3.0, vocab=32_000, count=8):
+    """The law of `count` siblings and a target at temperature 0.6, float32 `[vocab]`."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread / 0.6 * torch.randn(2, vocab, generator=generator)
+    target, draft = (row.softmax(-1) for row in (logits[0], 0.9 * logits[0] + 0.19**0.5 * logits[1]))
+    rng = CounterRandomness.seeded(seed)
+    order: Any = race_order(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
+    return order.law, target
+
+
+def least_time(function, repetitions=7):
+    """Seconds of the processor, so that other programs on the machine do not count."""
+    times = []
+    for _ in range(repetitions):
+        began = time.thread_time()
+        function()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def test_a_node_of_eight_siblings_costs_no_more_than_three_softmaxes_over_a_tree():
+    logits = torch.randn(64, 32_000)
+    softmax = least_time(lambda: logits.softmax(-1))
+    for seed in range(3):
+        law, target = real_node(seed)
+        assert least_time(lambda law=law, target=target: flows_of(law, target)) <= 3 * softmax
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_the_order_is_made_twice_at_most_and_settles_in_few_steps(count, monkeypatch):
+    sweeps, steps = [], []
+    made, arriving = race_flows.Tables.of, race_flows.Tables.arriving_apart
+    monkeypatch.setattr(race_flows.Tables, "of", lambda *law: sweeps.append(1) or made(*law))
+    monkeypatch.setattr(race_flows.Tables, "arriving_apart", lambda *law: steps.append(1) or arriving(*law))
+    most = 0
+    for seed in range(10):
+        sweeps.clear()
+        flows_of(*real_node(seed, count=count))
+        most = max(most, len(sweeps))
+    assert most <= 2
+    assert len(steps) <= 10 * 8
