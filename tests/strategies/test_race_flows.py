@@ -1,4 +1,4 @@
-"""What tokens get whose siblings are judged as one set, beside the definition and the optimum, and the cost."""
+"""What tokens get whose siblings are judged as one set, beside its definition and optimum; the cost."""
 
 import time
 from typing import Any
