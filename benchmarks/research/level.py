@@ -26,6 +26,7 @@ from draftwood.apps.progress import watched
 from draftwood.strategies.verifiers.class_order import class_order
 from draftwood.strategies.verifiers.race_flows import Tables, flows_of
 from draftwood.strategies.verifiers.race_laws import Arrival, Columns, Pair, SetLaw
+from draftwood.strategies.verifiers.race_sums import factor_of
 from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
 
 STEP = 0.3
@@ -44,9 +45,11 @@ def accepted(order: SiblingOrder, target: Tensor) -> float:
     return 1 - failed
 
 
-def tables_of(law: SetLaw, columns: Columns) -> Tables:
-    """Over all tokens, in the order of `columns`."""
-    return Tables.of(columns, law.light(law.weights[:1] * 0).of_sets(law.count, columns.beside))
+def tables_of(law: SetLaw, columns: Columns) -> tuple[Tables, float]:
+    """Over all tokens, in the order of `columns`; the logarithm by which their odds are multiplied."""
+    nothing = law.light(np.zeros(1))
+    factor = 1.0 if isinstance(law, Pair) else factor_of(columns.odds, 0.0, law.count)
+    return Tables.of(columns, nothing, law.count, factor), float(np.log(factor))
 
 
 def set_laws(draft: Tensor, count: int) -> list[tuple[float, SetLaw]]:
@@ -59,8 +62,8 @@ def set_laws(draft: Tensor, count: int) -> list[tuple[float, SetLaw]]:
         time = float(np.exp(STEP * step))
         law = Arrival(draft, count, time)
         columns = law.at(np.arange(len(draft)))
-        tables = tables_of(law, columns)
-        density = np.log(tables.whole) + tables.scales[-1] - np.log1p(columns.odds).sum()
+        tables, factor = tables_of(law, columns)
+        density = np.log(tables.whole) - count * factor - np.log1p(columns.odds).sum()
         weight = STEP * float(np.exp(density))
         if weight > 1e-6:
             weighted.append((weight, law))
@@ -82,7 +85,7 @@ def race_and_bound(target: Tensor, draft: Tensor, count: int) -> tuple[float, fl
         order = np.argsort(-wanted / np.maximum(odds / (1 + odds), 1e-300))
         reached = np.zeros(len(order) + 1)
         for weight, law in laws:
-            arriving = tables_of(law, law.at(order)).arriving()
+            arriving = tables_of(law, law.at(order))[0].arriving()
             reached[1:] += weight / total * arriving.cumsum()
         outside = np.append(wanted[order][::-1].cumsum()[::-1], 0.0)
         bound = min(bound, float((reached + outside).min()))

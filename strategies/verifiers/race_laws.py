@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from operator import mul
 
 import attrs
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.set_laws import LATEST
-
-Floats = NDArray[np.float64]
+from draftwood.strategies.verifiers import race_sums
+from draftwood.strategies.verifiers.race_sums import Floats, Ints, Weights
 
 POWERS = 6
 """Powers of light odds that count: of the next ones nothing is left beside the first."""
@@ -30,19 +28,18 @@ class Columns:
 
     Attributes:
         odds: `[n]`.
-        outside, inside: `[n]`; None where there are none.
+        outside, inside: `[n]`.
         beside: of no token.
     """
 
     odds: Floats
-    outside: Floats | None = None
-    inside: Floats | None = None
+    outside: Floats
+    inside: Floats
     beside: float = 0.0
 
-    def at(self, places: NDArray[np.int64] | slice) -> Columns:
+    def at(self, places: Ints) -> Columns:
         """The same of these places, in their order."""
-        outside, inside = (None if of is None else of[places] for of in (self.outside, self.inside))
-        return Columns(self.odds[places], outside, inside, self.beside)
+        return Columns(self.odds[places], self.outside[places], self.inside[places], self.beside)
 
 
 @attrs.frozen(eq=False)
@@ -55,26 +52,17 @@ class LightSums:
         outside: their sum.
     """
 
-    powers: tuple[float, ...]
-    slopes: tuple[float, ...]
+    powers: Floats
+    slopes: Floats
     outside: float
 
-    def of_sets(self, count: int, beside: float) -> tuple[Floats, Floats]:
+    def of_sets(self, count: int, beside: float, factor: float) -> tuple[Floats, Floats]:
         """Over their sets of 0 to `count` tokens: the sums of products of odds, and the same with the marks.
 
-        By Newton's identities; the marks go along as derivatives.
+        All odds are multiplied by `factor`.
         """
-        product, marked = [1.0], [0.0]
-        for m in range(1, count + 1):
-            sums, slopes, sign = 0.0, 0.0, 1 / m
-            for j, (power, slope) in enumerate(zip(self.powers[:m], self.slopes[:m], strict=True), start=1):
-                sums += sign * product[m - j] * power
-                slopes += sign * (marked[m - j] * power + j * product[m - j] * slope)
-                sign = -sign
-            product.append(sums)
-            marked.append(slopes)
-        products = np.array(product)
-        return products, np.array(marked) + (beside + self.outside) * products
+        products, marked = race_sums.of_light_sets(self.powers, self.slopes, factor, count)
+        return products, marked + (beside + self.outside) * products
 
 
 class SetLaw(ABC):
@@ -94,10 +82,10 @@ class SetLaw(ABC):
         """Of the tokens of these weights, times `factor`."""
 
     @abstractmethod
-    def light(self, weights: Float[Tensor, " vocab"]) -> LightSums:
+    def light(self, weights: Weights) -> LightSums:
         """Over the tokens of these weights, times `factor`; 0 for none."""
 
-    def at(self, tokens: NDArray[np.int64]) -> Columns:
+    def at(self, tokens: Ints) -> Columns:
         """Of these tokens."""
         return self.columns(self.weights.numpy()[tokens].astype(np.float64) * self.factor)
 
@@ -126,12 +114,11 @@ class Pair(SetLaw):
             others = self.weights.to(torch.float64, copy=True)
             others[int(others.argmax())] = 0
             left[top] = float(others.sum()) * self.factor
-        return Columns(weights, None, 1 / np.maximum(left, 1e-300))
+        return Columns(weights, np.zeros_like(weights), 1 / np.maximum(left, 1e-300))
 
-    def light(self, weights: Float[Tensor, " vocab"]) -> LightSums:
-        tried = weights / (1 - weights)
-        powers = float(weights.sum()), _dot(weights, weights)
-        return LightSums(powers, (float(tried.sum()), _dot(weights, tried)), 0.0)
+    def light(self, weights: Weights) -> LightSums:
+        powers, slopes = race_sums.pair_sums(weights)
+        return LightSums(powers, slopes, 0.0)
 
 
 @attrs.frozen(eq=False)
@@ -152,17 +139,14 @@ class Arrival(SetLaw):
 
     def columns(self, weights: Floats) -> Columns:
         # What surely came is no mark: beside those that are left, its own rate would be immense.
-        return Columns(np.expm1(np.minimum(weights, LATEST)), np.where(weights < LATEST, weights, 0.0))
+        outside = np.where(weights < LATEST, weights, 0.0)
+        return Columns(np.expm1(np.minimum(weights, LATEST)), outside, np.zeros_like(weights))
 
-    def light(self, weights: Float[Tensor, " vocab"]) -> LightSums:
-        square = weights * weights
-        cube = square * weights
-        pairs = (weights, weights), (square, weights), (square, square), (cube, square), (cube, cube)
-        moments = [float(weights.sum()), *(_dot(*pair) for pair in pairs)]
-        powers = [math.fsum(map(mul, of_power, moments)) for of_power in _EXPONENTIALS]
+    def light(self, weights: Weights) -> LightSums:
+        moments = race_sums.powers_of(weights)
         # The mark of a token is its weight, and it is none of those inside.
-        slopes = [-math.fsum(map(mul, of_power, moments[1:])) for of_power in _EXPONENTIALS]
-        return LightSums(tuple(powers), tuple(slopes), moments[0])
+        slopes = -_EXPONENTIALS[:, :-1] @ moments[1:]
+        return LightSums(_EXPONENTIALS @ moments, slopes, float(moments[0]))
 
 
 @attrs.frozen(eq=False)
@@ -174,29 +158,20 @@ class Given(SetLaw):
     factor: float = attrs.field(default=1.0, init=False)
 
     def columns(self, weights: Floats) -> Columns:
-        return Columns(weights, beside=1.0)
+        nothing = np.zeros_like(weights)
+        return Columns(weights, nothing, nothing, beside=1.0)
 
-    def light(self, weights: Float[Tensor, " vocab"]) -> LightSums:
-        powers, power = [], torch.ones_like(weights)
-        for _ in range(POWERS):
-            power = power * weights
-            powers.append(float(power.sum()))
-        return LightSums(tuple(powers), (0.0,) * POWERS, 0.0)
+    def light(self, weights: Weights) -> LightSums:
+        return LightSums(race_sums.powers_of(weights), np.zeros(POWERS), 0.0)
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
-    """The sum of the products; by numpy, as torch shares even short ones out to its threads."""
-    return float(one.numpy() @ other.numpy())
-
-
-def _exponentials() -> list[list[float]]:
-    """Of (e^x - 1)^j the coefficients of x to x^POWERS, for j from 1 to POWERS."""
-    one = [1 / math.factorial(m) for m in range(1, POWERS + 1)]
+def _exponentials() -> Floats:
+    """Of (e^x - 1)^j the coefficients of x to x^POWERS, for j from 1 to POWERS, `[POWERS, POWERS]`."""
+    one = np.array([0, *(1 / math.factorial(m) for m in range(1, POWERS + 1))])
     powers = [one]
     for _ in range(POWERS - 1):
-        last = powers[-1]
-        powers.append([sum(last[i] * one[m - i - 1] for i in range(m)) for m in range(POWERS)])
-    return powers
+        powers.append(np.convolve(powers[-1], one)[: POWERS + 1])
+    return np.stack(powers)[:, 1:]
 
 
 _EXPONENTIALS = _exponentials()

@@ -15,6 +15,7 @@ from draftwood.proposals import Proposal, WithoutReplacement
 from draftwood.set_laws import FixedTimeSet
 from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_all
 from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
+from draftwood.strategies.verifiers.race_sums import places_of, total_without
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import checked_total, gathered
 
@@ -57,11 +58,14 @@ class RaceOrder(SiblingOrder):
     def _candidates(self, residual: Residual) -> list[Candidate]:
         """The siblings that have an allowance, the last one to be tried first."""
         assert self._flows is not None
-        places, indices = np.nonzero(self._flows.tokens[:, None] == np.array(self.tokens))
-        allowances = self._flows.allowances[places]
-        if len(places) == len(self.tokens):  # what is not offered would stand behind the last one
-            allowances[-1] = self._flows.last_allowances[places[-1]]
-        wanted = gathered(residual.weights, self._flows.tokens[places]) / residual.scale
+        flows = self._flows
+        places = places_of(flows.tokens, np.array(self.tokens, np.int64))
+        offered = np.flatnonzero(places >= 0)
+        indices = offered[np.argsort(places[offered])]
+        allowances = flows.allowances[places[indices]]
+        if len(indices) == len(self.tokens):  # what is not offered would stand behind the last one
+            allowances[-1] = flows.last_allowances[places[indices[-1]]]
+        wanted = gathered(residual.weights, flows.tokens[places[indices]]) / residual.scale
         lines = zip(indices.tolist(), allowances.tolist(), wanted.tolist(), strict=True)
         candidates = [
             Candidate(index, self.tokens[index], Arriving(target / allowance))
@@ -119,10 +123,9 @@ def race_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Si
 
 def masses_left(weights: Float[Tensor, " vocab"], tokens: Sequence[int]) -> list[float]:
     """What the draft holds before each of `tokens` is taken away, and behind the last of them."""
-    rest = weights.clone()
-    chances = rest.numpy()[list(tokens)]
-    rest.numpy()[list(tokens)] = 0
-    left = [float(rest.sum(dtype=torch.float64))]
+    chosen, array = np.array(tokens, np.int64), weights.numpy()
+    left = [total_without(array, chosen)]
+    chances = array[chosen]
     for chance in chances[::-1].tolist():
         left.append(left[-1] + chance)
     return left[::-1]

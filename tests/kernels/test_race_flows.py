@@ -192,7 +192,8 @@ def test_the_reference_finds_the_flows_of_the_plain_verifier(allowance: float) -
             allowance=allowance,
         )
         assert found.tokens.tolist() == plain.tokens.tolist()
-        assert np.abs(found.flows.numpy() - plain.flows).max() <= 1e-9
+        # The device asks for a little less than the target, so that it settles within a few steps.
+        assert np.abs(found.flows.numpy() - plain.flows).max() <= 2 * race_flows.SPARE
 
 
 @pytest.mark.parametrize("count", [2, 8])

@@ -49,8 +49,9 @@ def test_on_trees_of_drawn_sets_the_targets_law_comes_out(shape, open_tokens, vo
 @pytest.fixture
 def last_apart(monkeypatch):
     """The last sibling is told apart at every node, not only where a flow misses its bound."""
-    plenty = race_flows._plenty
-    monkeypatch.setattr(race_flows, "_plenty", lambda *node, last_apart=False: plenty(*node, last_apart=True))
+    served = race_flows.Tables.served
+    always = lambda tables, wanted, last_apart=False: served(tables, wanted, last_apart=True)  # noqa: E731
+    monkeypatch.setattr(race_flows.Tables, "served", always)
 
 
 @pytest.mark.parametrize("offered", ["all offered", "some offered"])

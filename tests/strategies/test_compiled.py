@@ -1,0 +1,60 @@
+"""Loops that run as machine code: what they give, and where their code cannot be kept."""
+
+import numba
+import numpy as np
+import pytest
+
+from draftwood.strategies.verifiers import race_sums
+from draftwood.strategies.verifiers.compiled import compiled
+
+
+def running_product(values):
+    products, product = np.empty_like(values), 1.0
+    for place in range(len(values)):
+        product *= values[place]
+        products[place] = product
+    return products
+
+
+def test_a_loop_gives_what_python_gives():
+    values = np.random.default_rng(0).uniform(0.5, 2, 50)
+    assert np.allclose(compiled(running_product)(values), values.cumprod(), rtol=1e-14)
+
+
+def test_code_that_cannot_be_kept_is_compiled_anew(monkeypatch):
+    asked = []
+    njit = numba.njit
+
+    def no_place(cache=False, **options):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function 'running_product': no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", no_place)
+    loop = compiled(running_product)
+    assert loop(np.array([2.0, 3.0])).tolist() == loop(np.array([2.0, 3.0])).tolist() == [2, 6]
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])
+def test_tokens_that_are_not_looked_at_are_light_and_worth_little(scale, spread):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        weights, target = (np.exp(spread * rng.standard_normal(5000)) for _ in "ab")
+        weights = (3 * weights / weights.sum()).astype(np.float32)
+        target = (scale * target / target.sum()).astype(np.float32)
+        spare, heavy = 5e-4, 1e-2
+        tokens, others = race_sums.split(weights, target, scale, spare, heavy)
+        left = np.setdiff1d(np.arange(5000), tokens)
+        worth = np.minimum(weights, target / scale)
+        assert worth[left].sum() <= spare * (1 + 1e-5)
+        assert weights[left].max() <= heavy
+        assert (others[tokens] == 0).all()
+        assert (others[left] == weights[left]).all()
+        light = tokens[weights[tokens] <= heavy]
+        assert len(light) or spread == 8
+        if len(light):  # some more of the least ones, by an eighth of an octave, and it would be too much
+            more = worth[light] <= 1.2 * worth[light].min()
+            assert worth[left].sum() + worth[light][more].sum() > 0.9 * spare
