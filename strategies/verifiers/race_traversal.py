@@ -26,8 +26,8 @@ class RaceTraversal(TraversalVerifier):
     target wants more than the draft offers, with allowances that account for the order. Those of other laws
     are tried as drawn. Adaptive trees are refused; plain `Traversal` serves them.
 
-    Cost: for each visited node of K > 1 children about 25 K passes over those tokens that matter there, and
-    some 15 over the vocabulary. On a GPU kernels work out all nodes, level by level (`tree_race`). What they
+    Cost: for each visited node of K > 1 children some 20 passes over the vocabulary, and 10 K operations for
+    each of the tokens that matter there. The loops are compiled once, at the first node. On a GPU kernels work out all nodes, level by level (`tree_race`). What they
     do not know, such as more than 16 siblings, is fetched to the host for all rows at once.
 
     Source: draftwood; the traversal is arXiv 2505.12398's. That draws without replacement are the first of

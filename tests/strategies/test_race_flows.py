@@ -135,6 +135,22 @@ def gap_to_the_cut(seed, spread, count):
     return cut - flows.flows.sum()
 
 
+@pytest.mark.parametrize("surely", [6, 20, 30])
+def test_tokens_that_surely_came_leave_the_sums_in_range(surely):
+    """With 32 siblings, `surely` of them certain: their odds alone would multiply to 1e300 and more."""
+    draft = np.full(300, 1e-9)
+    draft[:surely] = (1 - (300 - surely) * 1e-9) / surely
+    target = np.full(300, 1 / 300)
+    law = some_law("arrival", draft, 32, 1e8 * (32 - surely))
+    flows = flows_of(law, torch.from_numpy(target))
+    assert (flows.flows <= target[flows.tokens] * (1 + 1e-14)).all()
+    # Every certain token gets its target, and one of the others takes most of what is left.
+    assert flows.flows[np.isin(flows.tokens, np.arange(surely))].sum() == pytest.approx(
+        surely / 300, rel=1e-6
+    )
+    assert flows.flows.sum() > 0.9
+
+
 @pytest.mark.parametrize("spread", [2.0, 4.0])
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_at_a_real_vocabulary_the_flows_come_near_to_their_cut(spread, count):
