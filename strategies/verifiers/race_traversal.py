@@ -27,8 +27,9 @@ class RaceTraversal(TraversalVerifier):
     are tried as drawn. Adaptive trees are refused; plain `Traversal` serves them.
 
     Cost: for each visited node of K > 1 children some 20 passes over the vocabulary, and 10 K operations for
-    each of the tokens that matter there. The loops are compiled once, at the first node. On a GPU kernels work out all nodes, level by level (`tree_race`). What they
-    do not know, such as more than 16 siblings, is fetched to the host for all rows at once.
+    each of the tokens that matter there, in loops that are compiled at the first node. On a GPU kernels work
+    out all nodes, level by level (`tree_race`). What they do not know, such as more than 16 siblings, is
+    fetched to the host for all rows at once.
 
     Source: draftwood; the traversal is arXiv 2505.12398's. That draws without replacement are the first of
     exponential clocks is the Gumbel-max trick. ERSD (arXiv 2504.15475) means another method by the name.
