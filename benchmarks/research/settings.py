@@ -7,22 +7,30 @@ from typing import Any
 
 import attrs
 
+from draftwood.errors import InvalidInput
 from draftwood.strategies.policies.shapes import Shape, as_text
 
 BUDGETS = (6, 14, 30, 64)
 
 # Where a method leaves the shape open, all shapes of a budget run and the best is shown, as in RSD's
 # figure 5. Its appendix D.3.2 has those of 6, 14 and 30 nodes (of paths that are to fill the budget).
-_PATHS = {6: [(2, 3), (3, 2)], 14: [(2, 7), (7, 2)], 30: [(5, 6), (6, 5)], 64: [(8, 8), (16, 4)]}
+_PATHS = {
+    6: [(2, 3), (3, 2)],
+    14: [(2, 7), (7, 2)],
+    16: [(2, 8), (4, 4)],
+    30: [(5, 6), (6, 5)],
+    64: [(8, 8), (16, 4)],
+}
 _BRANCHING = {
     6: [(2, 1, 1), (2, 2), (3, 1)],
     14: [(2,) + (1,) * 6, (2, 2, 2), (7, 1)],
+    16: [(2,) + (1,) * 7, (4, 3), (8, 1)],
     30: [(2, 2, 2, 2), (5,) + (1,) * 5, (6,) + (1,) * 4],
     64: [(2, 2, 2, 2, 2), (8,) + (1,) * 7, (4, 3, 2, 1, 1)],
 }
-_BINARY = {6: 2, 14: 3, 30: 4, 64: 5}  # levels of a binary tree
+_BINARY = {6: 2, 14: 3, 16: 3, 30: 4, 64: 5}  # levels of a binary tree
 # STree's own trees, by size.
-_STREE = {6: (), 14: ("stree-a", "stree-c", "stree-d", "stree-e"), 30: ("stree-b",), 64: ()}
+_STREE = {6: (), 14: ("stree-a", "stree-c", "stree-d", "stree-e"), 16: (), 30: ("stree-b",), 64: ()}
 _SHARP = 0.6
 LARGE = 768  # DySpec's appendix B: its threshold form against Sequoia
 
@@ -67,13 +75,19 @@ def settings(
     """What runs at a budget.
 
     Args:
-        budget: one of `BUDGETS`, or `LARGE`.
+        budget: one of `BUDGETS`, 16, or `LARGE`.
         temperature: of the target. At 0 recipes that differ from another by verification
             or by the law of drawing alone are left out.
         acceptance: measured, for the trees that are made for it.
         shape: searched, for race verification; None where there is none.
         drafter_options: the options of recipes that have drafters of their own and can run here.
+
+    Raises:
+        InvalidInput: another budget.
     """
+    if budget not in (*_BINARY, LARGE):
+        known = ", ".join(map(str, (*_BINARY, LARGE)))
+        raise InvalidInput(f"budget is {budget}; shapes of all methods are known for {known} nodes.")
     vector = tuple(acceptance)
     sampled = temperature > 0
     if budget == LARGE:
