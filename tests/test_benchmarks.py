@@ -45,6 +45,14 @@ def test_the_rounds_numbers_are_drawn_where_they_vary(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-nodes.png", "round-vocab.png"]
 
 
+def test_a_budget_without_settings_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    called = CliRunner().invoke(
+        app, ["recipes", "--data", str(tmp_path), "--to", str(tmp_path / "cells"), "--budget", "17"]
+    )
+    assert called.exit_code == 1
+    assert "budget is 17; take one of 6, 14, 16, 30, 64, 768." in " ".join(called.output.split())
+
+
 def test_samples_are_ratios_of_sums_by_their_number() -> None:
     shown = [("suffix-decoding", 1.0, 1, 10, 8, 4), ("suffix-decoding", 1.0, 1, 20, 12, 16)]
     shown.append(("suffix-decoding", 1.0, 2, 30, 10, 40))

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.research.calibration import calibrate, calibrated_shares, pair, split
-from benchmarks.research.settings import BUDGETS, LARGE, Setting, settings
+from benchmarks.research.settings import BUDGETS, LARGE, Setting, check_budget, settings
 from benchmarks.research.verifiers import interval
 from draftwood import Recipe, SamplingParams, create
 from draftwood.apps import models
@@ -163,6 +163,8 @@ def recipes(
       python -m benchmarks recipes --data data/ --to cells.jsonl --processes 2
       python -m benchmarks recipes --data data/ --to cells.jsonl --temperature 0 --only dyspec
     """
+    for size in budget or BUDGETS:
+        check_budget(size)
     torch.set_num_threads(1)
     console = Console(stderr=True)
     chosen, calibration = split(data, prompts)

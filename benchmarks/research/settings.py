@@ -64,6 +64,17 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+def check_budget(budget: int) -> None:
+    """Let a budget pass that there are settings for.
+
+    Raises:
+        InvalidInput: another one.
+    """
+    known = (*_BINARY, LARGE)
+    if budget not in known:
+        raise InvalidInput(f"budget is {budget}; take one of {', '.join(map(str, known))}.")
+
+
 def settings(
     budget: int,
     *,
@@ -75,19 +86,13 @@ def settings(
     """What runs at a budget.
 
     Args:
-        budget: one of `BUDGETS`, 16, or `LARGE`.
+        budget: which `check_budget` lets pass.
         temperature: of the target. At 0 recipes that differ from another by verification
             or by the law of drawing alone are left out.
         acceptance: measured, for the trees that are made for it.
         shape: searched, for race verification; None where there is none.
         drafter_options: the options of recipes that have drafters of their own and can run here.
-
-    Raises:
-        InvalidInput: another budget.
     """
-    if budget not in (*_BINARY, LARGE):
-        known = ", ".join(map(str, (*_BINARY, LARGE)))
-        raise InvalidInput(f"budget is {budget}; shapes of all methods are known for {known} nodes.")
     vector = tuple(acceptance)
     sampled = temperature > 0
     if budget == LARGE:
