@@ -148,17 +148,19 @@ def split(
     for token in range(n):
         weight, wanted = weights[token], target[token] * share
         worths[token] = always if weight > heavy else weight if weight < wanted else wanted
-    # The bound below which tokens are left out, to an eighth of an octave; by the lower one they surely may.
-    lower, upper = spare / n, spare
-    while upper > 1.09 * lower:
-        bound, left_out = np.float32(np.sqrt(lower * upper)), np.float32(0)
+    # The bound below which tokens are left out is `spare` less some eighths of an octave, which do not depend
+    # on the vocabulary; so many surely suffice.
+    enough, few = int(np.ceil(8 * np.log2(n))), 0
+    while enough - few > 1:
+        middle = (enough + few) // 2
+        bound, left_out = np.float32(spare * 2.0 ** (-middle / 8)), np.float32(0)
         for token in range(n):
             left_out += worths[token] if worths[token] < bound else np.float32(0)
         if left_out <= spare:
-            lower = float(bound)
+            enough = middle
         else:
-            upper = float(bound)
-    least = np.float32(lower)
+            few = middle
+    least = np.float32(spare * 2.0 ** (-enough / 8))
     for token in range(n):
         chosen[token] = worths[token] >= least
         others[token] = 0 if chosen[token] else weights[token]
