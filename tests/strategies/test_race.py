@@ -50,8 +50,11 @@ def test_on_trees_of_drawn_sets_the_targets_law_comes_out(shape, open_tokens, vo
 def last_apart(monkeypatch):
     """The last sibling is told apart at every node, not only where a flow misses its bound."""
     served = race_flows.Tables.served
-    always = lambda tables, wanted, last_apart=False: served(tables, wanted, last_apart=True)  # noqa: E731
-    monkeypatch.setattr(race_flows.Tables, "served", always)
+
+    def always_apart(tables, wanted, last_apart=False):
+        return served(tables, wanted, last_apart=True)
+
+    monkeypatch.setattr(race_flows.Tables, "served", always_apart)
 
 
 @pytest.mark.parametrize("offered", ["all offered", "some offered"])
