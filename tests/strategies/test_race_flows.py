@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from draftwood import CounterRandomness, WithoutReplacement
-from draftwood.strategies.verifiers import race_flows
+from draftwood.strategies.verifiers import race_flows, race_sums
 from draftwood.strategies.verifiers.race_flows import flows_of, flows_of_all
 from draftwood.strategies.verifiers.race_order import masses_left, race_order
 from tests.strategies.set_flows import chances, nodes, received, some_law
@@ -118,7 +118,7 @@ def test_the_last_sibling_apart_brings_a_node_nearer_to_its_cut(monkeypatch):
 def test_the_last_sibling_is_told_apart_only_where_a_flow_misses_its_cut(monkeypatch):
     """At a node that meets its cut it would bring nothing, and cost on trees (docs/race-verification.md)."""
     cuts, flows, asked = [], [], []
-    least_cut = race_flows.race_sums.least_cut
+    least_cut = race_sums.least_cut
 
     def noted(tables, wanted, last_apart=False):
         asked.append(last_apart)
@@ -126,9 +126,7 @@ def test_the_last_sibling_is_told_apart_only_where_a_flow_misses_its_cut(monkeyp
         flows.append(solution.flows.sum())
         return solution
 
-    monkeypatch.setattr(
-        race_flows.race_sums, "least_cut", lambda *of: cuts.append(least_cut(*of)) or cuts[-1]
-    )
+    monkeypatch.setattr(race_sums, "least_cut", lambda *of: cuts.append(least_cut(*of)) or cuts[-1])
     monkeypatch.setattr(race_flows.Tables, "served", noted)
     missed = []
     for seed in range(40):
