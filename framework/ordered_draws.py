@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 from jaxtyping import Float
@@ -55,19 +56,21 @@ class ChildDraws:
         from draftwood.kernels.ordered_draws import blocks, dispatch
 
         rows, nodes, vocab = probs.shape
-        self._noise, self._floors = noise, np.zeros((rows, nodes)) if floors is None else floors
-        self._valid = np.arange(nodes) < np.array(counts)[:, None]
-        self.drawn = np.zeros((rows, nodes), dtype=np.int64)
+        self._noise, self._floors, self._counts = noise, floors, np.array(counts)
         flat = probs.reshape(rows * nodes, vocab)
         if dispatch.serves(flat):
             self._blocks, self._flat = None, flat
             self._draw_on_device(at_once)
-            self.left = self._left[..., 0].copy()
+            self.left, self.drawn = self._left[..., 0].copy(), np.zeros((rows, nodes), dtype=np.int64)
         else:
-            self._blocks = blocks.BlockDraws(probs if probs.device.type == "cpu" else probs.cpu())
-            self.left = np.where(self._valid, self._blocks.left, 0.0)
+            self._blocks = blocks.BlockDraws(flat if flat.device.type == "cpu" else flat.cpu())
+            # As the blocks keep them, which they go on to do.
+            self.left = self._blocks.left.reshape(rows, nodes)
+            self.drawn = self._blocks.drawn.reshape(rows, nodes)
+            if self._counts.min(initial=nodes) < nodes:
+                self.left[~self._valid(nodes)] = 0
             self._uniforms = noise.uniforms(0, max(at_once, 1))
-        if not np.isfinite(self.left).all():
+        if not isfinite(self.left.sum()):
             raise _unsound(float(self.left[~np.isfinite(self.left)][0]))
 
     def next(
@@ -82,14 +85,13 @@ class ChildDraws:
         rows, nodes = wanted
         numbers = self.drawn[rows, nodes][:, None] + np.arange(count)
         most = int(numbers.max(initial=0)) + 1
-        self.drawn[rows, nodes] += count
         if self._blocks is not None:
             if most > self._uniforms.shape[2]:
                 self._uniforms = self._noise.uniforms(0, 2 * most)
             uniforms = self._uniforms[rows[:, None], nodes[:, None], numbers]
-            drawn = self._blocks.draw(rows, nodes, uniforms)
-            self.left[rows, nodes] = self._blocks.left[rows, nodes]
-            return drawn
+            flat = rows * self.left.shape[1] + nodes
+            return self._blocks.draw(flat, np.full_like(flat, count), uniforms)
+        self.drawn[rows, nodes] += count
         if (missing := most - self._tokens.shape[2]) > 0:
             if (self._tokens[rows, nodes, -1] >= 0).any():
                 self._draw_on_device(2 * most)
@@ -113,10 +115,7 @@ class ChildDraws:
         number = int(self.drawn[row, node])
         if number >= self._uniforms.shape[2]:
             self._uniforms = self._noise.uniforms(0, 2 * number + 1)
-        self.drawn[row, node] = number + 1
-        drawn = self._blocks.draw_one(row, node, float(self._uniforms[row, node, number]))
-        self.left[row, node] = self._blocks.left[row, node]
-        return drawn
+        return self._blocks.draw_one(row * self.left.shape[1] + node, self._uniforms[row, node, number])
 
     def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
@@ -127,9 +126,9 @@ class ChildDraws:
         if self._blocks is not None:
             if most > self._uniforms.shape[2]:
                 self._uniforms = self._noise.uniforms(0, most)
-            found = self._blocks.draw_up_to(np.where(self._valid, limits, 0), self._uniforms[..., :most])
-            self.left, self.drawn = self._blocks.left.copy(), limits.copy()
-            return found
+            uniforms = self._uniforms[..., :most].reshape(-1, most)
+            tokens, chances, _ = self._blocks.draw(np.arange(limits.size), limits.reshape(-1), uniforms)
+            return tokens.reshape(*limits.shape, most), chances.reshape(*limits.shape, most)
         tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
         while (open_ := (limits > number) & (self.left > 0)).any():
             # As many as the node that wants fewest of them still wants.
@@ -139,17 +138,23 @@ class ChildDraws:
             number = stop
         return tokens, chances
 
+    def _valid(self, nodes: int) -> NDArray[np.bool_]:
+        """Which of so many nodes a row are no padding, `[rows, nodes]`."""
+        valid: NDArray[np.bool_] = np.arange(nodes) < self._counts[:, None]
+        return valid
+
     def _draw_on_device(self, count: int) -> None:
         """The first `count` draws of every node, in one launch."""
         from draftwood.kernels.ordered_draws import dispatch
 
-        rows, nodes = self._valid.shape
+        rows, nodes = len(self._counts), len(self._flat) // len(self._counts)
+        floors = np.zeros(rows * nodes) if self._floors is None else self._floors.reshape(-1)
         try:
             draws = dispatch.draw_on_device(
                 probs=self._flat,
-                limits=np.where(self._valid, count, -1).reshape(-1),
+                limits=np.where(self._valid(nodes), count, -1).reshape(-1),
                 uniforms=self._noise.uniforms(0, count).reshape(rows * nodes, count),
-                floors=self._floors.reshape(-1),
+                floors=floors,
             )
         except ValueError as error:
             raise InvalidDistribution(f"Cannot draw from the draft's distributions: {error}") from error

@@ -87,7 +87,8 @@ class UniformRandomness(Randomness):
 
     def nodes(self, n: int) -> Sequence[CounterRandomness]:
         """Streams that the next `n` numbers start."""
-        return [CounterRandomness(key) for key in _keys(self.uniforms(n).numpy()).tolist()]
+        words = (int(self.uniform() * _WORDS) for _ in range(n))
+        return [CounterRandomness(_mixed_word(word + _STEP)) for word in words]
 
     def accept(self, p: float) -> bool:
         # Strict: a coin of exactly 0 must not accept a token of probability 0.
@@ -99,9 +100,7 @@ class UniformRandomness(Randomness):
         return _at(heights, self.uniform())
 
     def arrival(self, rates: Sequence[float]) -> float:
-        return sum(
-            _waited(u) / rate for u, rate in zip(self.uniforms(len(rates)).tolist(), rates, strict=True)
-        )
+        return sum(_waited(self.uniform()) / rate for rate in rates)
 
     def without_replacement(self, p: Tensor, k: int) -> list[int]:
         rest = p.to(torch.float64, copy=True)
@@ -134,7 +133,7 @@ def _at(heights: Tensor, u: float) -> int:
     return int(torch.searchsorted(heights, total))
 
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that 2**64 numbers come before the first comes again
+_STEP = 0x9E3779B97F4A7C15  # odd, so that 2**64 numbers come before the first comes again
 _SHIFTS = tuple(np.array([30, 27, 31], dtype=np.uint64))
 _FACTORS = tuple(np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64))
 _WORDS = 2.0**53
@@ -184,7 +183,7 @@ class CounterRandomness(UniformRandomness):
     def uniform(self) -> float:
         # A coin is asked for node by node, and an array of one number costs thirty times as much.
         self.used += 1
-        return (_mixed_word(self.key + self.used * int(_STEP)) >> 11) / _WORDS
+        return (_mixed_word(self.key + self.used * _STEP) >> 11) / _WORDS
 
     def skip(self, n: int) -> None:
         self.used += n
@@ -197,13 +196,13 @@ class CounterRandomness(UniformRandomness):
 def _counted(keys: NDArray[np.uint64], used: NDArray[np.int64], n: int) -> NDArray[np.float64]:
     """The next `n` uniforms `[*streams, n]` of the streams with these keys."""
     numbers = (used[..., None] + np.arange(1, n + 1)).astype(np.uint64)
-    words = _mixed(keys[..., None] + numbers * _STEP)
+    words = _mixed(keys[..., None] + numbers * np.uint64(_STEP))
     return (words >> np.uint64(11)) / _WORDS
 
 
 def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
     """The keys of the streams that these uniforms start."""
-    return _mixed((uniforms * _WORDS).astype(np.uint64) + _STEP)
+    return _mixed((uniforms * _WORDS).astype(np.uint64) + np.uint64(_STEP))
 
 
 def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:

@@ -143,45 +143,43 @@ class SamplingParams:
 
         On a GPU NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it.
         """
-        flat = logits.reshape(-1, logits.shape[-1])
         if self.temperature == 0 or self.processors:
-            return self.distribution(flat, may_be_empty=True).view(logits.shape)
-        probs = self._in_scratch(flat, scratch)
+            return self._proposed(logits)
+        probs = self._in_scratch(logits, scratch)
         if logits.device.type != "cpu":
-            probs.masked_fill_((flat.amax(-1, keepdim=True) == -torch.inf), 0)
-        elif isnan(probs[:, 0].sum()):
-            return self.distribution(flat, may_be_empty=True).view(logits.shape)
-        return probs.view(logits.shape)
+            probs.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
+        elif isnan(probs[..., 0].sum()):
+            return self._proposed(logits)
+        return probs
+
+    def _proposed(self, logits: Tensor) -> Tensor:
+        flat = logits.reshape(-1, logits.shape[-1])
+        return self.distribution(flat, may_be_empty=True).view(logits.shape)
 
     def targets(self, logits: Tensor, scratch: Scratch) -> Tensor:
         """`distribution` of the target's logits `[..., vocab]`, in standing memory and without a wait.
 
         NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it.
         """
-        flat = logits.reshape(-1, logits.shape[-1])
         if self.temperature:
-            return self._in_scratch(flat, scratch).view(logits.shape)
-        scores = self.scores(flat)
+            return self._in_scratch(logits, scratch)
+        scores = self.scores(logits.reshape(-1, logits.shape[-1]))
         certain = scratch.take(scores.shape, dtype=scores.dtype, device=scores.device).zero_()
         return certain.scatter_(-1, scores.argmax(-1, keepdim=True), 1).view(logits.shape)
 
     def _in_scratch(self, logits: Tensor, scratch: Scratch) -> Tensor:
-        """The softmax of the scores `[n, vocab]`."""
+        """The softmax of the scores `[..., vocab]`."""
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        shape = (len(logits), logits.shape[-1])
-        probs = scratch.take(shape, dtype=dtype, device=logits.device)
-        scores = logits
+        shape, device = tuple(logits.shape), logits.device
+        probs = scratch.take(shape, dtype=dtype, device=device)
+        scores = logits if logits.dtype == dtype else logits.to(dtype)
         if self.processors or self._warps_more:
-            scores = self.scores(logits)
+            scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)
         elif self.temperature != 1:
             # On a CPU softmax may read what it writes; a GPU has memory enough.
-            scores = (
-                probs
-                if probs.device.type == "cpu"
-                else scratch.take(shape, dtype=dtype, device=logits.device)
-            )
-            torch.div(logits.to(dtype), self.temperature, out=scores)
-        return torch.softmax(scores.to(dtype), -1, out=probs)
+            cooled = probs if device.type == "cpu" else scratch.take(shape, dtype=dtype, device=device)
+            scores = torch.div(scores, self.temperature, out=cooled)
+        return torch.softmax(scores, -1, out=probs)
 
     @property
     def _warps_more(self) -> bool:

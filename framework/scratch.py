@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
-
+import attrs
 import torch
 from torch import Tensor
 
@@ -15,22 +14,34 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._storage: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._used: dict[tuple[torch.dtype, torch.device], int] = {}
+        self._pieces: dict[tuple[torch.dtype, torch.device], _Piece] = {}
 
     def take(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A contiguous tensor of any content; nobody else has it before the next `reset`."""
-        key, size = (dtype, device), prod(shape)
-        start = self._used.get(key, 0)
-        storage = self._storage.get(key)
-        if storage is None or start + size > len(storage):
+        size, strides = 1, list[int]()
+        for length in reversed(shape):
+            strides.insert(0, size)
+            size *= length
+        piece = self._pieces.get((dtype, device))
+        if piece is None or piece.used + size > piece.size:
             # What was handed out keeps the old storage alive until nobody needs it.
-            have = 0 if storage is None else len(storage)
-            storage = torch.empty(max(start + size, 2 * have), dtype=dtype, device=device)
-            self._storage[key] = storage
-        self._used[key] = start + size
-        return storage[start : start + size].view(shape)
+            have, used = (0, 0) if piece is None else (piece.size, piece.used)
+            storage = torch.empty(max(used + size, 2 * have), dtype=dtype, device=device)
+            piece = self._pieces[dtype, device] = _Piece(storage, storage.numel(), used)
+        start = piece.used
+        piece.used += size
+        return torch.as_strided(piece.storage, shape, strides, start)
 
     def reset(self) -> None:
         """Take everything back: what was handed out may be overwritten from now on."""
-        self._used.clear()
+        for piece in self._pieces.values():
+            piece.used = 0
+
+
+@attrs.define(eq=False)
+class _Piece:
+    """Memory of one dtype on one device, and how much of it was handed out, in numbers."""
+
+    storage: Tensor
+    size: int
+    used: int

@@ -66,7 +66,7 @@ class TreeBatch(Sequence[TokenTree]):
 
     def proposal(self, row: int, node: int) -> Proposal:
         """The law by which the children of a node were drawn."""
-        level, column = self.asked[row, node]
+        level, column = self.asked[row, node].tolist()
         p = self.levels[level][row, column]
         if self.law is Deterministic:
             children = self.tokens[row][self.parents[row] == node]
@@ -119,7 +119,8 @@ class _RowProposals(Mapping[int, Proposal]):
 
     batch: TreeBatch
     row: int
-    _inner: dict[int, None] = attrs.field(init=False)  # the nodes with children, in order
+    # Of the nodes with children, in order; None before it is asked for.
+    _inner: dict[int, Proposal | None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         n = int(self.batch.counts[self.row])
@@ -127,9 +128,10 @@ class _RowProposals(Mapping[int, Proposal]):
         object.__setattr__(self, "_inner", dict.fromkeys(above))
 
     def __getitem__(self, node: int) -> Proposal:
-        if node not in self._inner:
-            raise KeyError(node)
-        return self.batch.proposal(self.row, node)
+        made = self._inner[node]
+        if made is None:
+            made = self._inner[node] = self.batch.proposal(self.row, node)
+        return made
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._inner)

@@ -40,13 +40,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What a part may not import at all, and what it may import only where it is used.
 NEVER: dict[str, set[str]] = {"draftwood.kernels": {"transformers", "typer", "rich"}}
 NOT_ON_IMPORT: dict[str, set[str]] = {
-    "draftwood": {"transformers", "triton", "typer", "rich", "hypothesis", "pytest", "scipy"},
-    "draftwood.apps": {"triton"},
-    "draftwood.backends": {"triton", "typer", "rich"},
-    "draftwood.kernels": set(),
-    "draftwood.strategies": {"triton", "typer", "rich"},
-    "draftwood.testing": {"transformers", "triton", "typer", "rich"},
-    "draftwood.zoo": {"triton"},
+    "draftwood": {"transformers", "triton", "typer", "rich", "hypothesis", "pytest", "scipy", "numba"},
+    "draftwood.apps": {"triton", "numba"},
+    "draftwood.backends": {"triton", "typer", "rich", "numba"},
+    "draftwood.kernels": {"numba"},
+    "draftwood.strategies": {"triton", "typer", "rich", "numba"},
+    "draftwood.testing": {"transformers", "triton", "typer", "rich", "numba"},
+    "draftwood.zoo": {"triton", "numba"},
 }
 
 

@@ -55,6 +55,9 @@ VARIED: dict[str, Sequence[int]] = {
     "rows": (1, 8, 32),
     "text": (1_000, 8_000, 32_000),
 }
+BLOCKS = 8
+"""Parts of the timed rounds; between them softmaxes are timed, as a machine's speed changes meanwhile."""
+
 SHAPES_UP_TO = 64
 """Nodes up to which Sequoia's shape is searched; larger ones take minutes."""
 
@@ -71,7 +74,9 @@ def softmax_time(logits: Tensor, *, repetitions: int = 5) -> float:
     return median(times)
 
 
-def beside_passes(decoder: SpeculativeDecoder, size: Size, *, temperature: float, rounds: int) -> list[float]:
+def beside_passes(
+    decoder: SpeculativeDecoder, size: Size, *, temperature: float, rounds: int, seed: int = 1
+) -> list[float]:
     """Milliseconds of every round that no pass takes."""
     prompts = [
         [(5 + row + 3 * position) % size.vocab for position in range(size.text)] for row in range(size.rows)
@@ -80,7 +85,7 @@ def beside_passes(decoder: SpeculativeDecoder, size: Size, *, temperature: float
         prompts,
         max_new_tokens=100 * rounds,
         sampling=SamplingParams(temperature=temperature),
-        seed=1,
+        seed=seed,
         eos_token_id=[],
     )
     taken = list(islice(running, 2, rounds + 2))  # two rounds warm up
@@ -111,9 +116,12 @@ def measured(
                 create("policies", policy, {"budget": size.nodes}),
                 create("verifiers", verifier),
             )
-            once = softmax_time(logits)  # in turns with what it is the measure of
-            taken = median(beside_passes(decoder, size, temperature=temperature, rounds=rounds))
-            once = median([once, softmax_time(logits)])
+            times, softmaxes = list[float](), [softmax_time(logits)]
+            for seed in range(min(BLOCKS, rounds)):
+                some = len(range(seed, rounds, BLOCKS))
+                times += beside_passes(decoder, size, temperature=temperature, rounds=some, seed=seed)
+                softmaxes.append(softmax_time(logits))
+            taken, once = median(times), median(softmaxes)
             rows.append({"pair": name, **attrs.asdict(size), "ms": taken, "softmax_ms": once})
             typer.echo(
                 f"{name:<22}{vocab:>8}{size.nodes:>7}{size.rows:>6}{size.text:>8}{taken:9.2f}"

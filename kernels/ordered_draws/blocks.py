@@ -7,171 +7,136 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.kernels.machine_code import compiled
 from draftwood.kernels.ordered_draws.reference import Draws, unsound
 
 BLOCK = 256
-FEW = 3
-"""Nodes that are drawn for one after another."""
 
 
 class BlockDraws:
     """Children of many nodes, drawn one after another from weights that were summed once, in blocks.
 
     Attributes:
-        left: float64 `[rows, nodes]`, the weight that is left to draw from at every node.
+        left: float64 `[nodes]`, the weight that is left to draw from at every node.
+        drawn: int64 `[nodes]`, how many draws every node has had.
     """
 
     def __init__(self, probs: Tensor) -> None:
-        """Sum the weights of `probs` `[rows, nodes, vocab]`, float32 or float64 on the CPU."""
-        rows, nodes, vocab = probs.shape
+        """Sum the weights of `probs` `[nodes, vocab]`, float32 or float64 on the CPU."""
+        nodes, vocab = probs.shape
         whole = vocab // BLOCK
         # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
-        parts = [probs[..., : whole * BLOCK].view(rows, nodes, whole, BLOCK).sum(-1)] if whole else []
+        parts = [probs[:, : whole * BLOCK].view(nodes, whole, BLOCK).sum(-1)] if whole else []
         if whole * BLOCK < vocab:
-            parts.append(probs[..., whole * BLOCK :].sum(-1, keepdim=True))
-        self._sums = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).double().numpy()
+            parts.append(probs[:, whole * BLOCK :].sum(-1, keepdim=True))
+        sums = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        self._sums = sums.numpy().astype(np.float64)
         self._probs = probs.numpy()
-        self._drawn: dict[tuple[int, int], list[int]] = {}
+        self._tokens = np.empty((nodes, 0), dtype=np.int64)
         self.left: NDArray[np.float64] = self._sums.sum(-1)
+        self.drawn = np.zeros(nodes, dtype=np.int64)
+        self._single = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros((1, 1))
 
     def draw(
-        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], uniforms: NDArray[np.float64]
+        self, nodes: NDArray[np.int64], limits: NDArray[np.int64], uniforms: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """The next children of each of these nodes, as many as there are `uniforms` `[len(rows), n]` for one.
+        """The next `limits[i]` children of every node `nodes[i]`, of which none stands there twice.
+
+        Args:
+            nodes, limits: `[n]`.
+            uniforms: `[n, most]`, one for each draw.
 
         Returns:
-            Tokens (-1 where no weight is left), their weights, and the weight left before each, in the
-            shape of `uniforms`.
-
-        Raises:
-            ValueError: a node's weights sum to NaN or infinity.
+            Tokens (-1 where there is none), their weights, and the weight left before each, in the shape of
+            `uniforms`.
         """
-        tokens = np.full(uniforms.shape, -1)
-        chances, left = np.zeros(uniforms.shape), np.zeros(uniforms.shape)
-        # Below some nodes the calls cost more than what they compute.
-        if len(rows) <= FEW:
-            for index, (row, node) in enumerate(zip(rows.tolist(), nodes.tolist(), strict=True)):
-                for number, u in enumerate(uniforms[index].tolist()):
-                    left[index, number] = self.left[row, node]
-                    tokens[index, number], chances[index, number] = self.draw_one(row, node, u)
-                    if tokens[index, number] < 0:
-                        break
-            return tokens, chances, left
-        for number in range(uniforms.shape[1]):
-            left[:, number] = self.left[rows, nodes]
-            (live,) = np.nonzero(left[:, number] != 0)
-            if not len(live):
+        # Copies have one layout, and code is compiled for each.
+        asked = np.array(nodes), np.array(limits), np.array(uniforms)
+        return self._draw(asked, most=int(self.drawn.max(initial=0)) + uniforms.shape[1])
+
+    def draw_one(self, node: int, uniform: float) -> tuple[int, float]:
+        """The next child of one node and its weight; -1 and 0 where there is none."""
+        nodes, _, uniforms = self._single
+        nodes[0], uniforms[0, 0] = node, uniform
+        tokens, chances, _ = self._draw(self._single, most=int(self.drawn[node]) + 1)
+        return tokens.item(), chances.item()
+
+    def _draw(
+        self, asked: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]], *, most: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """`draw`, after which a node has had at most `most` draws."""
+        if most > (have := self._tokens.shape[1]):
+            earlier, self._tokens = self._tokens, np.empty((len(self.left), 2 * most), dtype=np.int64)
+            self._tokens[:, :have] = earlier
+        return _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
+
+
+@compiled
+def _drawn(
+    probs: NDArray[np.float32],
+    sums: NDArray[np.float64],
+    left: NDArray[np.float64],
+    earlier: NDArray[np.int64],
+    drawn: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """`BlockDraws.draw`; `earlier` `[nodes, most]` are the tokens that were drawn, `drawn` of each node."""
+    tokens, chances = np.full(uniforms.shape, -1), np.zeros(uniforms.shape)
+    before, weights = np.zeros(uniforms.shape), np.empty(BLOCK)
+    for index in range(len(nodes)):
+        node = nodes[index]
+        for number in range(limits[index]):
+            before[index, number] = left[node]
+            if not left[node] > 0:
                 break
-            drawn = self._draw_each(rows[live], nodes[live], uniforms[live, number])
-            tokens[live, number], chances[live, number] = drawn
-        return tokens, chances, left
-
-    def draw_up_to(
-        self, limits: NDArray[np.int64], uniforms: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The first `limits[i, j]` children of every node, tokens (-1 where there is none) and weights.
-
-        Nothing was drawn before. Both results have the shape of `uniforms` `[rows, nodes, most]`.
-        """
-        tokens, chances = np.full(uniforms.shape, -1), np.zeros(uniforms.shape)
-        number = 0
-        rows, nodes = np.nonzero((limits > 0) & (self.left > 0))
-        while len(rows) > FEW:
-            drawn = self._draw_each(rows, nodes, uniforms[rows, nodes, number])
-            tokens[rows, nodes, number], chances[rows, nodes, number] = drawn
-            number += 1
-            rows, nodes = np.nonzero((limits > number) & (self.left > 0))
-        for row, node in zip(rows.tolist(), nodes.tolist(), strict=True):
-            for index in range(number, int(limits[row, node])):
-                token, chances[row, node, index] = self.draw_one(row, node, float(uniforms[row, node, index]))
-                if token < 0:
+            # The first entry whose height exceeds the bound has weight. Rounding may leave none, and the last
+            # entry with weight is meant then.
+            bound, height, below, block = uniforms[index, number] * left[node], 0.0, 0.0, 0
+            for entry in range(sums.shape[1]):
+                if sums[node, entry] > 0:
+                    block, below = entry, height
+                height += sums[node, entry]
+                if height > bound:
                     break
-                tokens[row, node, index] = token
-        return tokens, chances
-
-    def draw_one(self, row: int, node: int, u: float) -> tuple[int, float]:
-        """The next child of one node and its weight; -1 and 0 where no weight is left."""
-        sums = self._sums[row, node]
-        heights = sums.cumsum()
-        total = float(heights[-1])
-        if not 0 < total < np.inf:
-            _check(total)
-            return -1, 0.0
-        block = _first_of(heights, u * total)
-        start = block * BLOCK
-        weights = self._block(row, node, start)
-        within = weights.cumsum()
-        first = _first_of(within, u * total - (float(heights[block - 1]) if block else 0.0))
-        chance = float(weights[first])
-        weights[first] = 0
-        sums[block] = np.add.reduce(weights)
-        self.left[row, node] = np.add.reduce(sums)
-        self._drawn.setdefault((row, node), []).append(start + first)
-        return start + first, chance
-
-    def _draw_each(
-        self, rows: NDArray[np.intp], nodes: NDArray[np.intp], uniforms: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """One child of each of these nodes, which all have weight left."""
-        each = np.arange(len(rows))
-        sums = self._sums[rows, nodes]
-        heights = sums.cumsum(1)
-        _check(heights[:, -1].sum())
-        bounds = uniforms * heights[:, -1]
-        block = _first_above(heights, bounds)
-        below = np.where(block > 0, heights[each, block - 1], 0.0)
-        weights = np.zeros((len(rows), BLOCK))
-        named = list(zip(rows.tolist(), nodes.tolist(), strict=True))
-        for values, (row, node), start in zip(weights, named, (block * BLOCK).tolist(), strict=True):
-            found = self._block(row, node, start)
-            values[: len(found)] = found
-        first = _first_above(weights.cumsum(1), bounds - below)
-        drawn, chances = block * BLOCK + first, weights[each, first]
-        weights[each, first] = 0
-        sums[each, block] = weights.sum(1)
-        self._sums[rows, nodes] = sums
-        self.left[rows, nodes] = sums.sum(1)
-        for one, token in zip(named, drawn.tolist(), strict=True):
-            self._drawn.setdefault(one, []).append(token)
-        return drawn, chances
-
-    def _block(self, row: int, node: int, start: int) -> NDArray[np.float64]:
-        """The weights of a node's block without the tokens that were drawn."""
-        weights = self._probs[row, node, start : start + BLOCK].astype(np.float64)
-        for token in self._drawn.get((row, node), ()):
-            if start <= token < start + BLOCK:
-                weights[token - start] = 0
-        return weights
+            start = block * BLOCK
+            size = min(BLOCK, probs.shape[1] - start)
+            for entry in range(size):
+                weights[entry] = probs[node, start + entry]
+            for one in range(drawn[node]):
+                if start <= earlier[node, one] < start + size:
+                    weights[earlier[node, one] - start] = 0
+            height, token = below, 0
+            for entry in range(size):
+                if weights[entry] > 0:
+                    token = entry
+                height += weights[entry]
+                if height > bound:
+                    break
+            tokens[index, number], chances[index, number] = start + token, weights[token]
+            earlier[node, drawn[node]] = start + token
+            drawn[node] += 1
+            # Afresh and never by subtraction, so that nothing is lost where one token has nearly all.
+            weights[token] = 0
+            of_block, of_node = 0.0, 0.0
+            for entry in range(size):
+                of_block += weights[entry]
+            sums[node, block] = of_block
+            for entry in range(sums.shape[1]):
+                of_node += sums[node, entry]
+            left[node] = of_node
+    return tokens, chances, before
 
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
     """What `reference.draw` gives, for tensors of any device."""
-    (nodes, draws), blocks = uniforms.shape, BlockDraws(probs.unsqueeze(0).cpu())
-    tokens, chances = np.full((nodes, draws), -1), np.zeros((nodes, draws))
-    left = np.zeros((nodes, draws + 1))
-    for node in np.flatnonzero(limits >= 0).tolist():
-        _check(blocks.left[0, node])
-        one, count = np.array([node]), limits[node]
-        drawn = blocks.draw(np.zeros_like(one), one, uniforms[one, :count])
-        tokens[node, :count], chances[node, :count], left[node, :count] = (of[0] for of in drawn)
-        left[node, count:] = blocks.left[0, node]
-    return Draws(tokens, chances, left)
-
-
-def _check(total: float) -> None:
-    if not 0 <= total < np.inf:
-        raise unsound(float(total))
-
-
-def _first_of(heights: NDArray[np.float64], bound: float) -> int:
-    """The first entry whose height exceeds the bound, which has weight; rounding may leave none, and the last
-    entry with weight is meant then."""
-    first = int(heights.searchsorted(bound, side="right"))
-    return first if first < len(heights) else int(heights.searchsorted(heights[-1]))
-
-
-def _first_above(heights: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.intp]:
-    """`_first_of` for every row."""
-    reached = np.minimum(bounds, np.nextafter(heights[:, -1], 0))
-    first: NDArray[np.intp] = (heights > reached[:, None]).argmax(1)
-    return first
+    blocks = BlockDraws(probs.cpu())
+    seen = limits >= 0
+    if not np.isfinite(blocks.left[seen]).all():
+        raise unsound(float(blocks.left[seen][~np.isfinite(blocks.left[seen])][0]))
+    limits = np.maximum(limits, 0)
+    tokens, chances, before = blocks.draw(np.arange(len(limits)), limits, uniforms)
+    left = np.concatenate([before, np.zeros((len(limits), 1))], 1)
+    after = np.arange(left.shape[1]) >= blocks.drawn[:, None]
+    return Draws(tokens, chances, np.where(after, np.where(seen, blocks.left, 0.0)[:, None], left))

@@ -99,8 +99,8 @@ class StaticTree(SingleLawPolicy):
         answers: list[Tensor] = []
         for level in whole.levels:
             asked = torch.from_numpy(tokens[:, whole.inner[level.asked]])
-            counts = np.full(rows, asked.shape[1])
-            probs = yield Requests(asked, level.above.expand(rows, -1), counts.tolist())
+            counts = [asked.shape[1]] * rows
+            probs = yield Requests(asked, level.above.expand(rows, -1), counts)
             answers.append(probs)
             draws = ChildDraws(probs, noise.of_nodes(level.asked), counts, at_once=level.most)
             drawn, _ = draws.up_to(np.broadcast_to(level.wanted, asked.shape))

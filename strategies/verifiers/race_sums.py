@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.strategies.verifiers.compiled import compiled
+from draftwood.kernels.machine_code import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -104,6 +104,8 @@ class Residual:
     def reject(self, candidate: Candidate) -> None:
         """The child that was tried failed."""
         left = candidate.law.rejected(self.weights, self.scale)
+        if left is self.weights:
+            return
         scale = total(left) + self.deficit
         # In floating point nothing may be left although the child failed; T then stays as it was.
         if scale > 0:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.kernels.machine_code import compiled
 from draftwood.proposals import check_distribution
 
 Tokens = NDArray[np.int64]
@@ -26,9 +27,11 @@ def total(weights: Float[Tensor, " vocab"]) -> float:
 
 def checked_total(p: Float[Tensor, " vocab"], what: str) -> float:
     """The sum of `p`, or `InvalidDistribution` as `check_distribution` raises it for `what`."""
-    array = _array(p)
-    low, whole = float(p.min() if array is None else array.min()), total(p)
-    if not (abs(whole - 1) <= 1e-3 and low >= 0):
+    if p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64):
+        below, whole = _totals(p.numpy())
+    else:
+        below, whole = float(p.clamp(max=0).sum()), total(p)
+    if not (abs(whole - 1) <= 1e-3 and below == 0):
         check_distribution(p, what)
     return whole
 
@@ -64,6 +67,16 @@ def put(weights: Float[Tensor, " vocab"], tokens: Tokens, values: NDArray[np.flo
         weights[torch.from_numpy(tokens).to(weights.device)] = torch.from_numpy(values).to(weights)
     else:
         array[tokens] = values
+
+
+@compiled
+def _totals(weights: NDArray[Any]) -> tuple[float, float]:
+    """The sum of the negative ones, and that of all, in one pass."""
+    below, whole, zero = 0.0, 0.0, weights.dtype.type(0)
+    for token in range(len(weights)):
+        whole += weights[token]
+        below += weights[token] if weights[token] < 0 else zero
+    return below, whole
 
 
 def _array(weights: Tensor) -> NDArray[Any] | None:

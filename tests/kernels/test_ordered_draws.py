@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,8 @@ from draftwood import (
 )
 from draftwood.kernels.ordered_draws import blocks, dispatch, reference
 from draftwood.kernels.support import kernels_enabled
+from draftwood.ordered_draws import ChildDraws
+from draftwood.randomness import NodeNoise
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -106,6 +109,25 @@ def test_the_ends_of_the_unit_interval(u: float, device: torch.device) -> None:
     # 1 is what a product with the total may round to.
     p = rows(2, 700, alive=0.5, sharpness=3.0, seed=1)
     agree(p, [4, 4], torch.full((2, 4), u, dtype=torch.float64), device)
+
+
+def test_the_end_of_the_unit_interval_before_blocks_of_nothing(device: torch.device) -> None:
+    p = rows(2, 700, alive=1.0, sharpness=3.0, seed=1)
+    p[:, 200:] = 0
+    agree(p, [4, 4], torch.full((2, 4), 1.0, dtype=torch.float64), device)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_padding_draws_nothing_and_is_not_looked_at(kernel: bool, device: torch.device) -> None:
+    p = rows(4, 60, alive=1.0, sharpness=1.0, seed=3).view(2, 2, 60)
+    p[1, 1] = torch.nan
+    noise = NodeNoise.of([CounterRandomness.seeded(1), CounterRandomness.seeded(2)], [1, 1])
+    with kernels_enabled(kernel):
+        draws = ChildDraws(p.to(device), attrs.evolve(noise, keys=noise.keys.repeat(2, 1)), [2, 1], at_once=3)
+        tokens, _ = draws.up_to(np.full((2, 2), 3))
+    assert draws.left[1, 1] == 0
+    assert (tokens[1, 1] == -1).all()
+    assert (np.delete(tokens.reshape(4, 3), 3, 0) >= 0).all()
 
 
 def test_rows_that_hold_nothing_draw_nothing(device: torch.device) -> None:

@@ -1,44 +1,13 @@
-"""Loops that run as machine code: what they give, and where their code cannot be kept."""
+"""The loops of race verification on the host: which tokens are looked at, and sums over the others."""
 
 import itertools
 
-import numba
 import numpy as np
 import pytest
 import torch
 
 from draftwood.strategies.verifiers import race_sums
-from draftwood.strategies.verifiers.compiled import compiled
 from draftwood.strategies.verifiers.race_laws import Arrival
-
-
-def running_product(values):
-    products, product = np.empty_like(values), 1.0
-    for place in range(len(values)):
-        product *= values[place]
-        products[place] = product
-    return products
-
-
-def test_a_loop_gives_what_python_gives():
-    values = np.random.default_rng(0).uniform(0.5, 2, 50)
-    assert np.allclose(compiled(running_product)(values), values.cumprod(), rtol=1e-14)
-
-
-def test_code_that_cannot_be_kept_is_compiled_anew(monkeypatch):
-    asked = []
-    njit = numba.njit
-
-    def no_place(cache=False, **options):
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function 'running_product': no locator available")
-        return njit(**options)
-
-    monkeypatch.setattr(numba, "njit", no_place)
-    loop = compiled(running_product)
-    assert loop(np.array([2.0, 3.0])).tolist() == loop(np.array([2.0, 3.0])).tolist() == [2, 6]
-    assert asked == [True, False]
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.5])

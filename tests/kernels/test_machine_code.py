@@ -1,0 +1,53 @@
+"""Loops that run as machine code: what they give, and where their code cannot be kept."""
+
+import threading
+
+import numba
+import numpy as np
+
+from draftwood.kernels.machine_code import compiled
+
+
+def running_product(values):
+    products, product = np.empty_like(values), 1.0
+    for place in range(len(values)):
+        product *= values[place]
+        products[place] = product
+    return products
+
+
+def test_a_loop_gives_what_python_gives():
+    values = np.random.default_rng(0).uniform(0.5, 2, 50)
+    assert np.allclose(compiled(running_product)(values), values.cumprod(), rtol=1e-14)
+
+
+def test_code_that_cannot_be_kept_is_compiled_anew(monkeypatch):
+    asked = []
+    njit = numba.njit
+
+    def no_place(cache=False, **options):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function 'running_product': no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", no_place)
+    loop = compiled(running_product)
+    assert loop(np.array([2.0, 3.0])).tolist() == loop(np.array([2.0, 3.0])).tolist() == [2, 6]
+    assert asked == [True, False]
+
+
+def test_no_interrupt_comes_while_it_compiles(monkeypatch):
+    """Ctrl-C is the main thread's, and in the compiler's callbacks Python only prints it."""
+    threads = []
+
+    def recorded(**options):
+        threads.append(threading.current_thread())
+        return lambda function: lambda *args: threads.append(threading.current_thread()) or function(*args)
+
+    monkeypatch.setattr(numba, "njit", recorded)
+    loop, values = compiled(running_product), np.array([2.0, 3.0])
+    assert loop(values).tolist() == loop(values).tolist() == [2, 6]
+    compiling, first, second = threads
+    assert threading.main_thread() not in (compiling, first)
+    assert second is threading.main_thread()
