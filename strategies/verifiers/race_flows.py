@@ -104,10 +104,10 @@ def flows_of_all(tokens: Ints, target: Float[Tensor, " vocab"], scale: float = 1
 
 def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Weights]:
     """Which tokens are worth a look, or too heavy for the class of the others; the weights of all others."""
-    weights = law.weights.numpy() * np.asarray(law.factor, law.weights.numpy().dtype)
+    weights = law.weights.numpy()
     if len(weights) <= WHOLE:
         return np.arange(len(weights)), np.zeros_like(weights)
-    return race_sums.split(weights, target.numpy(), scale, LEFT_OUT, LIGHT)
+    return race_sums.split(weights, law.factor, target.numpy(), scale, LEFT_OUT, LIGHT)
 
 
 def _ranked(values: Floats) -> Ints:
@@ -175,7 +175,7 @@ class Tables:
     @classmethod
     def of(cls, law: Columns, light: LightSums, count: int, factor: float = 1.0) -> Tables:
         """Of K = `count` siblings, with all odds multiplied by `factor`, those of `light` too."""
-        law = attrs.evolve(law, odds=law.odds * factor)
+        law = Columns(law.odds * factor, law.outside, law.inside, law.beside)
         end = light.of_sets(count, law.beside, factor)
         return cls(law, *race_sums.behind(law.odds, law.outside, law.inside, *end))
 

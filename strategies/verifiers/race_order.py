@@ -17,7 +17,7 @@ from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_
 from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
 from draftwood.strategies.verifiers.race_sums import places_of, total_without
 from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
-from draftwood.strategies.verifiers.vocabulary import checked_total, gathered
+from draftwood.strategies.verifiers.vocabulary import checked_total
 
 _LEAST = 1e-60
 _LATEST = 1e300
@@ -58,20 +58,16 @@ class RaceOrder(SiblingOrder):
     def _candidates(self, residual: Residual) -> list[Candidate]:
         """The siblings that have an allowance, the last one to be tried first."""
         assert self._flows is not None
-        flows = self._flows
-        places = places_of(flows.tokens, np.array(self.tokens, np.int64))
-        offered = np.flatnonzero(places >= 0)
-        indices = offered[np.argsort(places[offered])]
-        allowances = flows.allowances[places[indices]]
-        if len(indices) == len(self.tokens):  # what is not offered would stand behind the last one
-            allowances[-1] = flows.last_allowances[places[indices[-1]]]
-        wanted = gathered(residual.weights, flows.tokens[places[indices]]) / residual.scale
-        lines = zip(indices.tolist(), allowances.tolist(), wanted.tolist(), strict=True)
-        candidates = [
-            Candidate(index, self.tokens[index], Arriving(target / allowance))
-            for index, allowance, target in lines
-            if allowance > 0
-        ]
+        flows, candidates = self._flows, list[Candidate]()
+        places = places_of(flows.tokens, np.array(self.tokens, np.int64)).tolist()
+        offered = sorted((place, index) for index, place in enumerate(places) if place >= 0)
+        for place, index in offered:
+            # What is not offered would stand behind the last one.
+            last = len(offered) == len(places) and place == offered[-1][0]
+            allowance = float((flows.last_allowances if last else flows.allowances)[place])
+            if allowance > 0:
+                wanted = float(residual.weights[self.tokens[index]]) / residual.scale
+                candidates.append(Candidate(index, self.tokens[index], Arriving(wanted / allowance)))
         return candidates[::-1]
 
 

@@ -129,9 +129,11 @@ def served(
 
 @compiled
 def split(
-    weights: Weights, target: Weights, scale: float, spare: float, heavy: float
+    weights: Weights, factor: float, target: Weights, scale: float, spare: float, heavy: float
 ) -> tuple[Ints, Weights]:
     """The tokens that are to be looked at one by one, and the weights of the others, `[vocab]`, 0 for none.
+
+    A token weighs `weights` times `factor`.
 
     The others could receive at most `spare` together, each the smaller of its weight and its share of the
     target; they are the least ones by that. None of them weighs more than `heavy`.
@@ -142,11 +144,11 @@ def split(
         spare: above 0.
         heavy: a weight.
     """
-    n = len(weights)
+    n, unit = len(weights), weights.dtype.type(factor)
     worths, chosen, others = np.empty(n, np.float32), np.empty(n, np.bool_), np.empty_like(weights)
     share, always = np.float32(1 / scale), np.float32(np.inf)
     for token in range(n):
-        weight, wanted = weights[token], target[token] * share
+        weight, wanted = weights[token] * unit, target[token] * share
         worths[token] = always if weight > heavy else weight if weight < wanted else wanted
     # The bound below which tokens are left out is `spare` less some eighths of an octave, which do not depend
     # on the vocabulary; so many surely suffice.
@@ -163,7 +165,7 @@ def split(
     least = np.float32(spare * 2.0 ** (-enough / 8))
     for token in range(n):
         chosen[token] = worths[token] >= least
-        others[token] = 0 if chosen[token] else weights[token]
+        others[token] = 0 if chosen[token] else weights[token] * unit
     tokens, kept = np.empty(n, np.int64), 0
     for token in range(n):  # without a branch, as nobody can guess which way it goes
         tokens[kept] = token

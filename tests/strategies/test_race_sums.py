@@ -19,7 +19,7 @@ def test_tokens_that_are_not_looked_at_are_light_and_worth_little(scale, spread)
         weights = (3 * weights / weights.sum()).astype(np.float32)
         target = (scale * target / target.sum()).astype(np.float32)
         spare, heavy = 5e-4, 1e-2
-        tokens, others = race_sums.split(weights, target, scale, spare, heavy)
+        tokens, others = race_sums.split(weights / 4, 4.0, target, scale, spare, heavy)
         left = np.setdiff1d(np.arange(5000), tokens)
         worth = np.minimum(weights, target / scale)
         assert worth[left].sum() <= spare * (1 + 1e-5)
