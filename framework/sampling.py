@@ -153,6 +153,7 @@ class SamplingParams:
         return probs
 
     def _proposed(self, logits: Tensor) -> Tensor:
+        """`proposals` where rows may be empty, or more than the temperature changes the scores."""
         flat = logits.reshape(-1, logits.shape[-1])
         return self.distribution(flat, may_be_empty=True).view(logits.shape)
 
