@@ -70,8 +70,8 @@ class ChildDraws:
             if self._counts.min(initial=nodes) < nodes:
                 self.left[~self._valid(nodes)] = 0
             self._uniforms = noise.uniforms(0, max(at_once, 1))
-        if not isfinite(self.left.sum()):
-            raise _unsound(float(self.left[~np.isfinite(self.left)][0]))
+        if not isfinite(whole := float(self.left.sum())):
+            raise _unsound(whole)
 
     def next(
         self, wanted: tuple[NDArray[np.intp], ...], count: int = 1

@@ -27,7 +27,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         nonlocal machine_code
         if machine_code is not None:
             return machine_code(*args, **kwargs)
-        # In a thread, where Ctrl-C does not come: the compiler would lose it.
+        # In a thread, where Ctrl-C does not come: the compiler would lose it. What other dtypes and layouts
+        # need is compiled where they first come, which is rare.
         with ThreadPoolExecutor(1) as thread:
             made = thread.submit(_made, function).result()
             result = thread.submit(made, *args, **kwargs).result()

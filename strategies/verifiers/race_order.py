@@ -49,14 +49,14 @@ class RaceOrder(SiblingOrder):
                 self._flows = flows_of_all(np.sort(self.tokens), target, residual.scale)
             else:
                 self._flows = flows_of(self.law, target, residual.scale)
-            self._waiting = self._candidates(residual)
+            self._waiting = self._candidates(target, residual.scale)
         if self._waiting:
             return self._waiting.pop()
         residual.give(self._flows.tokens, self._flows.flows)
         return None
 
-    def _candidates(self, residual: Residual) -> list[Candidate]:
-        """The siblings that have an allowance, the last one to be tried first."""
+    def _candidates(self, target: Float[Tensor, " vocab"], scale: float) -> list[Candidate]:
+        """The siblings that have an allowance, the last one to be tried first; `target` over `scale`."""
         assert self._flows is not None
         flows, candidates = self._flows, list[Candidate]()
         places = places_of(flows.tokens, np.array(self.tokens, np.int64)).tolist()
@@ -66,7 +66,7 @@ class RaceOrder(SiblingOrder):
             last = len(offered) == len(places) and place == offered[-1][0]
             allowance = float((flows.last_allowances if last else flows.allowances)[place])
             if allowance > 0:
-                wanted = float(residual.weights[self.tokens[index]]) / residual.scale
+                wanted = float(target[self.tokens[index]]) / scale
                 candidates.append(Candidate(index, self.tokens[index], Arriving(wanted / allowance)))
         return candidates[::-1]
 
