@@ -20,9 +20,9 @@ from tests.mutations.mistake import Mistake
 _candidates = RaceOrder._candidates
 
 
-def _wanted_first(self: RaceOrder, residual: Residual) -> list[Candidate]:
+def _wanted_first(self: RaceOrder, target: Tensor, scale: float) -> list[Candidate]:
     """The siblings by the target's wish, with the allowances of their places in another order."""
-    return sorted(_candidates(self, residual), key=lambda one: float(residual.weights[one.token]))
+    return sorted(_candidates(self, target, scale), key=lambda one: float(target[one.token]))
 
 
 def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None:
