@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood import policy_states
 from draftwood.constraints import ConstrainedRow
+from draftwood.errors import is_ctrl_c
 from draftwood.forced_tokens import without_forced_tokens
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, Prefixes, RowText
@@ -80,9 +81,9 @@ class BatchRow:
             return otherwise
         try:
             return call()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # SystemExit too: a caller's code may not end what others share
+            if is_ctrl_c(error):
+                raise
             self.error = error
             return otherwise
 
