@@ -81,7 +81,9 @@ class QueuedText:
     def refuse(self, error: BaseException) -> None:
         """End it without a text, by `error`."""
         self.begin()
-        self.finished, self.refused, self.error = "refused", sentence(error), without_frames(error)
+        fault = machine_fault(error)
+        said = sentence(error) if fault is None else fault.message
+        self.finished, self.refused, self.error = "refused", said, without_frames(error)
 
     @property
     def statistics(self) -> dict[str, float]:
