@@ -17,7 +17,6 @@ from draftwood.backends.captured_levels import LevelsShape, widths_that_pay
 from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
-from draftwood.backends.model import refuse_training
 from draftwood.backends.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.region import Accepted, Region
 from draftwood.errors import InvalidInput
@@ -206,7 +205,7 @@ class PackedBackend(PackedPasses):
                 kind: reach.first(positions) if reach in limited else None
                 for kind, reach in self._kinds.items()
             }
-            refuse_training(self._module)
+            self._check_mode()
             found = captured.grow(
                 shape,
                 tree,
