@@ -87,8 +87,9 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
-    least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(model.dtype).eps)
-    most = COARSE if quantized(model) else LIMIT.get(model.dtype, 0.2)
+    dtype = arithmetic(model)
+    least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(dtype).eps)
+    most = COARSE if quantized(model) else LIMIT.get(dtype, 0.2)
     limit = min(most, max(ROUNDING * rounding, least))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):
@@ -97,6 +98,24 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             f"than {limit:.2g}"
         )
     return None
+
+
+def arithmetic(model: Any) -> torch.dtype:
+    """The dtype of the model's matrix products: a narrower one than its weights' under autocast.
+
+    Seen in a pass, as autocast may be inside the forward, where accelerate puts it.
+    """
+    seen: list[torch.dtype] = []
+    head = model.get_output_embeddings()
+    if head is None:
+        return model.dtype  # type: ignore[no-any-return]
+    hook = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    try:
+        plain_logits(model, [1, 2, 3])
+    finally:
+        hook.remove()
+    dtypes = [model.dtype, *(dtype for dtype in seen if dtype.is_floating_point)]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def difference(logits: Tensor, expected: Tensor) -> float:
