@@ -215,14 +215,14 @@ def refuse_chance(model: Any) -> None:
     """`InvalidInput` for a model in training mode whose output is random, or which keeps no cache there."""
     if not model.training:
         return
-    name, remedy = type(model).__name__, "call model.eval()"
+    name = type(model).__name__
     for path, module in model.named_modules():
         if not module.training:
             continue
         if getattr(module, "gradient_checkpointing", False):
             raise InvalidInput(
-                f"{name} is in training mode with gradient checkpointing, where it keeps no cache; {remedy}, "
-                "or model.gradient_checkpointing_disable()."
+                f"{name} is in training mode with gradient checkpointing, where it keeps no cache; call "
+                "model.eval() or model.gradient_checkpointing_disable()."
             )
         shares = {"p": module.p} if isinstance(module, _DropoutNd) else vars(module)
         for attribute, share in shares.items():
@@ -230,7 +230,7 @@ def refuse_chance(model: Any) -> None:
             if by_chance and isinstance(share, float) and share > 0:
                 raise InvalidInput(
                     f"{name} is in training mode, where {path or name} makes its output random "
-                    f"({attribute} is {share}); {remedy}."
+                    f"({attribute} is {share}); call model.eval()."
                 )
 
 

@@ -89,7 +89,10 @@ class PackedBackend(PackedPasses):
             self._states.settle(joined)
             if self.captured is not None:
                 self.captured.renew()
-        self._rows += [PackedRow(lengths[row], features=features[row]) for row in range(more)]
+        # The root of a row whose prompt was scored is the first written token, and none of the prompt.
+        self._rows += [
+            PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)
+        ]
         self._base = max(self.lengths)
         return self._stacked(first)
 

@@ -43,7 +43,7 @@ class PackedRow:
 
     Attributes:
         length: committed tokens.
-        fresh: whether it has committed nothing since it joined.
+        fresh: whether the next token is the last one of its prompt.
         features: those of its tokens since `take_features`, `[length, width]` a piece, where they are kept.
     """
 
