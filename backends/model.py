@@ -235,9 +235,9 @@ def refuse_chance(model: Any) -> None:
 
 
 def _generation(model: Any, name: str) -> Any:
-    """A special token by the generation config, which `generate` follows, else by the model's own."""
-    value = getattr(getattr(model, "generation_config", None), name, None)
-    return getattr(model.config.get_text_config(decoder=True), name, None) if value is None else value
+    """A special token by the generation config, which `generate` follows; without one by the model's own."""
+    config = getattr(model, "generation_config", None)
+    return getattr(model.config.get_text_config(decoder=True) if config is None else config, name, None)
 
 
 def _as_list(value: int | Sequence[int] | None) -> list[int]:
