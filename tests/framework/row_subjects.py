@@ -19,12 +19,14 @@ from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
+from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.block import Block
+from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel
@@ -102,6 +104,7 @@ STRATEGIES: dict[str, Callable[[], tuple[TreePolicy, Verifier]]] = {
     "tree": lambda: (DySpec(5), RecursiveRejection()),
     "levels": lambda: (LayeredDySpec(6), Traversal()),
     "learnt length": lambda: (Grows(), RecursiveRejection()),
+    "beam": lambda: (Beam(2, 3), Greedy()),
     "depth by confidence": lambda: (DynamicDepth(Chain(3)), RecursiveRejection()),
 }
 
@@ -123,8 +126,18 @@ class RowSubject:
 
     @property
     def remembers(self) -> bool:
-        """Whether a row's drafts depend on other texts, so that only greedy texts are those of the row alone."""
+        """Whether a row's drafts depend on other texts."""
         return self.drafter == "cache"
+
+    @property
+    def judges_greedily(self) -> bool:
+        """Whether the verifier is for temperature 0 only."""
+        return self.strategy == "beam"
+
+    @property
+    def greedy(self) -> bool:
+        """Whether only greedy texts are supported, or are the same as without other rows."""
+        return self.remembers or self.judges_greedily
 
     def decoder(self) -> SpeculativeDecoder:
         """A new one; the weights are shared."""

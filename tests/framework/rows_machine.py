@@ -1,9 +1,9 @@
-"""A state machine over the rows of a `Session`: each is at any time what the same row is without the others.
+"""A state machine over the rows of a `Session`: each is at any time the same as without the others.
 
-Rows join, are written, stay, go on with another turn, are dropped, cancelled and forgotten, in any order, and the
-session is closed and another one opened. Every row is compared round by round with a session in which it is the
-only one: the tokens, and how many of how many drafts were accepted, so that a draft that read another row's text
-is seen too. What the target holds is compared with the texts.
+Rows of different settings join, are written, stay, go on with another turn, are dropped, cancelled and
+forgotten, in any order, and the session is closed and another one opened. Every row is compared round by
+round with a session in which it is the only one: the tokens, and how many of how many drafts were accepted,
+so that a draft that read another row's text is seen too. The state of the target is compared with the texts.
 """
 
 from __future__ import annotations
@@ -11,126 +11,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, wraps
-from typing import Any
+from functools import wraps
+from typing import Any, ClassVar
 
-import attrs
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from draftwood import InvalidInput, RowRecord, SamplingParams, Session, SpeculativeDecoder
+from draftwood import IncompatibleStrategy, InvalidInput
 from draftwood.testing import ToyBackend
-from tests.framework.row_subjects import RowSubject, doubled_states, subjects
+from tests.framework.row_model import Options, Row, Turn
+from tests.framework.row_options import CONSTRAINTS, RowOptions, drawn_options
+from tests.framework.row_subjects import doubled_states, subjects
 
 MOST_ROWS = 8
 LONG = 70
 """Tokens of a turn that takes two passes of the target."""
-
-Turn = tuple[tuple[int, ...], int]
-"""Tokens that a row goes on from, its prompt first, and how many new ones at most."""
-
-
-@attrs.frozen
-class Written:
-    """A record of a row in a round, as far as it depends on the row."""
-
-    tokens: tuple[int, ...]
-    drafted: int
-    accepted: int
-    finished: str | None
-
-    @classmethod
-    def of(cls, record: RowRecord) -> Written:
-        outcome = record.outcome
-        return cls(tuple(record.tokens), outcome.drafted, outcome.accepted, record.finished)
-
-
-@attrs.frozen
-class Options:
-    """What a session is opened with."""
-
-    subject: RowSubject
-    temperature: float
-    ends: tuple[int, ...]
-
-    def session(self, decoder: SpeculativeDecoder, max_rows: int | None = None) -> Session:
-        sampling = SamplingParams(temperature=self.temperature)
-        ends = [end % decoder.target.vocab_size for end in self.ends]
-        return decoder.session(sampling=sampling, eos_token_id=ends, max_rows=max_rows, seed=0)
-
-
-@lru_cache(64)
-def _decoder(subject: RowSubject) -> SpeculativeDecoder:
-    return subject.decoder()
-
-
-@lru_cache(100_000)
-def alone(options: Options, seed: int, turns: tuple[Turn, ...]) -> list[list[Written]]:
-    """The rounds of each turn of a row in a session of its own."""
-    written: list[list[Written]] = []
-    with options.session(_decoder(options.subject)) as session:
-        for turn, (tokens, limit) in enumerate(turns):
-            if turn == 0:
-                row = session.add(tokens, max_new_tokens=limit, seed=seed, kept=True)
-            else:
-                session.extend(row, tokens, max_new_tokens=limit)
-            written.append([])
-            while session.unfinished:
-                written[-1] += map(Written.of, session.run().rows)
-    return written
-
-
-@attrs.define(eq=False)
-class Row:
-    """The model of a row.
-
-    Attributes:
-        state: `"waiting"`, `"running"`, `"idle"`, `"returning"` (its next turn waits) or `"left"`.
-        text: all tokens.
-        written: the records of its last turn.
-        held: whether the target has read of it.
-        unread: tokens of the next turn, which the target has not read.
-    """
-
-    number: int
-    seed: int
-    kept: bool
-    turns: tuple[Turn, ...]
-    text: list[int]
-    state: str = "waiting"
-    written: list[Written] = attrs.field(factory=list)
-    held: bool = False
-    unread: int = 0
-
-    def take(self, record: RowRecord, options: Options) -> None:
-        """Compare what a round made of it with the same row alone."""
-        assert self.state in ("waiting", "running", "returning"), f"row {self.number} is {self.state}"
-        expected = alone(options, self.seed, self.turns)[-1]
-        self.written.append(Written.of(record))
-        self.text += record.tokens
-        self.held, self.unread = True, 0
-        self.state = "running"
-        if record.finished:
-            self.state = "idle" if self.kept else "left"
-            self.held = self.kept
-        self._compare(expected)
-
-    def _compare(self, expected: Sequence[Written]) -> None:
-        count, finished = len(self.written), self.written[-1].finished
-        ours, wanted = _tokens(self.written), _tokens(expected)
-        assert ours == wanted[: len(ours)], f"row {self.number} wrote {ours}, and alone {wanted}"
-        if finished:
-            assert ours == wanted, f"row {self.number} ended after {ours}, and alone wrote {wanted}"
-            assert finished == expected[-1].finished
-        if not self.remembers:
-            assert self.written == list(expected[:count]), f"row {self.number} took other rounds than alone"
-
-    remembers: bool = False
-
-
-def _tokens(written: Sequence[Written]) -> list[int]:
-    return [token for one in written for token in one.tokens]
 
 
 def _noted(method: Callable[..., None]) -> Callable[..., None]:
@@ -164,6 +69,7 @@ _numbers = st.integers(0, 10**6)
 _limits = st.integers(1, 6) | st.integers(7, 14)
 _rooms = st.none() | st.integers(1, MOST_ROWS)
 _tokens_given = st.lists(_numbers, min_size=1, max_size=6)
+_constraints = st.none() | st.none() | st.sampled_from(sorted(CONSTRAINTS))
 
 
 class RowsMachine(RuleBasedStateMachine):
@@ -174,8 +80,8 @@ class RowsMachine(RuleBasedStateMachine):
         counts: steps so far, by rule.
     """
 
-    kind = "toy"
-    counts: Counter[str] = Counter()
+    kind: ClassVar[str] = "toy"
+    counts: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,9 +106,9 @@ class RowsMachine(RuleBasedStateMachine):
         prompts: list[list[int]],
     ) -> None:
         known = subjects(self.kind)
-        chosen = known[subject % len(known)]
-        self.options = Options(chosen, 0.0 if chosen.remembers else temperature, ends)
-        self.decoder = chosen.decoder()
+        self.subject = known[subject % len(known)]
+        self.options = Options(self.subject, 0.0 if self.subject.greedy else temperature, ends)
+        self.decoder = self.subject.decoder()
         self._begin(max_rows)
         for seed, prompt in enumerate(prompts):
             self._add(prompt, 2 + seed, seed, kept=True)
@@ -233,44 +139,86 @@ class RowsMachine(RuleBasedStateMachine):
         vocab_size = self.decoder.target.vocab_size
         return tuple((token + 5 * row + 2 * place) % vocab_size for place, token in enumerate(tokens))
 
-    def _add(self, prompt: Sequence[int], limit: int, seed: int, kept: bool) -> None:
-        tokens = self._given(len(self.rows), prompt)
-        number = self.session.add(tokens, max_new_tokens=limit, seed=seed, kept=kept)
-        assert number == len(self.rows)
-        turns = ((tokens, limit),)
-        remembers = self.options.subject.remembers
-        self.rows.append(Row(number, seed, kept, turns, list(tokens), remembers=remembers))
+    def _turn(self, row: int, tokens: Sequence[int], limit: int, constraint: str | None) -> Turn:
+        if self.subject.remembers and constraint == "fails":
+            constraint = None  # how often it is asked depends on the drafts
+        return Turn(self._given(row, tokens), limit, constraint)
+
+    def _add(
+        self,
+        prompt: Sequence[int],
+        limit: int,
+        seed: int,
+        *,
+        kept: bool,
+        options: RowOptions | None = None,
+        constraint: str | None = None,
+    ) -> None:
+        number = len(self.rows)
+        options = options or RowOptions()
+        turn = self._turn(number, prompt, limit, constraint)
+        if self.subject.judges_greedily and options.temperature:
+            with pytest.raises(IncompatibleStrategy):
+                self.session.add(turn.tokens, seed=seed, **options.arguments | turn.arguments)
+        if self.subject.greedy:
+            options = options.greedily()
+        given = self.session.add(turn.tokens, seed=seed, kept=kept, **options.arguments | turn.arguments)
+        assert given == number
+        self.rows.append(Row(number, seed, kept, options, (turn,), list(turn.tokens)))
 
     @precondition(lambda self: len(self.present) < MOST_ROWS)
-    @rule(prompt=_tokens_given, limit=_limits, seed=_numbers, kept=st.integers(0, 3))
+    @rule(
+        prompt=_tokens_given,
+        limit=_limits,
+        seed=_numbers,
+        kept=st.integers(0, 3),
+        options=drawn_options,
+        constraint=_constraints,
+    )
     @_step
-    def add(self, prompt: list[int], limit: int, seed: int, kept: int) -> None:
-        self._add(prompt, limit, seed, kept > 0)
+    def add(
+        self,
+        prompt: list[int],
+        limit: int,
+        seed: int,
+        kept: int,
+        options: RowOptions,
+        constraint: str | None,
+    ) -> None:
+        self._add(prompt, limit, seed, kept=kept > 0, options=options, constraint=constraint)
 
     @precondition(lambda self: len(self.present) < MOST_ROWS - 1)
-    @rule(prompts=st.lists(_tokens_given, min_size=2, max_size=3), limit=_limits, seed=_numbers)
+    @rule(prompts=st.lists(_tokens_given, min_size=2, max_size=3), limit=_limits, options=drawn_options)
     @_step
-    def add_several(self, prompts: list[list[int]], limit: int, seed: int) -> None:
-        for prompt in prompts[: MOST_ROWS - len(self.present)]:
-            self._add(prompt, limit, seed, kept=True)
+    def add_several(self, prompts: list[list[int]], limit: int, options: RowOptions) -> None:
+        """Add rows that will be there for long, the first one with settings of its own."""
+        for seed, prompt in enumerate(prompts[: MOST_ROWS - len(self.present)]):
+            self._add(prompt, limit, seed, kept=True, options=RowOptions() if seed else options)
 
-    def _extend(self, row: Row, tokens: Sequence[int], limit: int) -> None:
-        more = self._given(row.number, tokens)
-        self.session.extend(row.number, more, max_new_tokens=limit)
-        row.turns = (*row.turns, (more, limit))
-        row.text += more
-        row.unread = len(more)
+    def _extend(self, row: Row, tokens: Sequence[int], limit: int, constraint: str | None = None) -> None:
+        turn = self._turn(row.number, tokens, limit, constraint)
+        self.session.extend(row.number, turn.tokens, **turn.arguments)
+        row.turns = (*row.turns, turn)
+        row.text += turn.tokens
+        row.unread = len(turn.tokens)
         row.written = []
         row.state = "returning"
 
     @precondition(lambda self: self._in("idle"))
-    @rule(which=_numbers, tokens=_tokens_given, limit=_limits, long=st.integers(0, 9))
+    @rule(
+        which=_numbers,
+        tokens=_tokens_given,
+        limit=_limits,
+        long=st.integers(0, 9),
+        constraint=_constraints,
+    )
     @_step
-    def extend(self, which: int, tokens: list[int], limit: int, long: int) -> None:
+    def extend(self, which: int, tokens: list[int], limit: int, long: int, constraint: str | None) -> None:
         idle = self._in("idle")
-        self._extend(idle[which % len(idle)], tokens if long else (tokens * LONG)[:LONG], limit)
+        given = tokens if long else (tokens * LONG)[:LONG]
+        self._extend(idle[which % len(idle)], given, limit, constraint)
 
-    # Hypothesis tries first what has few arguments, and of these what comes first in the alphabet; as it does
+    # Hypothesis tries first what has few arguments, and of these what comes first in the alphabet; so it does
     # with values. So the very first example goes on with all rows, the last one first.
     @precondition(lambda self: len(self._in("idle")) > 1)
     @rule(data=st.data())
@@ -288,8 +236,8 @@ class RowsMachine(RuleBasedStateMachine):
         numbers = [record.row for record in finished_round.rows]
         assert numbers, "a round of no rows"
         assert len(set(numbers)) == len(numbers)
-        assert all(record.tokens for record in finished_round.rows)
         for record in finished_round.rows:
+            assert record.tokens or record.finished in ("criteria", "error")
             self.rows[record.row].take(record, self.options)
         if self.max_rows is not None:
             assert len(held | set(numbers)) <= self.max_rows
@@ -301,7 +249,7 @@ class RowsMachine(RuleBasedStateMachine):
         if self._can_run:
             self._run()
             return
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput, match=r"release\(\) or extend\(\) one"):
             self.session.run()
 
     @precondition(lambda self: self._can_run)
@@ -345,11 +293,10 @@ class RowsMachine(RuleBasedStateMachine):
     @rule(which=_numbers, call=st.sampled_from(["extend", "release", "cancel", "forget", "add", "tokens"]))
     @_step
     def refused(self, which: int, call: str) -> None:
-        """What cannot be is refused, and changes nothing."""
+        """A call that cannot be is refused, and changes nothing."""
         self.refusals += 1
         fitting = {
             "extend": ("idle",),
-            "tokens": (),
             "release": ("idle",),
             "cancel": ("waiting", "running", "returning"),
             "forget": ("left",),
@@ -357,16 +304,14 @@ class RowsMachine(RuleBasedStateMachine):
         numbers = [row.number for row in self.rows if row.state not in fitting.get(call, ())]
         numbers.append(len(self.rows))
         number = numbers[which % len(numbers)]
+        outside = self.decoder.target.vocab_size
+        calls: dict[str, Callable[[], Any]] = {
+            "extend": lambda: self.session.extend(number, [1]),
+            "tokens": lambda: self.session.extend(number, [outside]),
+            "add": lambda: self.session.add([1, outside]),
+        }
         with pytest.raises(InvalidInput):
-            match call:
-                case "extend":
-                    self.session.extend(number, [1])
-                case "tokens":
-                    self.session.extend(number, [self.decoder.target.vocab_size])
-                case "add":
-                    self.session.add([1, self.decoder.target.vocab_size])
-                case _:
-                    getattr(self.session, call)(number)
+            calls.get(call, lambda: getattr(self.session, call)(number))()
 
     @precondition(lambda self: self.rounds > 20)  # so that sessions have time to grow
     @rule(max_rows=_rooms)
@@ -388,8 +333,8 @@ class RowsMachine(RuleBasedStateMachine):
         for row in self.rows:
             if row.state != "forgotten":
                 assert self.session.text(row.number) == row.text, f"row {row.number}, {row.state}"
-        assert self.session.running == len(self._in("running"))
-        assert self.session.unfinished == len(self._in("waiting", "running", "returning"))
+        if self.rows:
+            assert self.session.unfinished == len(self._in("waiting", "running", "returning"))
 
     @invariant()
     @_noted
@@ -423,3 +368,40 @@ class RowsMachine(RuleBasedStateMachine):
                 idle.state, idle.held = "left", False
             self.the_target_holds_the_texts()
         self.texts_are_the_models()
+
+
+def run_machine(
+    kind: str, *, examples: int, steps: int, seed: int | None = None, raises: bool = True
+) -> tuple[Counter[str], Exception | None]:
+    """Run so many examples of so many steps on one kind of backend.
+
+    Args:
+        kind: one of `row_subjects.KINDS`.
+        examples: sequences of calls.
+        steps: of each.
+        seed: None: as Hypothesis' profile has it.
+        raises: whether what was found is raised, with the shortest calls that show it; else it comes back.
+
+    Returns:
+        Calls by rule, and their sum `"steps"`; and the first error.
+    """
+    machine = type("Rows", (RowsMachine,), {"kind": kind, "counts": Counter()})
+    counts: Counter[str] = machine.counts  # type: ignore[attr-defined]
+    if seed is not None:
+        machine = hypothesis.seed(seed)(machine)
+    budget = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, *([Phase.shrink] if raises else [])],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(machine, settings=budget)
+    except Exception as error:
+        if raises:
+            raise
+        return counts, error
+    return counts, None
