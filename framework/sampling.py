@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
+from draftwood.filters import filtered
 from draftwood.prefixes import Prefixes
 from draftwood.processing import process, reads_prefix
 from draftwood.scratch import Scratch
@@ -178,6 +179,11 @@ class SamplingParams:
         shape, device = tuple(logits.shape), logits.device
         probs = scratch.take(shape, dtype=dtype, device=device) if out is None else out
         scores = logits if logits.dtype == dtype else logits.to(dtype)
+        if device.type == "cpu" and self._warps_more and not self.processors:
+            cooled = torch.div(scores, self.temperature).view(-1, shape[-1])
+            limits = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+            if filtered(cooled, **limits, out=probs.view(-1, shape[-1])):
+                return probs
         if self.processors or self._warps_more:
             scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)
         elif self.temperature != 1:
