@@ -1,7 +1,7 @@
 """Faults in a decoder that eight callers share: of the machine, of a caller's code, of callers that leave.
 
-All other texts must come out as without the fault, every caller must be told the end of its text once, and the
-decoder must go on.
+All other texts must come out as without the fault, every caller must be told the end of its text once, and
+the decoder must go on.
 """
 
 from __future__ import annotations
@@ -394,6 +394,8 @@ def _prepared(rng: random.Random, callers: list[Caller], injector: Injector) -> 
         name, stage = rng.choice(list(PARTS)), rng.choice(STAGES)
         injector.stage, injector.left, injector.failed = stage, rng.randrange(12), 0
         injector.failing, injector.times = PARTS[name], rng.choice([1, 1, 2])
+        if rng.random() < 0.3:
+            rng.choice(callers).leaves = "cancel later"
         return Fault(f"{stage}: {name}", refusals=injector.times)
     culprit = rng.choice(callers)
     if kind == "brought":
