@@ -53,8 +53,8 @@ class Written:
             outcome.drafted,
             outcome.accepted,
             record.finished,
-            logprobs and tuple(round(one, 4) for one in logprobs),
-            likeliest and tuple(tuple(token for token, _ in place) for place in likeliest),
+            None if logprobs is None else tuple(round(one, 4) for one in logprobs),
+            None if likeliest is None else tuple(tuple(token for token, _ in place) for place in likeliest),
         )
 
 
