@@ -224,7 +224,9 @@ class Session:
         Raises:
             InvalidInput: a row that is not there or still runs.
         """
-        self._loop.release([self._idle(row)])
+        state = self._idle(row)
+        with self._breaking():
+            self._loop.release([state])
         del self._rows[row]
 
     def cancel(self, row: int) -> None:
@@ -239,7 +241,8 @@ class Session:
         if state.slot is None:
             self._waiting.remove(state)
         else:
-            self._loop.release([state])
+            with self._breaking():
+                self._loop.release([state])
         del self._rows[row]
 
     def forget(self, row: int) -> None:
