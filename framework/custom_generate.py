@@ -163,12 +163,12 @@ class CustomGenerate:
                 if streamer is not None:
                     for token in finished_round.rows[0].tokens:
                         streamer.put(torch.tensor([token]))
-        if "context" in written.reasons:
-            row = written.reasons.index("context")
-            raise InvalidInput(
-                f"The text of row {row} came to the end of the target's context after "
-                f"{len(written.tokens[row])} new tokens; ask for no more (max_new_tokens)."
-            )
+        for number, row in enumerate(written.rows):
+            if row.finish_reason == "context":
+                raise InvalidInput(
+                    f"The text of row {number} came to the end of the target's context after "
+                    f"{len(row.tokens)} new tokens; ask for no more (max_new_tokens)."
+                )
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
 
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
