@@ -2,8 +2,8 @@
 
     python openai_server.py --port 8000 --target big/ --drafter small/ --temperature 0.7
 
-Without --port it asks itself a few things at once, and ends. It is no engine: docs/serving.md says why. It needs
-h11 and pydantic, which OpenAI's own client brings.
+Without --port it asks itself a few things at once, and ends. It is no engine: docs/serving.md says why. It
+needs h11 and pydantic, which OpenAI's own client brings.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 
 import torch
 from openai_protocol.server import Server
+from transformers import AutoTokenizer
 
 from draftwood import SpeculativeDecoder, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -22,16 +23,16 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 
-def decoder_of(target, drafter, budget):
+def decoder_of(target: str, drafter: str, budget: int) -> SpeculativeDecoder:
     # A CPU computes fastest in float32, and there a text does not feel who is beside it in the batch.
     dtype = None if torch.cuda.is_available() else torch.float32
     models = [load(name, dtype=dtype) for name in (target, drafter)]
     return SpeculativeDecoder(models[0], ModelDrafter(models[1]), LayeredDySpec(budget), RecursiveRejection())
 
 
-def ask(address, question):
+def ask(address: tuple[str, int], question: dict[str, object]) -> str:
     """One streamed answer, by the standard library alone."""
-    client, pieces = HTTPConnection(*address), []
+    client, pieces = HTTPConnection(*address), list[str]()
     client.request("POST", "/v1/completions", json.dumps({**question, "stream": True}))
     for line in client.getresponse():
         if line.startswith(b"data: {"):
@@ -39,7 +40,7 @@ def ask(address, question):
     return "".join(pieces)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--target", default=str(zoo.path("llama-7m")))
@@ -51,8 +52,6 @@ def main():
     if options.target == str(zoo.path("llama-7m")):
         tokenizer = zoo.tokenizer()
     else:
-        from transformers import AutoTokenizer
-
         tokenizer = AutoTokenizer.from_pretrained(options.target)
     decoder = decoder_of(options.target, options.drafter, options.budget)
     server = Server(decoder, tokenizer, temperature=options.temperature, rows=options.rows)

@@ -1,1 +1,1 @@
-"""OpenAI's protocol in five parts: its schema, its connections, its texts, its answers, and the server of them."""
+"""OpenAI's protocol: its schema, its connections, its texts, its answers, and the server made of them."""

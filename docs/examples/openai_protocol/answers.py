@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from openai_protocol.texts import Piece, Token
-from openai_protocol.writing import Writing
 
 from draftwood import QueuedText
+from openai_protocol.texts import Piece, Token
+from openai_protocol.writing import Writing
 
 LEAST = -9999.0
 """What OpenAI gives as the log-probability of a token that cannot be drawn: JSON has no infinity."""
@@ -114,13 +114,15 @@ def _shown(name: str, logprob: float) -> dict[str, Any]:
 
 def _top(token: Token) -> dict[str, float]:
     """The likeliest tokens, and the written one where it is none of them."""
-    return {name: max(logprob, LEAST) for name, logprob in {**token.likeliest, token.name: token.logprob}.items()}
+    return {
+        name: max(logprob, LEAST) for name, logprob in {**token.likeliest, token.name: token.logprob}.items()
+    }
 
 
 def usage(writings: Sequence[Writing]) -> dict[str, Any]:
     """The counts of OpenAI's protocol, and how well the drafts did in all texts together."""
     texts = [writing.text.text for writing in writings if writing.text.text is not None]
-    together = QueuedText(number=0, prompt=(), seed=0)
+    together = QueuedText(0, texts[0].request)
     together.counts = {name: sum(text.counts[name] for text in texts) for name in together.counts}
     together.seconds = max(text.seconds for text in texts)
     counts = {

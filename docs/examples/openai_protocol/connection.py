@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import attrs
 import h11
+
 from openai_protocol.refused import Refused
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -20,8 +21,8 @@ class Limits:
     Attributes:
         head: bytes of a request's head.
         body: bytes of a request's body, and of requests sent ahead while one is answered.
-        seconds: from the end of an answer, or the start of the connection, to the end of the next request; and for
-            a client to take what is sent to it.
+        seconds: from the start of the connection, or the end of an answer, to the end of the next request;
+            and for a client to take what is sent to it.
         linger: seconds for a client to read an answer that closes the connection while it still sends.
     """
 
@@ -59,13 +60,15 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head)
-        self._writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until all of it is on its way
+        self._writer.transport.set_write_buffer_limits(
+            0
+        )  # so that `drain` waits until all of it is on its way
 
     async def request(self) -> Request | None:
         """The next request; None where the client is done.
 
         Raises:
-            Refused: it is no request, it is too large, or it came too slowly. The connection can only be closed.
+            Refused: it is no request, too large or too slow. Then the connection can only be closed.
         """
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
@@ -144,8 +147,8 @@ class Connection:
                 return
         if self._http.their_http_version == b"1.0":
             return  # there is nothing to send that such a client would not take for its answer
-        # A client that has only closed its own direction still reads the answer, and takes no notice of what is
-        # sent here. From one that has gone comes a reset.
+        # A client that has only closed its own direction still reads the answer, and takes no notice of what
+        # is sent here. From one that has gone comes a reset.
         pause = 0.05
         while True:
             if not self.started:

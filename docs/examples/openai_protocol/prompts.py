@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftwood.apps.text import decode
 from openai_protocol.refused import Refused
 from openai_protocol.schema import ChatAsked, CompletionAsked, Message
-
-from draftwood.apps.text import decode
 
 Prompt = tuple[list[int], int]
 """Token ids, and the characters of their text."""
@@ -19,7 +18,9 @@ def of_completion(asked: CompletionAsked, tokenizer: Any) -> list[Prompt]:
     given = asked.prompt
     several: Sequence[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     return [
-        (tokenizer(one)["input_ids"], len(one)) if isinstance(one, str) else (one, len(decode(tokenizer, one)))
+        (tokenizer(one)["input_ids"], len(one))
+        if isinstance(one, str)
+        else (one, len(decode(tokenizer, one)))
         for one in several
     ]
 
@@ -31,23 +32,22 @@ def of_chat(asked: ChatAsked, tokenizer: Any) -> list[Prompt]:
         Refused: the template does not take these messages, or leaves one of them or a name out.
     """
     if tokenizer.chat_template is None:
-        turns = [f"{_speaker(message)}: {message.text}" for message in asked.messages]
-        text = "\n".join([*turns, "Assistant:"])
+        lines = [f"{_speaker(message)}: {message.text}" for message in asked.messages]
+        text = "\n".join([*lines, "Assistant:"])
         return [(tokenizer(text)["input_ids"], len(text))]
     knows_developers = "developer" in str(tokenizer.chat_template)
     turns = [_turn(message, knows_developers=knows_developers) for message in asked.messages]
     text = _rendered(turns, tokenizer)
     nameless = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
     if nameless != turns and _rendered(nameless, tokenizer) == text:
-        raise Refused(400, "The model's chat template has no place for names; leave them out.", field="messages")
+        raise Refused(
+            400, "The model's chat template has no place for names; leave them out.", field="messages"
+        )
     for number, message in enumerate(asked.messages):
         # Templates cut the thoughts out of earlier answers, so these may differ.
         if message.role != "assistant" and message.text.strip() not in text:
-            raise Refused(
-                400,
-                f"The model's chat template leaves messages[{number}] of {message.role} out; use other roles.",
-                field=f"messages[{number}]",
-            )
+            sentence = f"The model's chat template leaves out what the {message.role} says; use other roles."
+            raise Refused(400, sentence, field=f"messages[{number}]")
     return [(tokenizer(text, add_special_tokens=False)["input_ids"], len(text))]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = {404: "not_found_error", 429: "rate_limit_error"}
-
 
 class Refused(Exception):
     """A request that gets no text.
@@ -33,5 +31,6 @@ class Refused(Exception):
     @property
     def content(self) -> dict[str, Any]:
         """OpenAI's object of an error."""
-        kind = "server_error" if self.status >= 500 else KINDS.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
         return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}

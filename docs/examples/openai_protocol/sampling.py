@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import attrs
-from openai_protocol.refused import Refused
-from openai_protocol.schema import Asked
 from torch import Tensor, ones_like, zeros_like
 
 from draftwood import DraftwoodError, SamplingParams
+from openai_protocol.refused import Refused
+from openai_protocol.schema import Asked
 
 
 @attrs.frozen
 class Penalties:
     """A logits processor: OpenAI's penalties on tokens that were written already.
 
-    The score of a token that was written c > 0 times is lowered by `presence + c * frequency`. It is a function of the
-    prefix and the scores only, so a tree of drafts can follow it.
+    The score of a token that was written c > 0 times is lowered by `presence + c * frequency`. That depends
+    on the prefix and the scores only, so a tree of drafts can follow it.
 
     Attributes:
         start: tokens of the prompt, which do not count.

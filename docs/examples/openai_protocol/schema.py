@@ -1,23 +1,27 @@
 """The requests that the server reads: every field, its type, and the values that it may have.
 
-Types are strict: `"false"` is no boolean, 1 is not true, NaN is no number. A field that is null counts as left out, and
-one that is not here is refused by its name. `Only` marks the fields that this server does not support, and the values at
-which they change nothing. `LABELS` change nothing at any value.
+Types are strict: `"false"` is no boolean, 1 is not true, NaN is no number. A field that is null counts as
+left out, and one that is not here is refused by its name. `Only` marks the fields that this server does not
+support, and the values at which they change nothing. `LABELS` change nothing at any value.
 """
 
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import attrs
-from openai_protocol.refused import Refused
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from openai_protocol.refused import Refused
+
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls")
-"""Fields that are read and checked, and change no text: names for a client's own use, and a switch of tools."""
+"""Fields that are checked, and change no text: names for a client's own use, and a switch of tools."""
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -37,7 +41,9 @@ class Only:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return {"enum": [*self.values, None]}
 
     def _check(self, value: Any) -> Any:
@@ -121,8 +127,28 @@ class Asked(Part):
     )
     stream: bool | None = told("true or false")
     stream_options: StreamOptions | None = told("an object with include_usage")
+    best_of: int | None = told("the value of n, or leave it out", ge=1, le=2**31)
     user: str | None = told("a string")
+    safety_identifier: str | None = told("a string")
+    prompt_cache_key: str | None = told("a string")
+    metadata: dict[str, str] | None = told("an object of strings")
+    parallel_tool_calls: bool | None = told("true or false")
+    audio: Annotated[Any, Only()] = None
+    echo: Annotated[Any, Only(False)] = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
     logit_bias: Annotated[Any, Only({})] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    prediction: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    store: Annotated[Any, Only(False)] = None
+    suffix: Annotated[Any, Only("")] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    tools: Annotated[Any, Only([])] = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    web_search_options: Annotated[Any, Only()] = None
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -130,7 +156,11 @@ class Asked(Part):
         if None not in both and len(set(both)) == 2:
             refuse(f"max_tokens is {both[0]} and max_completion_tokens {both[1]}; give one of them")
         if self.stream_options is not None and not self.stream:
-            refuse("stream_options is given and stream is not true; leave one of them out or set the other")
+            refuse("stream_options is given and stream is not true; leave it out, or set stream")
+        if self.best_of not in (None, self.n or 1):
+            refuse(
+                f"best_of is {self.best_of} and n is {self.n or 1}; no text is left out, so give them alike"
+            )
         return self
 
     @property
@@ -152,18 +182,9 @@ class CompletionAsked(Asked):
     """A request for /v1/completions."""
 
     prompt: Words | Texts | Ids | Annotated[list[Ids], Field(min_length=1, fail_fast=True)] = Field(
-        description="a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+        description="a string, a list of strings, a list of token ids or a list of such lists, none empty"
     )
     logprobs: int | None = told("an integer from 0 to 5", ge=0, le=5)
-    best_of: int | None = told("the value of n, or leave it out", ge=1, le=2**31)
-    echo: Annotated[Any, Only(False)] = None
-    suffix: Annotated[Any, Only("")] = None
-
-    @model_validator(mode="after")
-    def _writes_no_more(self) -> Self:
-        if self.best_of not in (None, self.n or 1):
-            refuse(f"best_of is {self.best_of} and n {self.n or 1}; this server writes no more texts than it gives")
-        return self
 
     @property
     def likeliest(self) -> int | None:
@@ -176,28 +197,11 @@ class ChatAsked(Asked):
     messages: list[Message] = Field(min_length=1, description="a list of messages that is not empty")
     logprobs: bool | None = told("true or false")
     top_logprobs: int | None = told("an integer from 0 to 20", ge=0, le=20)
-    metadata: dict[str, str] | None = told("an object of strings")
-    safety_identifier: str | None = told("a string")
-    prompt_cache_key: str | None = told("a string")
-    parallel_tool_calls: bool | None = told("true or false")
-    audio: Annotated[Any, Only()] = None
-    function_call: Annotated[Any, Only("none", "auto")] = None
-    functions: Annotated[Any, Only([])] = None
-    modalities: Annotated[Any, Only(["text"])] = None
-    prediction: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[Any, Only("none")] = None
-    response_format: Annotated[Any, Only({"type": "text"})] = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
-    store: Annotated[Any, Only(False)] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    tools: Annotated[Any, Only([])] = None
-    verbosity: Annotated[Any, Only("medium")] = None
-    web_search_options: Annotated[Any, Only()] = None
 
     @model_validator(mode="after")
     def _asks_for_them(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            refuse("top_logprobs is given and logprobs is not true; leave it out or set logprobs")
+            refuse("top_logprobs is given and logprobs is not true; leave it out, or set logprobs")
         return self
 
     @property
@@ -232,17 +236,23 @@ def read(body: bytes, kind: type[Kind]) -> Kind:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object, or a refusal: no field twice, no half of a surrogate pair, no NaN, no byte order mark."""
+    """A JSON object; no field twice, no half of a surrogate pair, no NaN, no byte order mark."""
+    if body.startswith(BOM_UTF8):
+        raise Refused(400, "The body begins with a byte order mark; leave it out.")
     try:
         given = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
         json.dumps(given, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise Refused(400, f"The body is not UTF-8 at byte {error.start}; send JSON in UTF-8.") from None
     except UnicodeEncodeError:
-        raise Refused(400, "The body holds half of a surrogate pair, which is no text; leave it out.") from None
+        raise Refused(
+            400, "The body holds half of a surrogate pair, which is no text; leave it out."
+        ) from None
     except ValueError as error:
         # What follows a semicolon is Python's advice to programmers.
-        raise Refused(400, f"The body is no JSON that this server reads: {str(error).split(';')[0]}.") from None
+        raise Refused(
+            400, f"The body is no JSON that this server reads: {str(error).split(';')[0]}."
+        ) from None
     if not isinstance(given, dict):
         raise Refused(400, "The body is JSON and no object; send an object.")
     return given
@@ -251,8 +261,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the field {_shown(twice)} is there twice")
     return found
 
@@ -283,9 +292,9 @@ def _path(error: ErrorDetails, given: Any) -> Path:
     """The place of an error in the request, without pydantic's names of alternatives."""
     path: Path = []
     for step in error["loc"]:
-        if isinstance(given, dict | list) and step in (given if isinstance(given, dict) else range(len(given))):
-            path.append(step)
+        with suppress(LookupError, TypeError):
             given = given[step]
+            path.append(step)
     return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import traceback
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +14,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import quote, unquote
 
+from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder
+from draftwood.randomness import row_seeds
 from openai_protocol.answers import Answer, as_json, usage
 from openai_protocol.connection import Connection, Limits, Request
 from openai_protocol.openapi import document
@@ -23,9 +25,6 @@ from openai_protocol.sampling import sampling
 from openai_protocol.schema import Asked, ChatAsked, CompletionAsked, read
 from openai_protocol.texts import Choice, Piece
 from openai_protocol.writing import Writing, pieces
-
-from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder
-from draftwood.randomness import row_seeds
 
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
@@ -110,8 +109,8 @@ class Server:
             while await self._next(connection):
                 pass
             await connection.close()
-        except OSError:
-            pass  # it has gone
+        except (OSError, asyncio.CancelledError):
+            pass  # the client has gone, or the server ends
         finally:
             self._clients.discard(task)
             writer.transport.abort()
@@ -153,7 +152,7 @@ class Server:
         method, target = request.method, request.target
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "draftwood"}
         shown: dict[str, Callable[[], dict[str, Any]]] = {
-            "/health": lambda: {"status": "ok"},
+            "/health": self._health,
             "/openapi.json": lambda: document(longest=self.longest),
             "/v1/models": lambda: {"object": "list", "data": [model]},
             f"/v1/models/{quote(self.name, safe='')}": lambda: model,
@@ -172,8 +171,15 @@ class Server:
         else:
             await written[target](reply, request.body)
 
+    def _health(self) -> dict[str, Any]:
+        if (closed := self.shared.closed) is not None:
+            raise Refused(503, str(closed))
+        return {"status": "ok"}
+
     def _unknown(self, model: str) -> Refused:
-        sentence = f"There is no model {as_json(model[:60]).decode()} here; it is {as_json(self.name).decode()}."
+        sentence = (
+            f"There is no model {as_json(model[:60]).decode()} here; it is {as_json(self.name).decode()}."
+        )
         return Refused(404, sentence, field="model", code="model_not_found")
 
     async def _complete(self, reply: Reply, body: bytes) -> None:
@@ -299,4 +305,3 @@ class Reply:
         """The stream is complete."""
         await self._connection.send(b"data: [DONE]\n\n")
         await self._connection.end()
-

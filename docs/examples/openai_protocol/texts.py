@@ -1,4 +1,4 @@
-"""The text of one choice as its tokens come: whole characters, up to a stop string, with log-probabilities."""
+"""The text of one choice as its tokens come: whole characters, up to a stop string."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Likely = Sequence[tuple[int, float]]
 class Stops:
     """Finds the first of several strings in a text that comes in pieces.
 
-    The one that is complete first counts, and of several that end at the same character the longest. So nothing
-    depends on where the pieces were cut. What may still become a part of a stop string is kept back.
+    The one that is complete first counts, and of several that end at the same character the longest. So
+    nothing depends on where the pieces were cut. What may still become a part of one is kept back.
     """
 
     strings: Sequence[str]
@@ -54,7 +54,7 @@ class Token:
 
     Attributes:
         start: characters of the text before it.
-        name: its characters; `token_id:7` where it is no whole character, or another at its place reads the same.
+        name: its characters; `token_id:7` where they are no whole ones, or another in its place has the same.
         likeliest: log-probabilities of the likeliest tokens at its place, by name, the likeliest first.
     """
 
@@ -108,7 +108,8 @@ class Choice:
         text = ""
         for position, token in enumerate(tokens):
             if self.likeliest is not None:
-                self._tokens.append(self._token(token, logprobs[position], likeliest[position]))
+                others = likeliest[position] if self.likeliest else ()
+                self._tokens.append(self._token(token, logprobs[position], others))
             self.count += 1
             text += self._search(self._decoding.add([token]))
             if self.finish is not None:
@@ -141,7 +142,7 @@ class Choice:
 
     def _token(self, token: int, logprob: float, likeliest: Likely) -> Token:
         name, named = self._name(token), dict[str, float]()
-        for other, its_logprob in likeliest[: self.likeliest]:
+        for other, its_logprob in likeliest:
             text = name if other == token else self._name(other)
             if other != token and (text == name or text in named):
                 text = f"token_id:{other}"

@@ -8,11 +8,11 @@ from contextlib import suppress
 from threading import Thread
 
 import attrs
+
+from draftwood import IncompatibleStrategy, InvalidInput, SharedText
+from draftwood.machine_faults import machine_fault
 from openai_protocol.refused import Refused
 from openai_protocol.texts import Choice, Piece
-
-from draftwood import SharedText
-from draftwood.machine_faults import machine_fault
 
 
 @attrs.define(eq=False)
@@ -39,20 +39,25 @@ class Writing:
         Raises:
             Refused: the text cannot be written.
         """
-        written = self.text.text
         if isinstance(came, Exception):
-            caused_here = written is not None and written.refused is not None and not machine_fault(written.error)
-            raise Refused(400 if caused_here else 503, str(came)) from came
+            raise self._refusal(came)
         if came is None:
-            assert written is not None
-            assert written.finished is not None
-            return self.choice.end(written.finished)
+            assert self.text.text is not None
+            assert self.text.text.finished is not None
+            return self.choice.end(self.text.text.finished)
         begin, self.told = self.told, self.told + len(came)
         these = slice(begin, self.told)
         piece = self.choice.take(came, self.text.logprobs[these], self.text.top_logprobs[these])
         if self.choice.finish is not None:
             self.text.cancel()  # it ends at a stop string, which the row does not know of
         return piece
+
+    def _refusal(self, error: Exception) -> Refused:
+        cause = None if self.text.text is None else self.text.text.error
+        if cause is None or machine_fault(cause) is not None:
+            return Refused(503, str(error))  # memory ran out, or the decoder was closed
+        of_request = isinstance(cause, InvalidInput | IncompatibleStrategy)
+        return Refused(400 if of_request else 500, str(error))
 
 
 async def pieces(writings: Sequence[Writing]) -> AsyncIterator[tuple[int, Piece]]:
