@@ -19,8 +19,8 @@ class Limits:
     """What one client may take.
 
     Attributes:
-        head: bytes of a request's head.
-        body: bytes of a request's body, and of requests sent ahead while one is answered.
+        head: bytes of a request's head, where it comes in several pieces.
+        body: bytes of a request's body, and of requests that are read ahead while one is answered.
         seconds: from the start of the connection, or the end of an answer, to the end of the next request;
             and for a client to take what is sent to it.
         linger: seconds for a client to read an answer that closes the connection while it still sends.
@@ -138,17 +138,15 @@ class Connection:
             raise ConnectionResetError("the client takes nothing") from None
 
     async def left(self) -> None:
-        """Return when the client has gone. What it sends meanwhile is kept for the next request."""
+        """Return when the client has gone. What it sends meanwhile is kept for the next requests."""
         ahead = 0
-        while data := await self._reader.read(65_536):
+        while ahead <= self.limits.body and (data := await self._reader.read(65_536)):
             self._http.receive_data(data)
             ahead += len(data)
-            if ahead > self.limits.body:
-                return
         if self._http.their_http_version == b"1.0":
             return  # there is nothing to send that such a client would not take for its answer
-        # A client that has only closed its own direction still reads the answer, and takes no notice of what
-        # is sent here. From one that has gone comes a reset.
+        # A client that has only ended its own direction still reads the answer, and takes no notice of what is
+        # sent here. From one that has gone comes a reset.
         pause = 0.05
         while True:
             if not self.started:

@@ -69,6 +69,7 @@ class Server:
         # A prompt of a megabyte takes a second; and a tokenizer is for one thread at a time.
         self._encoding = ThreadPoolExecutor(1)
         self._clients: set[asyncio.Task[None]] = set()
+        self._document = document(longest=longest)
 
     @contextmanager
     def running(self, port: int = 0) -> Iterator[tuple[str, int]]:
@@ -153,7 +154,7 @@ class Server:
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "draftwood"}
         shown: dict[str, Callable[[], dict[str, Any]]] = {
             "/health": self._health,
-            "/openapi.json": lambda: document(longest=self.longest),
+            "/openapi.json": lambda: self._document,
             "/v1/models": lambda: {"object": "list", "data": [model]},
             f"/v1/models/{quote(self.name, safe='')}": lambda: model,
         }
