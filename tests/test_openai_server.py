@@ -375,7 +375,7 @@ REFUSED = [
     ({"temperature": -0.1}, "temperature is -0.1; give a number from 0 to 2."),
     ({"temperature": True}, "temperature is true; give"),
     ({"temperature": "1"}, 'temperature is "1"; give'),
-    ({"temperature": 5e-324}, "temperature"),
+    ({"temperature": 5e-324}, "temperature is 5e-324; give 0 for the likeliest tokens, or at least 1e-06."),
     ({"top_p": 0}, "top_p is 0; give a number above 0"),
     ({"top_k": -2}, "top_k is -2; give"),
     ({"min_p": 1.1}, "min_p is 1.1; give"),
@@ -530,7 +530,7 @@ def test_parts_of_a_message_are_one_text(server, client):
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('A system message comes first') }}{% endif %}"
-    "{% if m.content != 'hidden' and m.role != 'user' or loop.length < 4 %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% if m.role != 'user' or loop.length < 4 %}<{{ m.role }}>{{ m.content }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 

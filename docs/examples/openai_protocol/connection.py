@@ -145,8 +145,8 @@ class Connection:
             ahead += len(data)
         if self._http.their_http_version == b"1.0":
             return  # there is nothing to send that such a client would not take for its answer
-        # A client that has only ended its own direction still reads the answer, and takes no notice of what is
-        # sent here. From one that has gone comes a reset.
+        # A client that has only ended its own direction still reads the answer, and takes no notice of what
+        # is sent here. From one that has gone comes a reset.
         pause = 0.05
         while True:
             if not self.started:

@@ -35,8 +35,8 @@ MEANINGS = {
 }
 
 
-def document(*, longest: int) -> dict[str, Any]:
-    """OpenAPI 3.1; `longest` is the maximum number of new tokens."""
+def document(*, longest: int, most: int) -> dict[str, Any]:
+    """OpenAPI 3.1, for at most `longest` new tokens of a text and `most` texts of a request."""
     paths: dict[str, Any] = {
         path: {"get": {"responses": {"200": _content("An object.", {"type": "object"})}}}
         for path in ("/health", "/v1/models")
@@ -45,8 +45,9 @@ def document(*, longest: int) -> dict[str, Any]:
     for path, kind in (("/v1/completions", CompletionAsked), ("/v1/chat/completions", ChatAsked)):
         schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}
-        for field in ("max_tokens", "max_completion_tokens"):
-            schema["properties"][field]["anyOf"][0]["maximum"] = longest
+        limits = {"max_tokens": longest, "max_completion_tokens": longest, "n": most, "best_of": most}
+        for field, limit in limits.items():
+            schema["properties"][field]["anyOf"][0]["maximum"] = limit
         reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
         answers = {"200": _content("The texts.", {"type": "object"})}
         answers["200"]["content"]["text/event-stream"] = {}

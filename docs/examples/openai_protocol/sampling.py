@@ -9,6 +9,9 @@ from draftwood import DraftwoodError, SamplingParams
 from openai_protocol.refused import Refused
 from openai_protocol.schema import Asked
 
+COLDEST = 1e-6
+"""The lowest temperature above 0: logits that are divided by much less overflow."""
+
 
 @attrs.frozen
 class Penalties:
@@ -42,6 +45,11 @@ def sampling(asked: Asked, *, temperature: float, start: int) -> SamplingParams:
     Raises:
         Refused: a setting that cannot be computed with.
     """
+    if 0 < (asked.temperature or 0) < COLDEST:
+        sentence = (
+            f"temperature is {asked.temperature}; give 0 for the likeliest tokens, or at least {COLDEST}."
+        )
+        raise Refused(400, sentence, field="temperature")
     presence, frequency = asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0
     try:
         return SamplingParams(

@@ -69,7 +69,7 @@ class Server:
         # A prompt of a megabyte takes a second; and a tokenizer is for one thread at a time.
         self._encoding = ThreadPoolExecutor(1)
         self._clients: set[asyncio.Task[None]] = set()
-        self._document = document(longest=longest)
+        self._document = document(longest=longest, most=most)
 
     @contextmanager
     def running(self, port: int = 0) -> Iterator[tuple[str, int]]:
