@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import struct
@@ -259,7 +260,8 @@ def test_an_old_client_that_ends_its_direction_has_left(patient):
 
 def leave(client, how):
     if how == "reset":
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        layout = "hh" if os.name == "nt" else "ii"
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack(layout, 1, 0))
     if how == "ahead":
         client.sendall(request("/health", method="GET"))
     client.close()
@@ -295,6 +297,9 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream(patient):
 
 
 def test_ids_are_carried_through(short):
+    odd = {"X-Request-Id": "\xe9 ?", "X-Client-Request-Id": "x" * 900}
+    _, headers, _ = short.exchange("/x", None, headers=odd)
+    assert {name: headers[name.lower()] for name in odd} == odd
     for path, method, status in [
         ("/health", "GET", 200),
         ("/v1/completions", "POST", 400),

@@ -396,7 +396,7 @@ REFUSED = [
     ({"service_tier": "flex"}, 'supports only "auto" or "default" there'),
     ({"tools": [{}]}, "tools is [{}]; this server"),
     ({"response_format": {"type": "json_object"}}, "response_format is"),
-    ({"metadata": {"a": 1}}, "metadata.a is 1; give an object of strings."),
+    ({"metadata": {"a": 1}}, "metadata.a is 1; give an object of up to 16 strings."),
     ({"audio": {}}, "audio is {}; leave it out."),
     ({"user": 5}, "user is 5; give a string."),
     ({"frobnicate": None}, "This server does not know the field frobnicate; leave it out."),

@@ -8,7 +8,7 @@ needs h11 and pydantic, which OpenAI's own client brings.
 
 import argparse
 import json
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
@@ -60,7 +60,7 @@ def main() -> None:
             print(f"http://127.0.0.1:{options.port}/v1, model {server.name}; Ctrl-C ends it.")
             try:
                 while True:
-                    threading.Event().wait(3600)
+                    time.sleep(3600)
             except KeyboardInterrupt:
                 return
         prompts = ["def fibonacci(n):", "Once upon a time", "Question: What is 2 plus 3?\nAnswer:"]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import faults, hostile, interrupts, kills, long_text, texts
+from tests.soak import faults, fuzzed_requests, hostile, interrupts, kills, long_text, texts
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -43,12 +43,17 @@ def _files(given: Given) -> Iterator[SoakResult]:
     yield hostile.hostile(given.files, seed=given.seed)
 
 
+def _requests(given: Given) -> Iterator[SoakResult]:
+    yield fuzzed_requests.fuzzed_requests(given.requests, seed=given.seed)
+
+
 PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "faults": _faults,
     "interrupts": _interrupts,
     "long-texts": _long_texts,
     "kills": _kills,
     "files": _files,
+    "requests": _requests,
 }
 
 
@@ -84,6 +89,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
     parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
+    parser.add_argument("--requests", type=int, default=3000, help="to the example server, by a fuzzer")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")

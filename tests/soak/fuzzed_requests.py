@@ -105,7 +105,7 @@ class Asked:
 
 
 def has_effect(asked: Asked, name: str, value: Any) -> bool:
-    """Whether a field of an accepted request has done what it is there for, or can do nothing at its value."""
+    """Whether a field of an accepted request has done its work, or has none at its value."""
     schema = part("schema")
     settings = [row["sampling"] for row in asked.rows]
     match name:
@@ -127,10 +127,8 @@ def has_effect(asked: Asked, name: str, value: Any) -> bool:
             return all((getattr(one, name) or 0) == max(value, 0) for one in settings)
         case "presence_penalty" | "frequency_penalty":
             short = name.removesuffix("_penalty")
-            return all(
-                getattr(one.processors[0], short) == value if one.processors else not value
-                for one in settings
-            )
+            found = [getattr(one.processors[0], short) if one.processors else 0 for one in settings]
+            return set(found) == {value}
         case "stop":
             stops = [value] if isinstance(value, str) else value
             return not any(stop in text for stop in stops for text in asked.texts.values())
@@ -139,28 +137,23 @@ def has_effect(asked: Asked, name: str, value: Any) -> bool:
         case "stream_options":
             return ("usage" in asked.events[-1]) == bool(value.get("include_usage"))
         case "logprobs" | "top_logprobs":
-            wanted = (
-                None
-                if value is False
-                else value
-                if value is not True
-                else asked.content.get("top_logprobs") or 0
-            )
+            top = asked.content.get("top_logprobs") or 0
+            wanted = {True: top, False: None}[value] if isinstance(value, bool) else value
             # A text that was cut to nothing has no token to show.
             shown = asked.shows_logprobs or not any(asked.texts.values())
             return all(row["logprobs"] == wanted for row in asked.rows) and shown is not (wanted is None)
         case _:
-            return name in schema.LABELS or any(schema.is_same(value, one) for one in _plain(name))
+            return name in schema.LABELS or any(schema.is_same(value, one) for one in plain(name))
 
 
-def _fields() -> dict[str, Any]:
+def fields() -> dict[str, Any]:
     schema = part("schema")
     return {**schema.CompletionAsked.model_fields, **schema.ChatAsked.model_fields}
 
 
-def _plain(name: str) -> tuple[Any, ...]:
+def plain(name: str) -> tuple[Any, ...]:
     """The values at which an unsupported field changes nothing."""
-    field = _fields().get(name)
+    field = fields().get(name)
     found = [one.values for one in (field.metadata if field else ()) if hasattr(one, "values")]
     return found[0] if found else ()
 
@@ -169,10 +162,10 @@ def one_field() -> Values:
     """A field, known or not, at any value."""
 
     def with_value(name: str) -> Values:
-        right = RIGHT.get(name, st.sampled_from([None, *_plain(name)]))
+        right = RIGHT.get(name, st.sampled_from([None, *plain(name)]))
         return (VALUES | right | right).map(lambda value: {**ALONG.get(name, {}), name: value})
 
-    return (st.sampled_from(sorted(_fields())) | st.text(max_size=5)).flatmap(with_value)
+    return (st.sampled_from(sorted(fields())) | st.text(max_size=5)).flatmap(with_value)
 
 
 @attrs.define
@@ -234,8 +227,8 @@ def fault(path: str, asked: Asked, *, invalid: bool) -> str | None:
         return "it is accepted"
     if asked.body:
         TYPES[path].model_validate(asked.body)
-    fields = [(name, value) for name, value in asked.content.items() if value is not None]
-    ignored = [name for name, value in fields if not has_effect(asked, name, value)]
+    given = [(name, value) for name, value in asked.content.items() if value is not None]
+    ignored = [name for name, value in given if not has_effect(asked, name, value)]
     return f"{ignored} are ignored" if ignored else None
 
 
@@ -271,8 +264,8 @@ def fuzzed_requests(count: int, *, seed: int = 0) -> SoakResult:
             cases = {mode: schema[path]["POST"].as_strategy(generation_mode=mode) for mode in GenerationMode}
             right = cases[GenerationMode.POSITIVE].map(lambda case: _whole_numbers(case.body))
             wrong = cases[GenerationMode.NEGATIVE].map(lambda case: case.body)
-            fields = one_field().map(partial(_merged, base))
-            for kind, contents in (("right", right), ("wrong", wrong), ("one field", fields)):
+            single = one_field().map(partial(_merged, base))
+            for kind, contents in (("right", right), ("wrong", wrong), ("one field", single)):
                 _search(contents, partial(tried, kind, path, kind == "wrong"), count=count // 6, seed=seed)
     return result
 

@@ -131,7 +131,7 @@ class Asked(Part):
     user: str | None = told("a string")
     safety_identifier: str | None = told("a string")
     prompt_cache_key: str | None = told("a string")
-    metadata: dict[str, str] | None = told("an object of strings")
+    metadata: dict[str, str] | None = told("an object of up to 16 strings", max_length=16)
     parallel_tool_calls: bool | None = told("true or false")
     audio: Annotated[Any, Only()] = None
     echo: Annotated[Any, Only(False)] = None
@@ -194,7 +194,9 @@ class CompletionAsked(Asked):
 class ChatAsked(Asked):
     """A request for /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1, description="a list of messages that is not empty")
+    messages: list[Message] = Field(
+        min_length=1, fail_fast=True, description="a list of messages that is not empty"
+    )
     logprobs: bool | None = told("true or false")
     top_logprobs: int | None = told("an integer from 0 to 20", ge=0, le=20)
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder
@@ -22,10 +22,11 @@ from openai_protocol.openapi import document
 from openai_protocol.prompts import Prompt, of_chat, of_completion
 from openai_protocol.refused import Refused
 from openai_protocol.sampling import sampling
-from openai_protocol.schema import Asked, ChatAsked, CompletionAsked, read
+from openai_protocol.schema import Asked, ChatAsked, CompletionAsked, Kind, read
 from openai_protocol.texts import Choice, Piece
 from openai_protocol.writing import Writing, pieces
 
+Result = TypeVar("Result")
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENTS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -66,8 +67,8 @@ class Server:
             decoder.session, max_new_tokens=longest, sampling=SamplingParams(temperature=temperature)
         )
         self.shared = SharedDecoder(RowQueue(session, rows))
-        # A prompt of a megabyte takes a second; and a tokenizer is for one thread at a time.
-        self._encoding = ThreadPoolExecutor(1)
+        # One thread, since a tokenizer is for one at a time.
+        self._reading = ThreadPoolExecutor(1)
         self._clients: set[asyncio.Task[None]] = set()
         self._document = document(longest=longest, most=most)
 
@@ -98,7 +99,7 @@ class Server:
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
         await asyncio.to_thread(self.shared.close)
-        self._encoding.shutdown()
+        self._reading.shutdown()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after another."""
@@ -184,20 +185,25 @@ class Server:
         return Refused(404, sentence, field="model", code="model_not_found")
 
     async def _complete(self, reply: Reply, body: bytes) -> None:
-        asked = read(body, CompletionAsked)
-        await self._write(reply, asked, partial(of_completion, asked, self.tokenizer), chat=False)
+        asked = await self._read(body, CompletionAsked)
+        await self._write(reply, asked, await self._aside(of_completion, asked, self.tokenizer), chat=False)
 
     async def _chat(self, reply: Reply, body: bytes) -> None:
-        asked = read(body, ChatAsked)
-        await self._write(reply, asked, partial(of_chat, asked, self.tokenizer), chat=True)
+        asked = await self._read(body, ChatAsked)
+        await self._write(reply, asked, await self._aside(of_chat, asked, self.tokenizer), chat=True)
 
-    async def _write(
-        self, reply: Reply, asked: Asked, encode: Callable[[], list[Prompt]], *, chat: bool
-    ) -> None:
-        """Write the texts of a request, and answer with them."""
+    async def _read(self, body: bytes, kind: type[Kind]) -> Kind:
+        asked: Kind = await self._aside(read, body, kind)
         if asked.model not in (None, self.name):
             raise self._unknown(asked.model)
-        given = await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
+        return asked
+
+    async def _aside(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that may take a while for a large request, and go on with others meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, function, *arguments)
+
+    async def _write(self, reply: Reply, asked: Asked, given: Sequence[Prompt], *, chat: bool) -> None:
+        """Write the texts of a request, and answer with them."""
         options = asked.stream_options
         answer = Answer(self.name, chat, asked.likeliest, bool(options and options.include_usage))
         writings: list[Writing] = []
