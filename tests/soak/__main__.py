@@ -11,7 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import faults, hostile, interrupts, kills, long_text, rows, shared_faults, texts
+from tests.soak import (
+    faults,
+    fuzzed_requests,
+    hostile,
+    interrupts,
+    kills,
+    long_text,
+    rows,
+    shared_faults,
+    texts,
+)
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -51,6 +61,10 @@ def _files(given: Given) -> Iterator[SoakResult]:
     yield hostile.hostile(given.files, seed=given.seed)
 
 
+def _requests(given: Given) -> Iterator[SoakResult]:
+    yield fuzzed_requests.fuzzed_requests(given.requests, seed=given.seed)
+
+
 PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "faults": _faults,
     "interrupts": _interrupts,
@@ -59,6 +73,7 @@ PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "files": _files,
     "rows": _rows,
     "shared": _shared,
+    "requests": _requests,
 }
 
 
@@ -96,6 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="calls on rows of sessions")
     parser.add_argument("--shared-faults", type=int, default=300, help="in a decoder of eight callers")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
+    parser.add_argument("--requests", type=int, default=3000, help="to the example server, by a fuzzer")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")
