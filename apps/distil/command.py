@@ -114,8 +114,8 @@ def distil(
     text_of_target = run.Work(rows or out / run.ROWS, "rows of distil", source)
     text_of_target.check()
     streams = texts.streams(files, both.tokenizer, longest=max(plan.prompts))
-    for one in (work, text_of_target):
-        one.begin()
+    for begun in (work, text_of_target):
+        begun.begin()
     with run.alone(out):
         try:
             _distil(both, streams, plan, recipe, text_of_target.folder, out, target)
