@@ -18,6 +18,7 @@ from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.apps.text_file import write_file
 from draftwood.errors import InvalidInput
 from draftwood.generation import Generation
+from draftwood.whole_files import check_writable, write_json
 
 
 def _prompts(texts: list[str], file: Path | None) -> list[str]:
@@ -211,7 +212,7 @@ def generate(
         if value is not None:
             raise InvalidInput(f"{name} goes with --prompts; give the file of the prompts.")
     if trace_file is not None:
-        trace.check_writable(trace_file)
+        check_writable(trace_file)
     texts = _prompts(prompt or [], prompt_file)
 
     loaded = method.loaded()
@@ -263,7 +264,7 @@ def generate(
         }
         shown = [{"text": text, "tokens": row} for text, row in zip(texts, given, strict=True)]
         content = trace.document(generation, tokenizer=loaded.tokenizer, prompts=shown, settings=settings)
-        trace.write_json(trace_file, content)
+        write_json(trace_file, content)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from draftwood.apps import models, trace
+from draftwood.apps import models
 from draftwood.apps.bench import figures, papers, show, spec_bench
 from draftwood.apps.bench.folder import Folder, describe, finished, opened, stored
 from draftwood.apps.bench.grid import Cell
@@ -17,6 +17,7 @@ from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_
 from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.progress import watched
 from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.whole_files import write_json
 
 JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
@@ -196,7 +197,7 @@ def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
     content = show.document(rows, described, cells)
     if table is not None:
         content["paper"] = papers.document(table, rows)
-    trace.write_json(to / JSON, content)
+    write_json(to / JSON, content)
     show.write_csv(to / CSV, rows, described)
     written = [JSON, CSV]
     if plots:

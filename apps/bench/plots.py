@@ -6,6 +6,7 @@ Colours are those of Okabe and Ito, which colour-blind people tell apart; marker
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import BINS
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.pass_time import PassTime
+from draftwood.whole_files import inner_folder, write_by
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 _MARKERS = "osD^vP*X"
@@ -59,11 +61,11 @@ def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[st
     """
     import matplotlib
 
-    folder.mkdir(exist_ok=True)
+    inner_folder(folder)
     names = []
     with matplotlib.rc_context(_STYLE):
         for name, figure in _figures([row for row in rows if not row.refused], list(cells.values())):
-            figure.savefig(folder / name, dpi=150)
+            write_by(folder / name, partial(figure.savefig, format="png", dpi=150))
             names.append(name)
     return names
 

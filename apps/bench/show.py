@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.apps import trace
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import Race
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.metrics import METRICS
+from draftwood.whole_files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -206,4 +206,4 @@ def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> 
                 *kept.values(),
             ]
         )
-    trace.write_text(file, out.getvalue())
+    write_text(file, out.getvalue())

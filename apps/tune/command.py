@@ -10,7 +10,7 @@ import attrs
 import typer
 
 from draftwood import registry
-from draftwood.apps import models, trace
+from draftwood.apps import models
 from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
@@ -22,6 +22,7 @@ from draftwood.apps.tune.fit import fitted
 from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
 from draftwood.errors import InvalidInput
 from draftwood.tuning import FORMAT, VERSION, TunedModel
+from draftwood.whole_files import check_writable, write_json
 
 STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
 STREAMED = (8, 32, 64, 128, 256)
@@ -84,7 +85,7 @@ def tune(
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
       draftwood tune --target big/ --drafter small/ --offload tmp --dtype bfloat16
     """
-    trace.check_writable(to)
+    check_writable(to)
     if new_tokens < 2:
         raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 2, as the first takes no round.")
     plan = BenchPlan(
@@ -146,7 +147,7 @@ def tune(
         "machine": device_name(models.find_device(device)),
         "versions": versions(),
     }
-    trace.write_json(to, content)
+    write_json(to, content)
     _show(estimates, best, content, to)
 
 
