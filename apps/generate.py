@@ -12,8 +12,9 @@ import typer
 
 from draftwood import Statistics
 from draftwood.apps import models, trace
-from draftwood.apps.cli_errors import INTERRUPTED, to_stderr
+from draftwood.apps.cli_errors import INTERRUPTED
 from draftwood.apps.method import Words
+from draftwood.apps.shown import say, to_stderr, write_text
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.apps.text_file import write_file
 from draftwood.errors import InvalidInput
@@ -229,7 +230,7 @@ def generate(
         seed=seed,
         stop_strings=list(words.stop) or None,
         tokenizer=loaded.tokenizer,
-        streamer=Streamer(IncrementalText(loaded.tokenizer), _show) if streamed else None,
+        streamer=Streamer(IncrementalText(loaded.tokenizer), write_text) if streamed else None,
         trace=trace_file is not None,
         return_dict_in_generate=True,
     )
@@ -238,12 +239,13 @@ def generate(
     lossless = strategy.verifier.lossless
     if as_json:
         for one in _as_json(generation, loaded.tokenizer, given, lossless=lossless):
-            typer.echo(json.dumps(one, allow_nan=False))
+            say(json.dumps(one, allow_nan=False))
     elif streamed:
-        typer.echo()
+        say()
     else:
         for number, written in enumerate(generation.tokens, start=1):
-            typer.echo(f"--- prompt {number}\n{decode(loaded.tokenizer, written)}")
+            say(f"--- prompt {number}")
+            write_text(f"{decode(loaded.tokenizer, written)}\n")
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
     to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")
@@ -267,11 +269,6 @@ def generate(
         write_json(trace_file, content)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _as_json(

@@ -24,7 +24,7 @@ from draftwood import (
     registry,
 )
 from draftwood.apps import models, options, structured
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.shown import to_stderr
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleModels, InvalidInput
 

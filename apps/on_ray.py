@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from draftwood import SharedDecoder
 from draftwood.apps import identity
 from draftwood.apps.asked import PromptLine, Record
-from draftwood.apps.cli_errors import first_line, to_stderr
+from draftwood.apps.cli_errors import first_line
 from draftwood.apps.method import Words
+from draftwood.apps.shown import to_stderr
 from draftwood.apps.text_writer import TextWriter
 from draftwood.errors import DraftwoodError, InvalidInput
 

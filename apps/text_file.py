@@ -18,11 +18,12 @@ import typer
 from draftwood import SamplingParams
 from draftwood.apps import batch_requests, identity, journal, on_ray
 from draftwood.apps.asked import PromptLine, Record
-from draftwood.apps.cli_errors import FAILED, to_stderr
+from draftwood.apps.cli_errors import FAILED
 from draftwood.apps.journal import Journal, Place
 from draftwood.apps.machine import versions
 from draftwood.apps.method import Method
 from draftwood.apps.prompt_file import PromptFile, read_prompts
+from draftwood.apps.shown import to_stderr
 from draftwood.apps.text_writer import TextWriter, refusal
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
@@ -304,10 +305,11 @@ def configuration(method: Method, asked: PromptFile, files: Mapping[str, Any]) -
 
 def _watched(written: Iterable[Record], file: TextFile, records: list[Record], *, total: int) -> None:
     """Keep every text, with a bar where someone watches."""
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    from draftwood.apps.plain_console import PlainConsole
+
+    console = PlainConsole(stderr=True)
     quiet = not console.is_terminal
     for record in track(written, "Writing", total=total, console=console, transient=True, disable=quiet):
         file.add(record)

@@ -14,8 +14,8 @@ from draftwood.apps.bench.folder import Folder, describe, finished, opened, stor
 from draftwood.apps.bench.grid import Cell
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
-from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.progress import watched
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import DraftwoodError, InvalidInput
 from draftwood.whole_files import write_json
 
@@ -179,15 +179,15 @@ def _measure_over_ray(plan: BenchPlan, to: Path, address: str, workers: int | No
 
 
 def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None:
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     if folder.cells and missing:
         to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
-    watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
+    watched(steps, "measuring", total=len(missing), console=PlainConsole(stderr=True))
 
 
 def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     described, cells = stored(to), finished(to)
     rows = figures.rows(plan, names, cells)
@@ -204,7 +204,7 @@ def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
         from draftwood.apps.bench.plots import draw
 
         written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, cells)]
-    console = Console()
+    console = PlainConsole()
     show.tables(rows, content, console)
     if table is not None:
         papers.show(table, rows, console)

@@ -12,9 +12,9 @@ import attrs
 import typer
 
 from draftwood.apps import identity, models
-from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.distil import pair, row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import InvalidInput
 from draftwood.whole_files import write_json
 from draftwood.zoo.distil.fit import fit

@@ -10,9 +10,9 @@ import attrs
 import typer
 
 from draftwood.apps import models
-from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.distil import row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.shown import to_stderr
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
 from draftwood.apps.train.report import report
 from draftwood.errors import InvalidInput, UnsupportedModel

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from draftwood.apps.shown import say
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.errors import InvalidInput
@@ -42,4 +43,4 @@ def view(
     shown = read(trace_file)
     write_text(where, page.html(shown, trace_file.name))
     rounds = sum(len(row["rounds"]) for row in shown["rows"])
-    typer.echo(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")
+    say(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")
