@@ -195,9 +195,7 @@ def test_a_link_to_a_part_of_this_run(refused, here, left):
 
 
 @pytest.mark.parametrize("content", [b"mine\n", b""])
-def test_a_file_that_takes_the_name_of_the_texts_meanwhile(
-    refused, draftwood, here, left, content, monkeypatch
-):
+def test_a_file_that_takes_the_name_of_the_texts(refused, draftwood, here, left, content, monkeypatch):
     """The part goes on, but never over a file that is not made of it."""
     OUT.write_bytes(content)
     before = snapshot(here)
@@ -257,9 +255,7 @@ def test_the_same_models_elsewhere_go_on(draftwood, here, left):
     assert len(OUT.read_bytes().splitlines()) == 4
 
 
-def test_a_second_writer_gets_a_sentence_also_when_the_first_one_ends(
-    refused, draftwood, here, left, monkeypatch
-):
+def test_a_second_writer_in_the_moment_when_the_first_one_ends(refused, draftwood, here, left, monkeypatch):
     lock, finished = journal._lock, list[bytes]()
 
     def late(handle: int, path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from draftwood import zoo
 from draftwood.apps.bench import command
+from tests.apps.cells import cells
 from tests.apps.others import altered, snapshot
 
 pytestmark = [pytest.mark.posix, pytest.mark.usefixtures("few_reads")]
@@ -192,10 +192,7 @@ def test_a_run_that_ended_early_goes_on_in_the_folder_it_left(draftwood, here, w
     assert result.exit_code == 0, result.output
     assert "1 are missing." in result.stderr
     assert CELLS.read_bytes().startswith(kept)
-    keys = [
-        [json.loads(line).get("key") for line in (one / CELLS).read_bytes().splitlines()]
-        for one in (here, whole)
-    ]
+    keys = [[cell["key"] for cell in cells(folder / "results")] for folder in (here, whole)]
     assert keys[0] == keys[1]
 
 
@@ -211,14 +208,12 @@ def test_cells_that_are_missing_at_the_end_are_named(draftwood, here, monkeypatc
     monkeypatch.setattr(command, "run", lambda *_: ([], iter(())))
     result = draftwood(*bench())
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: 1 of 6 cells were not measured: pair | target,llama-draft | ")
+    assert result.stderr.startswith("Error: 1 of 5 cells were not measured: pair | target,llama-draft | ")
     assert result.stderr.endswith("; run the same again, which measures them.\n")
     assert CELLS.read_bytes() == before
 
 
-def test_the_folders_of_distil(
-    refused: Callable[..., str], draftwood: Callable[..., Result], here: Path
-) -> None:
+def test_the_folders_of_distil(refused, draftwood, here):
     Path("text.txt").write_text("".join(f"The King said {i} to him, and went.\n" for i in range(200)))
     small = ("--tokens", 64, "--new-tokens", 8, "--longest", 56, "--steps", 1, "--batch", 64)
     words = ("distil", "target", "llama-draft", "text.txt", "-o", "out", *small)
