@@ -17,6 +17,7 @@ from draftwood.apps.method import Words
 from draftwood.apps.shown import say, to_stderr, write_text
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.apps.text_file import write_file
+from draftwood.apps.text_input import decoded
 from draftwood.errors import InvalidInput
 from draftwood.generation import Generation
 from draftwood.whole_files import check_writable, write_json
@@ -34,7 +35,7 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
             content = file.read_bytes() if file else sys.stdin.buffer.read()
         except OSError as error:
             raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
-        texts = [_text(content, where)]
+        texts = [decoded(content, where)]
     else:
         texts = [text_of_option(text, "--prompt") for text in texts]
     if not all(text.strip() for text in texts):
@@ -44,14 +45,7 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
 
 def text_of_option(word: str, option: str) -> str:
     """A word of the command line; in a locale of another encoding Python keeps bytes as half characters."""
-    return _text(word.encode("utf-8", "surrogateescape"), option)
-
-
-def _text(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
+    return decoded(word.encode("utf-8", "surrogateescape"), option)
 
 
 def summary(statistics: Statistics) -> str:
