@@ -82,10 +82,8 @@ def test_there_is_no_other_door():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            wrong = (
-                called in ("print", "Console", "typer.echo", "typer.secho")
-                or called.startswith("sys.std")
-                and called.endswith("write")
+            wrong = called in ("print", "Console", "typer.echo", "typer.secho") or (
+                called.startswith("sys.std") and called.endswith("write")
             )
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rich":
                 wrong |= any(alias.name in ("print", "Text", "Markdown") for alias in node.names)
