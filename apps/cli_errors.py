@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -13,10 +12,10 @@ import typer
 
 from draftwood.apps.shown import to_stderr
 from draftwood.errors import DraftwoodError
+from draftwood.machine_faults import machine_fault
 
 FAILED, INTERRUPTED = 1, 130  # 130 is what a shell reports after Ctrl-C
 _DEBUG = "DRAFTWOOD_DEBUG"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Arguments = ParamSpec("Arguments")
 
@@ -50,9 +49,8 @@ def _report(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, DraftwoodError):
         to_stderr(f"Error: {error}")
-    elif isinstance(error, OSError) and error.errno in _NO_ROOM:
-        what = repr(str(error.filename)) if error.filename else "What comes out"
-        to_stderr(f"Error: {what} cannot be written: {error.strerror}; make room and run it again.")
+    elif (fault := machine_fault(error)) is not None:
+        to_stderr(f"Error: {fault.message}")
     else:
         to_stderr(f"Unexpected {type(error).__name__}: {first_line(error)} ({_DEBUG}=1 shows where)")
     return FAILED

@@ -21,6 +21,7 @@ from draftwood.apps.cli_errors import first_line
 from draftwood.apps.options import assign, parse, split
 from draftwood.devices import default_device
 from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
+from draftwood.machine_faults import machine_fault
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
 
@@ -309,6 +310,8 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain Exception
+        if machine_fault(error) is not None:
+            raise
         if "trust_remote_code" in str(error):
             raise UnsupportedModel(
                 f"The tokenizer of {folder!r} asks to run code of its own; that needs --trust-remote-code."

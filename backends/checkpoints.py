@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.machine_faults import machine_fault
 
 NEVER_NARROWED = ("A_log", ".D")
 """How names of parameters end that no `dtype` narrows: other packages keep them in single precision."""
@@ -125,6 +126,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
             "convert it to safetensors."
         ) from error
     except Exception as error:  # a damaged file fails in many ways
+        if machine_fault(error) is not None:
+            raise
         raise InvalidInput(
             f"The weights in {file} could not be read ({first_line(error)}); download the model again."
         ) from error

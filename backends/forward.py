@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.errors import OutOfMemory
+from draftwood.errors import DraftwoodError, OutOfMemory
+from draftwood.machine_faults import machine_fault
 
 
 def input_device(model: Any) -> torch.device:
@@ -35,13 +36,17 @@ def word_embedding(model: Any) -> Any:
 
 
 def plain_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask."""
+    """Logits `[len(tokens), vocab]` of one forward pass without cache or mask.
+
+    Raises:
+        OutOfMemory: the pass does not fit.
+    """
     ids = torch.tensor([tokens], device=input_device(model))
     options: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if takes(model, "position_ids"):
         # Some count from elsewhere by themselves, but not where generate() counts for them.
         options["position_ids"] = torch.arange(len(tokens), device=ids.device).unsqueeze(0)
-    with torch.no_grad():
+    with guarded_pass(1):
         logits: Tensor = model(**options).logits[0]
     return logits
 
@@ -53,8 +58,14 @@ def takes(model: Any, argument: str) -> bool:
     return argument in inspect.signature(inner.forward).parameters
 
 
+def cache_argument(model: Any) -> str:
+    """The name by which the forward of a model or layer takes its cache; transformers has had three."""
+    # From 5.24 on it is `cache`, which the older names are mapped to.
+    return next((name for name in ("cache", "cache_params") if takes(model, name)), "past_key_values")
+
+
 class guarded_pass:
-    """Runs a pass without autograd and turns a device's out-of-memory error into `OutOfMemory`.
+    """Runs a pass without autograd and turns a lack of memory, on a CPU or GPU, into `OutOfMemory`.
 
     State must not be made of inference tensors, even where a caller is in inference mode: a later call
     from outside it could not write to them.
@@ -78,11 +89,11 @@ class guarded_pass:
         torch.set_grad_enabled(self._gradients)
         if self._inference is not None:
             self._inference.__exit__(kind, error, trace)
-        # The CPU allocator raises a plain RuntimeError.
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(error, RuntimeError) and "not enough memory" in str(error)
-        ):
-            reason = str(error).split("\n")[0].rstrip(".")
+        if error is None or isinstance(error, DraftwoodError):
+            return
+        fault = machine_fault(error)
+        if fault is not None and fault.kind == "memory":
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
             raise OutOfMemory(
                 f"The device ran out of memory in a pass over {self._rows} rows ({reason}); use fewer rows, "
                 "a smaller tree budget, a shorter prompt or a half-precision dtype."

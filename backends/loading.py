@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
 from draftwood.backends.captured_loading import with_capture
-from draftwood.backends.checkpoints import move_to
+from draftwood.backends.checkpoints import first_line, move_to
 from draftwood.backends.context import rope_depends_on_length
 from draftwood.backends.longrope import with_longrope
 from draftwood.backends.masks import reaches
@@ -31,7 +30,8 @@ from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
 from draftwood.devices import default_device
-from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
+from draftwood.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.machine_faults import machine_fault
 from draftwood.protocols import StateBackend
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def load(
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
         UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
             kind, a model that fails the self-check, or one whose passes cannot be captured.
-        OutOfMemory: the self-check did not fit.
+        OutOfMemory: the weights or the self-check did not fit.
     """
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
@@ -163,7 +163,7 @@ def load_model(
                 f"The weights in {name} do not fit its config.json ({len(info[kind])} "
                 f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
             )
-    return model.eval() if places else model.to(target).eval()
+    return model.eval() if places else _placed(model, target, name).eval()
 
 
 def refuse_unserved(config: Any) -> None:
@@ -208,8 +208,33 @@ def _read(auto: Any, name: str, **options: Any) -> Any:
     """`auto.from_pretrained(name, **options)` with one sentence for what can go wrong."""
     try:
         return auto.from_pretrained(name, **options)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        MemoryError,
+    ) as error:
         raise _explained(name, error) from error
+
+
+def _placed(model: Any, device: torch.device | str, name: str) -> Any:
+    try:
+        return model.to(device)
+    except Exception as error:
+        if (fault := machine_fault(error)) is not None and fault.kind == "memory":
+            raise _too_large(name, error) from error
+        raise
+
+
+def _too_large(name: str, error: Exception) -> OutOfMemory:
+    return OutOfMemory(
+        f"The model in {name} does not fit into memory ({first_line(error)}); use a half-precision dtype, "
+        "another device or offload=."
+    )
 
 
 def _explained(name: str, error: Exception) -> DraftwoodError:
@@ -224,7 +249,10 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
             f"{name} has no safetensors weights, and pickles are never loaded; convert it with "
             "save_pretrained()."
         )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    fault = machine_fault(error)
+    if fault is not None and fault.kind == "memory":
+        return _too_large(name, error)
+    if fault is not None and fault.kind == "disk":
         return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
     if "Unrecognized configuration class" in text:
         return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")

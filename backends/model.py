@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.backends.context import end_of_context
 from draftwood.backends.features import FeatureRequest, Features, Through
-from draftwood.backends.forward import guarded_pass, input_device, takes
+from draftwood.backends.forward import cache_argument, guarded_pass, input_device, takes
 from draftwood.backends.layers import body, count_layers, without_layers
 from draftwood.backends.output_head import OutputHead
 from draftwood.backends.probe import disagreement
@@ -72,8 +72,7 @@ class ModelBackend(StateBackend):
         self._pass_features: Tensor
         self._head: OutputHead | None = None
         self._takes_positions = takes(model, "position_ids")
-        # Pure state-space models call their cache by another name.
-        self._cache_name = "cache_params" if takes(model, "cache_params") else "past_key_values"
+        self._cache_name = cache_argument(model)
         self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from draftwood.backends.features import FeatureRequest, Features
 from draftwood.backends.layers import body, count_layers, shared_copy
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
+from draftwood.machine_faults import machine_fault
 
 
 @dataclass
@@ -51,6 +52,8 @@ class OutputHead:
                 states, output = Features(plain, FeatureRequest([count_layers(plain)])).read(options)
                 logits = self(states)
         except Exception as error:  # models and their wrappers fail in many ways
+            if machine_fault(error) is not None:
+                raise
             text = " ".join(str(error).split())[:160].rstrip(".")
             raise self._error(model, f"{type(error).__name__}: {text}") from error
         if not torch.allclose(logits, output.logits, rtol=1e-3, atol=1e-3):

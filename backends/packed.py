@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +18,7 @@ from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
 from draftwood.backends.model import refuse_training
-from draftwood.backends.packed_passes import PackedPasses
+from draftwood.backends.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.region import Accepted, Region
 from draftwood.errors import InvalidInput
 from draftwood.kernels.transfer import sent
@@ -40,7 +41,7 @@ class PackedBackend(PackedPasses):
     @property
     def lengths(self) -> list[int]:
         """Committed tokens of every row."""
-        return list(self._lengths)
+        return [row.length for row in self._rows]
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
@@ -67,7 +68,7 @@ class PackedBackend(PackedPasses):
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
-        have, more = len(self._lengths), len(texts)
+        have, more = len(self._rows), len(texts)
         first: dict[int, Tensor] = {}
         if not texts:
             return self._stacked(first)
@@ -85,14 +86,12 @@ class PackedBackend(PackedPasses):
                 self._cache.settle(slots=longest)
             self._lay_out_states(have + more)
             joined = self._states.joined(have, more)
-            self._features += features
             self._region = Region(have + more)
             self._states.settle(joined)
             if self.captured is not None:
                 self.captured.renew()
-        self._lengths += lengths
-        self._fresh += [True] * more
-        self._base = max(self._lengths)
+        self._rows += [PackedRow(lengths[row], features=features[row]) for row in range(more)]
+        self._base = max(self.lengths)
         return self._stacked(first)
 
     def _stacked(self, logits: dict[int, Tensor]) -> Tensor:
@@ -104,7 +103,7 @@ class PackedBackend(PackedPasses):
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
-        keep = validation.remaining_rows(rows, have=len(self._lengths))
+        keep = validation.remaining_rows(rows, have=len(self._rows))
         with guarded_pass(len(keep)):
             if keep:
                 self._cache.keep(keep, slots=self._base + self._region.columns)
@@ -113,12 +112,10 @@ class PackedBackend(PackedPasses):
             self._region.keep(keep)
             self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
-        self._features = [self._features[row] for row in keep]
-        self._lengths = [self._lengths[row] for row in keep]
-        self._fresh = [self._fresh[row] for row in keep]
+        self._rows = [self._rows[row] for row in keep]
         # Uncommitted nodes stay in the slots that they have.
         if not self._region.columns:
-            self._base = max(self._lengths, default=0)
+            self._base = max(self.lengths, default=0)
 
     def extend(
         self,
@@ -177,7 +174,7 @@ class PackedBackend(PackedPasses):
         as its width.
         """
         captured = self.captured if self._cache.settled and self._reader is None else None
-        if captured is None or self._states.layers or any(self._region.counts) or not self._lengths:
+        if captured is None or self._states.layers or any(self._region.counts) or not self._rows:
             return None
         tokens, parents, valid = validation.as_nodes(
             tokens, parents, None, have=self._region.counts, vocab=self.vocab_size
@@ -191,7 +188,7 @@ class PackedBackend(PackedPasses):
             vocab_size=self.vocab_size,
             device=self.device,
         )
-        deepest = max(self._lengths) + n + plan.depth
+        deepest = max(self.lengths) + n + plan.depth
         limited = [reach for reach in self._kinds.values() if reach.limits(deepest)]
         # What lies in a window is worked out for the text alone.
         within = any(reach.window is None or reach.window <= n + plan.depth for reach in limited)
@@ -230,23 +227,21 @@ class PackedBackend(PackedPasses):
             InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
                 has changed then.
         """
-        validation.check_paths(paths, rows=len(self._lengths))
+        validation.check_paths(paths, rows=len(self._rows))
         accepted = self._region.accepted(paths)
         sources = self._base + accepted.columns
-        targets = np.array(self._lengths, np.int64)[accepted.rows] + accepted.steps
+        targets = np.array(self.lengths, np.int64)[accepted.rows] + accepted.steps
         moved = np.flatnonzero(sources != targets)
-        with guarded_pass(len(self._lengths)):
+        with guarded_pass(len(self._rows)):
             captured = self.captured.replay if self.captured is not None and self._states.settled else None
             replayed = self._states.replayed(accepted, self._region.columns, captured=captured)
-            features = self._with_accepted(accepted)
+            rows = self._rows_after(accepted, paths)
             if len(moved):
                 self._cache.move(accepted.rows[moved], sources[moved], targets[moved])
             self._states.settle(replayed)
             self._region.clear()
-            self._features, self._uncommitted = features, []
-        self._lengths = [have + len(path) for have, path in zip(self._lengths, paths, strict=True)]
-        self._fresh = [fresh and not path for fresh, path in zip(self._fresh, paths, strict=True)]
-        self._base = max(self._lengths, default=0)
+            self._rows, self._uncommitted = rows, []
+        self._base = max(self.lengths, default=0)
 
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
@@ -258,20 +253,23 @@ class PackedBackend(PackedPasses):
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""
-        features = self._joined(self._features)
-        self._features = [()] * len(self._features)
+        features = self._joined([row.features for row in self._rows])
+        self._rows = [attrs.evolve(row, features=()) for row in self._rows]
         return features
 
-    def _with_accepted(self, accepted: Accepted) -> list[Pieces]:
-        """The features of every row, to be taken, after a commit of these nodes."""
+    def _rows_after(self, accepted: Accepted, paths: Sequence[Sequence[int]]) -> list[PackedRow]:
+        """The rows after a commit of these nodes, which are those of `paths`."""
         if self._reader is None or not len(accepted.rows):
-            return self._features
+            return [row.after(paths[slot], row.features) for slot, row in enumerate(self._rows)]
         passes = self._uncommitted
         features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
         places = accepted.rows * features.shape[1] + accepted.columns
         kept = features.flatten(0, 1).index_select(0, sent(places, features.device))
-        reader = self._reader
+        pieces = kept.split(accepted.counts.tolist())
         return [
-            reader.trimmed([*pieces, more]) if len(more) else pieces
-            for pieces, more in zip(self._features, kept.split(accepted.counts.tolist()), strict=True)
+            row.after(
+                paths[slot],
+                self._reader.trimmed([*row.features, pieces[slot]]) if len(pieces[slot]) else row.features,
+            )
+            for slot, row in enumerate(self._rows)
         ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,6 +35,25 @@ from draftwood.backends.tree_kernel import PackedMasks
 from draftwood.backends.tree_pass import TreePass
 from draftwood.backends.visibility import Visibility
 from draftwood.errors import InvalidInput, UnsupportedModel
+
+
+@attrs.frozen
+class PackedRow:
+    """One row, apart from its keys, values and recurrent states.
+
+    Attributes:
+        length: committed tokens.
+        fresh: whether it has committed nothing since it joined.
+        features: those of its tokens since `take_features`, `[length, width]` a piece, where they are kept.
+    """
+
+    length: int
+    fresh: bool = True
+    features: Pieces = attrs.field(default=(), eq=False, repr=False)
+
+    def after(self, path: Sequence[int], features: Pieces) -> PackedRow:
+        """Returns the row after a commit of `path`."""
+        return PackedRow(self.length + len(path), self.fresh and not path, features)
 
 
 class PackedPasses(ModelBackend):
@@ -81,12 +101,8 @@ class PackedPasses(ModelBackend):
             self._options["capture"] = capture
         # Uncommitted columns for which captured passes have room.
         self._room = COLUMNS
-        self._lengths: list[int] = []
-        # Of every row, whether it has committed nothing since it joined.
-        self._fresh: list[bool] = []
-        # Where features are kept: those of every row since `take_features`, `[length, width]` a piece, and
-        # one `[rows, nodes, width]` for every pass over uncommitted nodes.
-        self._features: list[Pieces] = []
+        self._rows: list[PackedRow] = []
+        # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._uncommitted: list[Tensor] = []
         self._region = Region(0)
         # The slot of column 0.
@@ -110,7 +126,7 @@ class PackedPasses(ModelBackend):
         Adds the features of the text of these `lengths` in it, where they are kept, to those of every row,
         and puts the logits `[vocab]` behind texts that end in it into `first`, by row, where they are wanted.
         """
-        have, tokens = len(self._lengths), padded[:, start : start + self.chunk]
+        have, tokens = len(self._rows), padded[:, start : start + self.chunk]
         rows, n = tokens.shape
         # Padding stands behind a row's text, so no token of the text sees it. Masks of numbers are alike for
         # all rows.
@@ -180,7 +196,7 @@ class PackedPasses(ModelBackend):
 
     def _tree_pass(self, tokens: Tensor, staged: Staged) -> TreePass:
         """A pass over `staged` nodes."""
-        lengths = np.array(self._lengths, np.int64)
+        lengths = np.array(self.lengths, np.int64)
         longest = self._base + staged.stop
         positions = staged.depths + lengths[:, None]
         if self.max_length is not None and longest > self.max_length:
@@ -194,7 +210,7 @@ class PackedPasses(ModelBackend):
             start=self._base,
             longest=longest,
         )
-        fresh = np.array(self._fresh) if self._states.layers else None
+        fresh = np.array([row.fresh for row in self._rows]) if self._states.layers else None
         return TreePass(tokens, staged, positions, visibility, self._base + staged.start, fresh)
 
     @property
@@ -210,7 +226,7 @@ class PackedPasses(ModelBackend):
         if self.captured is None:
             self._cache.reserve(rows=rows, slots=stop)
             return
-        there = len(self._lengths) > 0
+        there = len(self._rows) > 0
         self._room = max(self._room, columns_bucket(stop - text))
         bucket = text_bucket(text, longest=self.max_length) if self._kinds else 0
         if self._cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room, keep=there):

@@ -19,6 +19,7 @@ from draftwood.backends.length_settings import SMALL
 from draftwood.backends.quantized import quantized
 from draftwood.backends.recurrent.rebuild import recurrent_layers
 from draftwood.errors import UnsupportedModel
+from draftwood.machine_faults import machine_fault
 from draftwood.protocols import StateBackend
 
 FILLERS = 15
@@ -41,6 +42,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
 
     Raises:
         UnsupportedModel: running the model showed that the backend does not serve it.
+        OutOfMemory: a pass does not fit, which says nothing of the model.
     """
     vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
@@ -81,6 +83,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a model raises here, it cannot be served this way
+        if machine_fault(error) is not None:
+            raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
     least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(model.dtype).eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,6 +13,21 @@ from draftwood.backends import validation
 from draftwood.backends.features import Through
 from draftwood.backends.packed import PackedBackend
 from draftwood.protocols import StateBackend
+
+
+@attrs.frozen
+class _Nodes:
+    """The uncommitted nodes of a row: tokens, and parents by region index."""
+
+    tokens: list[int] = attrs.field(factory=list)
+    parents: list[int] = attrs.field(factory=list)
+
+    def followed_by(self, tokens: list[int], parents: list[int]) -> _Nodes:
+        return _Nodes(self.tokens + tokens, self.parents + parents)
+
+    def chain(self, path: Sequence[int]) -> _Nodes:
+        """The nodes of `path` by themselves."""
+        return _Nodes([self.tokens[node] for node in path], list(range(-1, len(path) - 1)))
 
 
 class RecomputingBackend(StateBackend):
@@ -34,9 +50,7 @@ class RecomputingBackend(StateBackend):
         self.eos_token_ids, self.pad_token_id = backend.eos_token_ids, backend.pad_token_id
         self.skippable_layers, self.feature_layers = backend.skippable_layers, backend.feature_layers
         self.gives_first_logits, self.ranks = backend.gives_first_logits, backend.ranks
-        # Of every row, its uncommitted nodes.
-        self._tokens: list[list[int]] = []
-        self._parents: list[list[int]] = []
+        self._rows: list[_Nodes] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.backend!r})"
@@ -58,15 +72,13 @@ class RecomputingBackend(StateBackend):
         return logits
 
     def _joined(self, rows: int) -> None:
-        self._tokens += [[] for _ in range(rows)]
-        self._parents += [[] for _ in range(rows)]
+        self._rows += [_Nodes()] * rows
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up, uncommitted nodes and all."""
-        keep = validation.remaining_rows(rows, have=len(self._tokens))
+        keep = validation.remaining_rows(rows, have=len(self._rows))
         self.backend.release(rows)
-        self._tokens = [self._tokens[row] for row in keep]
-        self._parents = [self._parents[row] for row in keep]
+        self._rows = [self._rows[row] for row in keep]
 
     def extend(
         self,
@@ -75,32 +87,32 @@ class RecomputingBackend(StateBackend):
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
         """As `PackedBackend.extend`, by a pass over all uncommitted nodes."""
-        have = [len(row) for row in self._tokens]
+        have = [len(row.tokens) for row in self._rows]
         tokens, parents, valid = validation.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
         )
-        new = list(zip(tokens.tolist(), parents.tolist(), valid, strict=True))
-        all_tokens = [old + row[:n] for old, (row, _, n) in zip(self._tokens, new, strict=True)]
-        all_parents = [old + row[:n] for old, (_, row, n) in zip(self._parents, new, strict=True)]
-        logits = self._run(all_tokens, all_parents, commit=False)
-        self._tokens, self._parents = all_tokens, all_parents
+        rows = [
+            old.followed_by(tokens[slot, : valid[slot]].tolist(), parents[slot, : valid[slot]].tolist())
+            for slot, old in enumerate(self._rows)
+        ]
+        logits = self._run(rows, commit=False)
+        self._rows = rows
         if not any(have):
             return logits
         # A row's new nodes stand behind its earlier ones.
         first = torch.tensor(have, device=logits.device).unsqueeze(1)
         nodes = first + torch.arange(tokens.shape[1], device=logits.device)
-        rows = torch.arange(len(have), device=logits.device).unsqueeze(1)
-        return logits[rows, nodes.clamp(max=max(logits.shape[1] - 1, 0))]
+        slots = torch.arange(len(have), device=logits.device).unsqueeze(1)
+        return logits[slots, nodes.clamp(max=max(logits.shape[1] - 1, 0))]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """As `PackedBackend.commit`, by a pass over the paths."""
-        validation.check_paths(paths, rows=len(self._tokens))
-        for row, (path, parents) in enumerate(zip(paths, self._parents, strict=True)):
-            validation.check_path(path, parents, row=row)
+        validation.check_paths(paths, rows=len(self._rows))
+        for slot, row in enumerate(self._rows):
+            validation.check_path(paths[slot], row.parents, row=slot)
         if any(paths):
-            tokens = [[row[node] for node in path] for row, path in zip(self._tokens, paths, strict=True)]
-            self._run(tokens, [list(range(-1, len(path) - 1)) for path in paths], commit=True)
-        self._tokens, self._parents = [[] for _ in paths], [[] for _ in paths]
+            self._run([row.chain(paths[slot]) for slot, row in enumerate(self._rows)], commit=True)
+        self._rows = [_Nodes()] * len(self._rows)
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
         """As `ModelBackend.without_layers`; it recomputes too."""
@@ -126,14 +138,14 @@ class RecomputingBackend(StateBackend):
         """As `ModelBackend.output_head`."""
         return self.backend.output_head(states)
 
-    def _run(self, tokens: list[list[int]], parents: list[list[int]], *, commit: bool) -> Tensor:
+    def _run(self, rows: Sequence[_Nodes], *, commit: bool) -> Tensor:
         """Logits of these nodes; afterwards they are committed, as one path a row, or gone."""
-        counts, width = [len(row) for row in tokens], max(map(len, tokens), default=0)
-        padded_tokens = torch.zeros(len(tokens), width, dtype=torch.int64)
-        padded_parents = torch.full((len(tokens), width), -1)
-        for row, count in enumerate(counts):
-            padded_tokens[row, :count] = torch.tensor(tokens[row])
-            padded_parents[row, :count] = torch.tensor(parents[row])
+        counts = [len(row.tokens) for row in rows]
+        padded_tokens = torch.zeros(len(rows), max(counts, default=0), dtype=torch.int64)
+        padded_parents = torch.full_like(padded_tokens, -1)
+        for slot, row in enumerate(rows):
+            padded_tokens[slot, : counts[slot]] = torch.tensor(row.tokens)
+            padded_parents[slot, : counts[slot]] = torch.tensor(row.parents)
         logits = self.backend.extend(padded_tokens, padded_parents, counts, keep=commit)
         if commit:
             try:

@@ -17,6 +17,7 @@ from draftwood.backends.length_settings import (
 from draftwood.backends.probe import LENGTHS, disagreement
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.errors import UnsupportedModel
+from draftwood.machine_faults import machine_fault
 from draftwood.protocols import StateBackend
 
 
@@ -29,12 +30,15 @@ def self_check(make: Callable[[Any], StateBackend], model: Any) -> str | None:
 
     Raises:
         UnsupportedModel: `make` refuses the model, or the model gives no logits for words alone.
+        OutOfMemory: a pass does not fit, which says nothing of the model.
     """
     make(model)  # which refuses some by a sentence of its own
     plain = reference(model)
     try:
         plain_logits(plain, [1, 2, 3])
     except Exception as error:  # a model may want pictures, sound or another text in many ways
+        if machine_fault(error) is not None:
+            raise
         raise UnsupportedModel(
             f"{type(model).__name__} gives no logits for words alone ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:160].rstrip('.')}); use a causal language model."

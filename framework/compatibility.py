@@ -7,6 +7,7 @@ from draftwood.declared import check_declared
 from draftwood.errors import IncompatibleStrategy
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy, Verifier
+from draftwood.sampling import SamplingParams
 
 
 def needs_several_drafters(policy: TreePolicy) -> bool:
@@ -48,6 +49,15 @@ def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
         raise IncompatibleStrategy(
             f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
             f"{drafter.drafters} drafter(s); a law such as PerChild and several drafters go together."
+        )
+
+
+def check_sampling_fits(verifier: Verifier, sampling: SamplingParams) -> None:
+    """Raise `IncompatibleStrategy` unless `verifier` supports this sampling of the target."""
+    if verifier.greedy and sampling.temperature != 0:
+        raise IncompatibleStrategy(
+            f"{type(verifier).__name__} only supports temperature 0, not {sampling.temperature}; "
+            "use recursive rejection."
         )
 
 

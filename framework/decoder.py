@@ -13,18 +13,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from draftwood import policy_states, registry
-from draftwood.compatibility import check_drafters_fit, check_strategy_fits
+from draftwood.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
 from draftwood.constraints import Constraint
-from draftwood.errors import IncompatibleModels, IncompatibleStrategy, InvalidInput
+from draftwood.errors import IncompatibleModels, InvalidInput
 from draftwood.generation import Generation, PartialGeneration
 from draftwood.loop import RoundLoop
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import SpawnedSeeds, row_seeds
 from draftwood.round_records import Round, Statistics, TokenDetails
+from draftwood.row_settings import RowSettings
 from draftwood.sampling import SamplingParams
 from draftwood.session import Session, checked_count
-from draftwood.stopping import CriteriaBatch, StopConditions, stop_string_criteria
+from draftwood.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
@@ -231,7 +232,11 @@ class SpeculativeDecoder:
         try:
             with session:
                 while session.unfinished:
-                    yield session.run()
+                    finished_round = session.run()
+                    for record in finished_round.rows:
+                        if record.error is not None:
+                            raise record.error
+                    yield finished_round
         finally:
             session.close()  # Ctrl-C may fall between the lock and the block
 
@@ -255,59 +260,48 @@ class SpeculativeDecoder:
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
-        The arguments are those of `stream`, for all rows; `max_rows`, how many are held at once, and `seed`,
-        from which those of rows added without one are spawned.
+        The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
+        how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
         sampling = sampling or SamplingParams()
-        if self.verifier.greedy and sampling.temperature != 0:
-            raise IncompatibleStrategy(
-                f"{type(self.verifier).__name__} serves temperature 0 alone, not {sampling.temperature}; "
-                "use recursive rejection."
-            )
-        if draft_sampling is None:
-            greedy = sampling.temperature == 0
-            draft_sampling = attrs.evolve(sampling, temperature=1.0) if greedy else sampling
+        check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)
         if stop_strings:
-            if tokenizer is None:
-                raise InvalidInput(f"stop_strings={stop_strings!r} needs the tokenizer; pass tokenizer=.")
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
         if max_rows is not None:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
         ends = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        stops = StopConditions(frozenset([ends] if isinstance(ends, int) else ends))
+        ends = frozenset([ends] if isinstance(ends, int) else ends)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
+        together = None
         if criteria and padded is not None:
-            together = bool(stops.eos_token_ids) or any(hasattr(one, "eos_token_id") for one in criteria)
-            rows = range(len(padded))
-            batch = padded.to(torch.int64)
-            stops.batches.append(
-                CriteriaBatch(criteria, rows, batch, pad, together, keeps_scores=keep.scores)
-            )
+            alone = bool(ends) or any(hasattr(one, "eos_token_id") for one in criteria)
+            rows, batch = range(len(padded)), padded.to(torch.int64)
+            together = CriteriaBatch(criteria, rows, batch, pad, alone, keeps_scores=keep.scores)
         statistics = statistics if statistics is not None else Statistics()
         statistics.draft_cost = _draft_cost(self.drafter, self.target)
         loop = RoundLoop(
             target=self.target,
             drafter=fit_vocabulary(self.drafter, self.target.vocab_size),
             verifier=self.verifier,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
-            stops=stops,
             trace=trace,
-            keep=keep,
         )
         return Session(
             loop,
             self.policy,
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
+            RowSettings.of(sampling, draft_sampling, keep),
+            ends,
             max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             criteria=criteria,
+            tokenizer=tokenizer,
             pad=pad,
             statistics=statistics,
             batch=padded,
+            together=together,
         )
 
     def _agreed(self, seeds: Seeds) -> Seeds:

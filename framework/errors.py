@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterable
+from typing import TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 class DraftwoodError(Exception):
@@ -40,6 +44,28 @@ class UnknownStrategy(DraftwoodError, LookupError):
 
 class OutOfMemory(DraftwoodError, RuntimeError):
     """The device ran out of memory during a pass."""
+
+
+def sentence(error: BaseException) -> str:
+    """Returns what a person is told of `error`: its own sentence, or its class and first line."""
+    said = (str(error).strip() or "no message").splitlines()[0]
+    return said if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {said}"
+
+
+def without_frames(error: Error) -> Error:
+    """Returns `error` without tracebacks, whose frames keep all that they hold alive."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether `error` is Ctrl-C, which only comes to the main thread; elsewhere somebody's code raised it."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

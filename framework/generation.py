@@ -46,56 +46,72 @@ class Generation:
 
 
 @attrs.define(eq=False)
+class WrittenRow:
+    """The text that rounds have written so far after one prompt.
+
+    Attributes:
+        policy_state: what a policy that learns knows.
+        tokens: new tokens.
+        finish_reason: as in `Generation`.
+        records: one for each round.
+    """
+
+    policy_state: Any
+    tokens: list[int] = attrs.field(factory=list)
+    finish_reason: str = "interrupted"
+    records: list[RowRecord] = attrs.field(factory=list)
+
+    def add(self, record: RowRecord) -> None:
+        self.tokens.extend(record.tokens)
+        self.records.append(record)
+        self.policy_state = record.policy_state
+        self.finish_reason = record.finished or self.finish_reason
+
+    def cut(self, length: int) -> None:
+        del self.tokens[length:]
+        self.finish_reason = "criteria"
+
+    def details(self, name: str) -> list[Any]:
+        """Values of `RowRecord` that belong to the tokens, such as `scores`."""
+        return [value for record in self.records for value in getattr(record, name)][: len(self.tokens)]
+
+
+@attrs.define(eq=False)
 class PartialGeneration:
     """What rounds have written so far, row by row."""
 
-    tokens: list[list[int]]
-    reasons: list[str]
-    records: list[list[RowRecord]]
-    policy_states: list[Any]
+    rows: list[WrittenRow]
 
     @classmethod
     def nothing(cls, policy_states: Sequence[Any]) -> PartialGeneration:
         """Before the first round of as many rows as `policy_states`, which they start from."""
-        rows = len(policy_states)
-        records: list[list[RowRecord]] = [[] for _ in range(rows)]
-        return cls([[] for _ in range(rows)], ["interrupted"] * rows, records, list(policy_states))
+        return cls([WrittenRow(state) for state in policy_states])
 
     def add(self, finished_round: Round) -> None:
         for record in finished_round.rows:
-            self.tokens[record.row].extend(record.tokens)
-            self.records[record.row].append(record)
-            self.policy_states[record.row] = record.policy_state
-            self.reasons[record.row] = record.finished or self.reasons[record.row]
+            self.rows[record.row].add(record)
         for row, length in finished_round.cut.items():
-            del self.tokens[row][length:]
-            self.reasons[row] = "criteria"
+            self.rows[row].cut(length)
 
     def generation(
         self, prompts: Tensor, statistics: Statistics, seeds: Sequence[int], *, pad: int, keep: TokenDetails
     ) -> Generation:
         """What `generate` returns for `prompts` int64 `[rows, length]`."""
-        longest = max(map(len, self.tokens))
-        new = torch.tensor([row + [pad] * (longest - len(row)) for row in self.tokens], dtype=torch.int64)
+        longest = max(len(row.tokens) for row in self.rows)
+        padded = [row.tokens + [pad] * (longest - len(row.tokens)) for row in self.rows]
+        new = torch.tensor(padded, dtype=torch.int64)
+        states = [row.policy_state for row in self.rows]
         return Generation(
             sequences=torch.cat([prompts.to(torch.int64), new.to(prompts.device)], 1),
-            tokens=self.tokens,
-            finish_reasons=self.reasons,
+            tokens=[row.tokens for row in self.rows],
+            finish_reasons=[row.finish_reason for row in self.rows],
             statistics=statistics,
             seeds=list(seeds),
-            policy_states=None if None in self.policy_states else self.policy_states,
-            logprobs=[
-                [value for record in row for value in record.logprobs or ()][: len(tokens)]
-                for row, tokens in zip(self.records, self.tokens, strict=True)
-            ]
-            if keep.logprobs
-            else None,
-            scores=by_step(self._per_token("scores"), pad=pad) if keep.scores else None,
-            logits=by_step(self._per_token("logits"), pad=pad) if keep.logits else None,
+            policy_states=None if None in states else states,
+            logprobs=self._details("logprobs") if keep.logprobs else None,
+            scores=by_step(self._details("scores"), pad=pad) if keep.scores else None,
+            logits=by_step(self._details("logits"), pad=pad) if keep.logits else None,
         )
 
-    def _per_token(self, name: str) -> list[list[Tensor]]:
-        return [
-            [value for record in row for value in getattr(record, name)][: len(tokens)]
-            for row, tokens in zip(self.records, self.tokens, strict=True)
-        ]
+    def _details(self, name: str) -> list[list[Any]]:
+        return [row.details(name) for row in self.rows]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -11,90 +12,82 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from draftwood import policy_states
+from draftwood import policy_states, row_settings
 from draftwood.batch_row import BatchRow
-from draftwood.errors import InvalidDistribution
 from draftwood.forced_tokens import with_forced_tokens
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, paths_of
 from draftwood.protocols import Drafter, StateBackend, Verifier
 from draftwood.request import RequestLog, Requests
-from draftwood.round_records import Round, RowRecord, TokenDetails, TracedTree
+from draftwood.round_records import Round, TracedTree
 from draftwood.row_growth import RowGrowth
+from draftwood.row_turns import RowTurn, ended_by_criteria, failures_agreed
 from draftwood.running_rows import NOTHING, RunningRows
-from draftwood.sampling import SamplingParams
 from draftwood.scratch import Scratch
-from draftwood.stopping import StopConditions
 from draftwood.target_rows import TargetRows
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
 
 READ_AT_ONCE = 64
-"""Tokens of a text's next part in one pass, as each has logits there."""
+"""Tokens of a text's next part in one target pass, as each has logits there."""
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class Verified:
-    """What verification made of the trees of some rows.
+    """The verified trees of some rows.
 
     Attributes:
-        trees: one a row.
-        probs: the target's distributions after their nodes.
-        outcomes: of rows that stay, only what of it they keep.
-        records: one a row.
+        turns: one for each row.
         cut: as in `Round`.
-        seconds: that verification took.
+        seconds: time of verification.
     """
 
-    trees: Sequence[TokenTree]
-    probs: Sequence[Tensor]
-    outcomes: list[Outcome]
-    records: list[RowRecord]
+    turns: list[RowTurn]
     cut: dict[int, int]
     seconds: float
 
 
 @attrs.define(eq=False)
 class RoundLoop:
-    """Rows that are being written, and what drives them.
+    """Rows that are being written, and the parts that drive them.
 
     Attributes:
-        rows: those that are running, in the order of their states.
-        held: all rows that backends and drafter hold: these, and the idle ones.
+        held: all rows that target and drafter hold, by slot: those that run, and idle ones.
     """
 
     target: StateBackend
     drafter: Drafter
     verifier: Verifier
-    sampling: SamplingParams
-    draft_sampling: SamplingParams
-    stops: StopConditions
-    rows: list[BatchRow] = attrs.field(factory=list)
+    held: list[BatchRow] = attrs.field(factory=list, converter=list)
     trace: bool = False
-    keep: TokenDetails = attrs.field(factory=TokenDetails)
-    held: list[BatchRow] = attrs.field(init=False)
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.held = list(self.rows)
+        self._number()
+
+    @property
+    def rows(self) -> list[BatchRow]:
+        """The rows that are being written, by slot."""
+        return [row for row in self.held if not row.idle]
 
     def run(self) -> Round:
         """One round over all running rows; finished rows leave the loop and release their state."""
         started = perf_counter()
         self._scratch.reset()
-        batch = self.batch(self.rows)
+        batch = RunningRows.of(self.rows, len(self.held))
         trees, draft_calls, draft_seconds = self._draft(batch)
         if self.target.ranks is not None:
             trees = self.target.ranks.agreed_trees(trees)
 
         scoring = perf_counter()
-        logits = batch.of(self.target.extend(*batch.nodes(*as_batch(trees))))
+        logits = batch.of_rows(self.target.extend(*batch.nodes(*as_batch(trees))))
         target_seconds = perf_counter() - scoring
 
-        verified = self._verified(self.rows, trees, logits)
-        self.target.commit(batch.spread([outcome.path for outcome in verified.outcomes], ()))
-        self.drafter.commit(batch.spread(verified.outcomes, NOTHING))
-        seconds = self._settled(verified, started, drafter=True)
+        verified = self._verified(batch, trees, logits)
+        turns = verified.turns
+        self.target.commit(batch.by_slot({turn.slot: turn.outcome.path for turn in turns}, otherwise=()))
+        self.drafter.commit(batch.by_slot({turn.slot: turn.outcome for turn in turns}, otherwise=NOTHING))
+        seconds = self._settled(verified, started)
         return self._round(
             verified,
             seconds=seconds,
@@ -103,123 +96,143 @@ class RoundLoop:
             target_seconds=target_seconds,
         )
 
-    def join(self, rows: Sequence[BatchRow], prompts: Sequence[Tensor]) -> Round:
-        """First tokens of new rows, by the logits that come with the prefill of their prompts `[length]`.
+    def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:
+        """Let the target read the prompts of new rows, and hold them.
 
-        Before the next round the drafter is to be given the prompts of those that go on.
+        Where the target gives first logits it reads all of what the rows have `unread`, and `join` is due.
+        Elsewhere it reads all but the last token, which is the root. An error leaves everything as it was.
+
+        Returns:
+            Logits `[rows, vocab]` after the prompts, or None.
+        """
+        prompts = [torch.tensor(row.unread, dtype=torch.int64) for row in rows]
+        logits = None
+        if self.target.gives_first_logits:
+            logits = self.target.first_logits(prompts)
+        else:
+            self.target.prefill([prompt[:-1] for prompt in prompts])
+        self.held += rows
+        self._number()
+        for row in rows:
+            row.undrafted, row.unread = row.unread if logits is not None else row.unread[:-1], []
+        return logits
+
+    def join(self, rows: Sequence[BatchRow], logits: Tensor, *, seconds: float) -> Round:
+        """First tokens of rows whose prompts were read in so many seconds, by logits `[rows, vocab]`.
+
+        Before the next round `prefill_drafter` is due.
         """
         started = perf_counter()
-        logits = self.target.first_logits(prompts)
-        target_seconds = perf_counter() - started
-        self.rows += rows
-        self.held += rows
-        verified = self._verified(rows, [root_alone(row) for row in rows], logits.unsqueeze(1))
-        seconds = self._settled(verified, started, drafter=False)
-        return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
+        batch = RunningRows.of(rows, len(self.held))
+        verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
+        settled = self._settled(verified, started)
+        return self._round(verified, seconds=seconds + settled, target_seconds=seconds, prefill=True)
 
-    def resume(self, rows: Sequence[BatchRow], texts: Sequence[Tensor]) -> Round:
-        """First tokens of rows that waited, behind `texts` `[length]`, more of their text."""
+    def prefill_drafter(self) -> None:
+        """Let the drafter read the prompts of rows that have joined since the last round."""
+        joined = [row for row in self.held if row.undrafted is not None]
+        if joined:
+            self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
+            for row in joined:
+                row.undrafted = None
+
+    def resume(self, rows: Sequence[BatchRow]) -> Round:
+        """First tokens of held rows that go on, after the part of their text that is `unread`."""
         started = perf_counter()
-        batch = self.batch(rows)
-        chains = [torch.cat([torch.tensor([row.root]), text]) for row, text in zip(rows, texts, strict=True)]
+        batch = RunningRows.of(rows, len(self.held))
+        chains = {row.slot: [row.root, *row.unread] for row in batch.rows if row.slot is not None}
         logits = self._read(batch, chains)
         target_seconds = perf_counter() - started
-        for row, text in zip(rows, texts, strict=True):
-            row.read(text.tolist())
-        self.rows = [row for row in self.held if not row.idle]
-        verified = self._verified(rows, [root_alone(row) for row in rows], logits.unsqueeze(1))
-        read = [
-            Outcome(range(len(chain)), chain.tolist(), extra=outcome.extra, bonus=False, drafted=0)
-            for chain, outcome in zip(chains, verified.outcomes, strict=True)
-        ]
-        self.drafter.commit(batch.spread(read, NOTHING))
-        seconds = self._settled(verified, started, drafter=True)
+        for row in batch.rows:
+            row.read(row.unread)
+            row.unread = []
+        verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
+        read = {
+            turn.slot: Outcome(
+                range(len(chains[turn.slot])),
+                chains[turn.slot],
+                extra=turn.outcome.extra,
+                bonus=False,
+                drafted=0,
+            )
+            for turn in verified.turns
+        }
+        self.drafter.commit(batch.by_slot(read, otherwise=NOTHING))
+        seconds = self._settled(verified, started)
         return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
 
-    def _read(self, batch: RunningRows, chains: Sequence[Tensor]) -> Tensor:
-        """Commit a chain `[length]` a row of `batch`; logits `[rows, vocab]` behind their last tokens."""
-        lengths = [len(chain) for chain in chains]
-        padded = pad_sequence(list(chains), batch_first=True)
-        logits: list[Tensor] = [padded] * len(chains)
+    def _read(self, batch: RunningRows, chains: Mapping[int, Sequence[int]]) -> Tensor:
+        """Commit the chain of every slot of `batch`; logits `[rows, vocab]` after their last tokens."""
+        padded = pad_sequence([torch.tensor(chains[slot]) for slot in batch.slots], batch_first=True)
+        last: dict[int, Tensor] = {}
         for start in range(0, padded.shape[1], READ_AT_ONCE):
             tokens = padded[:, start : start + READ_AT_ONCE]
-            counts = [min(max(length - start, 0), tokens.shape[1]) for length in lengths]
-            parents = torch.arange(-1, tokens.shape[1] - 1).repeat(len(chains), 1)
-            scored = batch.of(self.target.extend(*batch.nodes(tokens, parents, counts)))
-            self.target.commit(batch.spread([range(count) for count in counts], ()))
-            for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-                if count and start + count == length:
-                    logits[row] = scored[row, count - 1].clone()
-        return torch.stack(logits)
+            counts = {
+                slot: min(max(len(chain) - start, 0), tokens.shape[1]) for slot, chain in chains.items()
+            }
+            parents = torch.arange(-1, tokens.shape[1] - 1).repeat(len(batch), 1)
+            nodes = batch.nodes(tokens, parents, [counts[slot] for slot in batch.slots])
+            scored = self.target.extend(*nodes)
+            self.target.commit(
+                batch.by_slot({slot: range(count) for slot, count in counts.items()}, otherwise=range(0))
+            )
+            for slot, count in counts.items():
+                if count and start + count == len(chains[slot]):
+                    last[slot] = scored[slot, count - 1].clone()
+        return torch.stack([last[slot] for slot in batch.slots])
 
-    def batch(self, rows: Sequence[BatchRow]) -> RunningRows:
-        """The positions of `rows` among all that are held."""
-        if len(rows) == len(self.held):
-            return RunningRows(tuple(range(len(rows))), len(rows))
-        chosen = set(map(id, rows))
-        return RunningRows(
-            tuple(position for position, row in enumerate(self.held) if id(row) in chosen), len(self.held)
-        )
-
-    def release(self, rows: Sequence[BatchRow], *, drafter: bool = True) -> None:
-        """Forget these rows and their states; the drafter's too where it has them."""
+    def release(self, rows: Sequence[BatchRow]) -> None:
+        """Forget these rows and their states, the drafter's where it has read their prompts."""
         if not rows:
             return
-        positions = self.batch(rows).positions
-        self.target.release(positions)
-        if drafter:
-            self.drafter.release(positions)
-        gone = set(map(id, rows))
-        self.rows = [row for row in self.rows if id(row) not in gone]
-        self.held = [row for row in self.held if id(row) not in gone]
+        batch = RunningRows.of(rows, len(self.held))
+        self.target.release(batch.slots)
+        # Rows that the drafter has not read joined last, so they have the last slots.
+        self.drafter.release(
+            [row.slot for row in batch.rows if row.undrafted is None and row.slot is not None]
+        )
+        gone = set(batch.slots)
+        self.held = [row for row in self.held if row.slot not in gone]
+        for row in batch.rows:
+            row.slot = None
+        self._number()
 
-    def _verified(self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor) -> Verified:
-        """Verify the trees of `rows` by logits `[rows, nodes, vocab]`, and take what is accepted as text."""
+    def _number(self) -> None:
+        for slot, row in enumerate(self.held):
+            row.slot = slot
+
+    def _verified(self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor) -> Verified:
+        """Verify the trees of `batch` by logits `[rows, nodes, vocab]`, and append the accepted text."""
         started = perf_counter()
-        scores, probs = self._scored(rows, trees, logits)
-        outcomes = self._outcomes(rows, trees, probs)
+        scores, probs = self._scored(batch, trees, logits)
+        outcomes = self._outcomes(batch, trees, probs)
         seconds = perf_counter() - started
-        records = []
-        for r, (row, tree, outcome) in enumerate(zip(rows, trees, outcomes, strict=True)):
-            row.observe(outcome, tree)
-            path = list(outcome.path)
-            details: dict[str, Any] = {}
-            if self.keep != _NO_DETAILS:
-                of_path = self.sampling.scores(logits[r, path]) if scores is None else scores[r][path]
-                details = self._details(logits[r, path], of_path, outcome)
-            new, reason = self.stops.take(row.index, outcome.emitted, details.get("scores"))
-            if scores is not None and row.reads_prefix:
-                self._check_open(row, scores[r][path[: len(new)]])
-            details = {name: values[: len(new)] for name, values in details.items()}
-            policy_state = row.policy_state
-            records.append(
-                RowRecord(row.index, new, outcome, tree.depth, reason, policy_state=policy_state, **details)
-            )
-        records, cut = self._ended_by_criteria(records)
-        for position, (row, record) in enumerate(zip(rows, records, strict=True)):
-            if record.finished is None or row.kept:
-                row.commit(record.tokens)
-                outcomes[position] = outcomes[position].shortened(len(record.tokens))
-        return Verified(trees, probs, outcomes, records, cut, seconds)
+        turns = []
+        for position, row in enumerate(batch.rows):
+            turn = RowTurn(row, trees[position], probs[position], outcomes[position])
+            turn.take(logits[position], scores[position])
+            turns.append(turn)
+        ends = ended_by_criteria(turns, self.target.ranks)
+        for turn in turns:
+            turn.commit()
+        failures_agreed(turns, self.target.ranks)
+        return Verified(turns, ends, seconds)
 
     def _outcomes(
-        self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], probs: Sequence[Tensor]
+        self, batch: RunningRows, trees: Sequence[TokenTree], probs: Sequence[Tensor]
     ) -> list[Outcome]:
-        """What the verifier accepts; where several processes run the target, the first one's."""
+        """The verifier's outcomes; where several processes run the target, those of the first."""
         ranks, outcomes = self.target.ranks, list[Outcome]()
         if ranks is None or ranks.first:
-            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in rows])
+            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in batch.rows])
         return outcomes if ranks is None else ranks.agreed(outcomes)
 
-    def _settled(self, verified: Verified, started: float, *, drafter: bool) -> float:
+    def _settled(self, verified: Verified, started: float) -> float:
         """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
-        finished = {record.row for record in verified.records if record.finished}
-        if finished:
-            ended = [row for row in self.rows if row.index in finished]
-            self.release([row for row in ended if not row.kept], drafter=drafter)
-            for row in ended:
-                row.idle = row.kept
-            self.rows = [row for row in self.rows if not row.idle]
+        ended = [turn.row for turn in verified.turns if turn.record.finished]
+        for row in ended:
+            row.idle = row.kept and row.error is None
+        self.release([row for row in ended if not row.idle])
         return perf_counter() - started
 
     def _round(
@@ -232,12 +245,12 @@ class RoundLoop:
         draft_seconds: float = 0.0,
         prefill: bool = False,
     ) -> Round:
-        records = verified.records
+        records = [turn.record for turn in verified.turns]
         if self.trace:  # what a trace costs is no part of the round
-            traced = map(
-                TracedTree.of, verified.trees, verified.probs, [record.outcome for record in records]
-            )
-            records = [attrs.evolve(record, tree=tree) for record, tree in zip(records, traced, strict=True)]
+            records = [
+                attrs.evolve(turn.record, tree=TracedTree.of(turn.tree, turn.probs, turn.record.outcome))
+                for turn in verified.turns
+            ]
         return Round(
             rows=tuple(records),
             draft_calls=draft_calls,
@@ -254,78 +267,93 @@ class RoundLoop:
         if (planned := self._planned(batch)) is not None:
             return planned
         growing = policy_states.grow_rows(
-            self.rows[0].policy,
-            [row.root for row in self.rows],
-            [row.streams.draft for row in self.rows],
-            [row.policy_state for row in self.rows],
+            batch.rows[0].policy,
+            [row.root for row in batch.rows],
+            [row.streams.draft for row in batch.rows],
+            [row.policy_state for row in batch.rows],
         )
-        logs = [RequestLog() for _ in self.rows] if _reads_prefix(self.rows) else []
+        logs = {position: RequestLog() for position, row in enumerate(batch.rows) if row.reads_prefix}
         calls, seconds, probs = 0, 0.0, None
         requests, trees = _advanced(growing, None)
         while requests is not None:
             calling = perf_counter()
-            logits = batch.of(self.drafter.distributions(batch.requests(requests)))
+            logits = batch.of_rows(self.drafter.distributions(batch.requests(requests)))
             seconds += perf_counter() - calling
             calls += 1
-            probs = self._draft_probs(requests, logits, logs)
+            probs = self._draft_probs(batch, requests, logits, logs)
             requests, trees = _advanced(growing, probs)
-        return self._finished(trees, probs), calls, seconds
+        return self._finished(batch, trees, probs), calls, seconds
 
     def _planned(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float] | None:
         """What `_draft` returns, where the drafter grows all levels in one go; None where it does not."""
-        policy = self.rows[0].policy
+        policy = batch.rows[0].policy
         plan = policy_states.level_plan(policy)
-        if plan is None or not (batch.all and self.draft_sampling.is_softmax) or _reads_prefix(self.rows):
+        if plan is None or not batch.all or batch.reads_prefix:
+            return None
+        sampling = row_settings.shared(batch.draft_sampling)
+        if sampling is None or not sampling.is_softmax:
             return None
         by_call = policy_states.defined_by(self.drafter, "distributions")
         if by_call < policy_states.defined_by(self.drafter, "planned_levels"):
             return None
-        roots, calling = [row.root for row in self.rows], perf_counter()
-        levels = self.drafter.planned_levels(roots, plan, temperature=self.draft_sampling.temperature)
+        roots, calling = [row.root for row in batch.rows], perf_counter()
+        levels = self.drafter.planned_levels(roots, plan, temperature=sampling.temperature)
         if levels is None:
             return None
         seconds = perf_counter() - calling
-        return self._finished(policy.planned_trees(roots, levels), None), len(levels.widths), seconds
+        trees = self._finished(batch, policy.planned_trees(roots, levels), None)
+        return trees, len(levels.widths), seconds
 
-    def _finished(self, trees: Sequence[TokenTree], probs: Tensor | None) -> Sequence[TokenTree]:
+    def _finished(
+        self, batch: RunningRows, trees: Sequence[TokenTree], probs: Tensor | None
+    ) -> Sequence[TokenTree]:
         """The trees that the target scores; `probs` are those of the last request."""
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
-        rooms = [self.stops.room(row.index) - 1 for row in self.rows]
+        rooms = [row.stops.room - 1 for row in batch.rows]
         vocab_size = self.target.vocab_size
         if isinstance(trees, TreeBatch):
             trees = trees.validated(vocab_size).truncated(rooms)
         else:
             trees = [
-                tree.validated(vocab_size).truncated(room) for tree, room in zip(trees, rooms, strict=True)
+                tree.validated(vocab_size).truncated(rooms[position]) for position, tree in enumerate(trees)
             ]
-        if self.rows[0].policy.learns:
-            for row, tree in zip(self.rows, trees, strict=True):
-                row.grown = tree
-        if probs is None or not any(row.constraint for row in self.rows):
+        if batch.rows[0].policy.learns:
+            for position, row in enumerate(batch.rows):
+                row.grown = trees[position]
+        if probs is None or not any(row.constraint for row in batch.rows):
             return trees
         return [
-            tree
-            if row.constraint is None
-            else with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=probs).truncated(room)
-            for row, tree, room in zip(self.rows, trees, rooms, strict=True)
+            row.guarded(
+                partial(_with_forced_tokens, row, trees[position], rooms[position], like=probs),
+                otherwise=trees[position],
+            )
+            for position, row in enumerate(batch.rows)
         ]
 
-    def _draft_probs(self, requests: Requests, logits: Tensor, logs: Sequence[RequestLog]) -> Tensor:
-        """What the policy receives for `logits` `[rows, nodes, ..., vocab]`."""
-        if not logs:
-            return self.draft_sampling.proposals(logits, self._scratch)
-        probs = torch.zeros_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-        for r, (row, log, request) in enumerate(zip(self.rows, logs, requests, strict=True)):
+    def _draft_probs(
+        self, batch: RunningRows, requests: Requests, logits: Tensor, logs: Mapping[int, RequestLog]
+    ) -> Tensor:
+        """What the policy receives for `logits` `[rows, nodes, ..., vocab]`.
+
+        `logs` are of the rows whose distributions depend on their prefix, by position.
+        """
+        plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
+        probs = row_settings.proposals(plain, logits, self._scratch)
+        for position, log in logs.items():
+            row, request = batch.rows[position], requests[position]
+            probs[position] = 0
             paths = [log.path(number) for number in log.take(request)] if request is not None else []
             if paths:
-                probs[r, : len(paths)] = self._row_draft_probs(row, paths, logits[r, : len(paths)])
+                of_row = logits[position, : len(paths)]
+                own = partial(self._row_draft_probs, row, paths, of_row)
+                probs[position, : len(paths)] = row.guarded(own, otherwise=torch.zeros_like(of_row))
         return probs
 
     def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
         prefixes = row.prefixes(paths)
         drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
         probs = [
-            self.draft_sampling.distribution(
+            row.settings.draft_sampling.distribution(
                 row.constrained(drafter_logits, paths), prefixes, may_be_empty=True
             )
             for drafter_logits in drafters
@@ -333,74 +361,44 @@ class RoundLoop:
         return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
 
     def _scored(
-        self, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor
-    ) -> tuple[Sequence[Tensor] | None, Sequence[Tensor]]:
+        self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
+    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
         """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
-        if _reads_prefix(rows):
-            scores = [
-                self._target_scores(row, tree, of_row)
-                for row, tree, of_row in zip(rows, trees, logits, strict=True)
-            ]
-            return scores, [self._target_probs(row, of_row) for row, of_row in zip(rows, scores, strict=True)]
-        if logits.device.type == "cpu":
-            stand_ins: list[Any] = [
-                TargetRows(of_row[: tree.size], self.sampling, self._scratch)
-                for tree, of_row in zip(trees, logits, strict=True)
-            ]
-            return None, stand_ins
-        return None, self.sampling.targets(logits, self._scratch)  # type: ignore[return-value]
+        if not batch.reads_prefix and logits.device.type != "cpu":
+            return [None] * len(batch), row_settings.targets(batch.sampling, logits, self._scratch)  # type: ignore[return-value]
+        scores: list[Tensor | None] = []
+        probs: list[Any] = []
+        for position, row in enumerate(batch.rows):
+            tree, of_row, sampling = trees[position], logits[position], row.settings.sampling
+            own = None
+            if row.reads_prefix:
+                scored = partial(self._target_scores, row, tree, of_row)
+                own = row.guarded(scored, otherwise=torch.zeros_like(of_row[: tree.size]))
+            scores.append(own)
+            if own is not None:
+                probs.append(self._target_probs(row, own))
+            elif logits.device.type == "cpu":
+                probs.append(TargetRows(of_row[: tree.size], sampling, self._scratch))
+            else:
+                probs.append(sampling.targets(of_row, self._scratch))
+        return scores, probs
 
     def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
         paths: Sequence[Path] = ()
         if row.reads_prefix:
             paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
-        return self.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
+        return row.settings.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
 
     def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
+        sampling = row.settings.sampling
         if not row.reads_prefix:
-            return self.sampling.probabilities(scores)
-        probs = self.sampling.probabilities(scores, may_be_empty=True)
-        # Behind an end of text nothing may be left, and what is drawn there is not kept.
+            return sampling.probabilities(scores)
+        anything = torch.zeros_like(scores)
+        anything[:, 0] = 1
+        probs = row.guarded(partial(sampling.probabilities, scores, may_be_empty=True), otherwise=anything)
+        # After an end of text no token may be left, and what is drawn there is not kept.
         probs[:, 0] += probs.sum(-1) == 0
         return probs
-
-    def _check_open(self, row: BatchRow, scores: Tensor) -> None:
-        """Refuse kept tokens that were drawn where processors and constraint leave none, as sampling does."""
-        if self.sampling.temperature and bool((scores.amax(-1) == -torch.inf).any()):
-            raise InvalidDistribution(
-                f"Processors and constraint leave row {row.index} no token to go on with; loosen one, "
-                "or let them end the text."
-            )
-
-    def _details(self, logits: Tensor, scores: Tensor, outcome: Outcome) -> dict[str, Any]:
-        """What `keep` asks for of the emitted tokens, from the rows `[tokens, vocab]` of the path."""
-        details: dict[str, Any] = {}
-        if self.keep.logits:
-            details["logits"] = logits.float().clone()
-        if self.keep.scores:
-            details["scores"] = scores.clone()
-        if self.keep.logprobs:
-            emitted = torch.tensor(outcome.emitted, device=logits.device).unsqueeze(1)
-            logprobs = logits.float().log_softmax(-1).gather(1, emitted).squeeze(1)
-            details["logprobs"] = tuple(logprobs.tolist())
-        return details
-
-    def _ended_by_criteria(self, records: list[RowRecord]) -> tuple[list[RowRecord], dict[int, int]]:
-        """The records without what criteria cut from them, and the rows whose end lies further back."""
-        ends = self.stops.ask()
-        if self.target.ranks is not None and self.stops.batches:
-            ends = self.target.ranks.agreed(ends)  # a criterion may look at the clock
-        for position, record in enumerate(records):
-            if record.row in ends:
-                before = self.stops.written[record.row] - len(record.tokens)
-                left = max(ends[record.row] - before, 0)
-                if ends[record.row] >= before:
-                    del ends[record.row]
-                records[position] = record.shortened(left, "criteria")
-        return records, ends
-
-
-_NO_DETAILS = TokenDetails()
 
 
 def root_alone(row: BatchRow) -> TokenTree:
@@ -408,8 +406,10 @@ def root_alone(row: BatchRow) -> TokenTree:
     return TreeBuilder(row.root).finish()
 
 
-def _reads_prefix(rows: Sequence[BatchRow]) -> bool:
-    return any(row.reads_prefix for row in rows)
+def _with_forced_tokens(row: BatchRow, tree: TokenTree, room: int, *, like: Tensor) -> TokenTree:
+    if row.constraint is None:
+        return tree
+    return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=like).truncated(room)
 
 
 def _advanced(growing: RowGrowth, probs: Tensor | None) -> tuple[Requests | None, Sequence[TokenTree]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
+from draftwood.machine_faults import machine_fault
 from draftwood.prefixes import Path, Prefixes, RowText
 
 # transformers' processors that look at the scores alone.
@@ -168,9 +169,9 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
         scores_behind((0,))
     try:
         again = scores_behind(())
-    except (MemoryError, torch.OutOfMemoryError):
-        raise  # no fault of the processor
     except Exception as error:  # one that counts its calls may find that they do not fit its text
+        if machine_fault(error) is not None:
+            raise  # no fault of the processor
         raise _stateful(processor, f"fails when it is called again ({type(error).__name__})") from error
     if not torch.equal(again, first):
         raise _stateful(processor, "gives other scores for the same prefix when it is called again")

@@ -54,11 +54,15 @@ class RowRecord:
         tokens: tokens added to the text, cut at a stop condition.
         outcome: accepted path and extra token, before the cut.
         depth: depth of the tree.
-        finished: why the row ended in this round (`"eos"`, `"length"`, `"context"`, `"criteria"`), or None.
+        finished: why the row ended in this round (`"eos"`, `"length"`, `"context"`, `"criteria"`, `"error"`),
+            or None.
         tree: the tree with its probabilities, when a trace was asked for.
         logits: the target's float32 `[tokens, vocab]` before each of `tokens`, where they are kept.
         scores: the same after processors and warpers.
         logprobs: of `tokens` under `logits`, where they are kept.
+        likeliest: for each of `tokens`, the likeliest tokens in its place and their log-probabilities under
+            `logits`, the likeliest first, where they are kept.
+        error: the exception that ended the row, raised by code that its caller handed in; None otherwise.
         policy_state: what a policy that learns knows after the round, else None.
     """
 
@@ -71,6 +75,8 @@ class RowRecord:
     logits: Tensor | None = attrs.field(default=None, repr=False, eq=False)
     scores: Tensor | None = attrs.field(default=None, repr=False, eq=False)
     logprobs: tuple[float, ...] | None = None
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    error: BaseException | None = attrs.field(default=None, eq=False)
     policy_state: Any = None
 
     def shortened(self, count: int, finished: str) -> RowRecord:
@@ -82,16 +88,27 @@ class RowRecord:
             logits=None if self.logits is None else self.logits[:count],
             scores=None if self.scores is None else self.scores[:count],
             logprobs=None if self.logprobs is None else self.logprobs[:count],
+            likeliest=None if self.likeliest is None else self.likeliest[:count],
         )
+
+    def failed(self, error: BaseException) -> RowRecord:
+        """The record of a row that `error` ended in this round."""
+        return attrs.evolve(self.shortened(0, "error"), error=error)
 
 
 @attrs.frozen
 class TokenDetails:
-    """What every token's record holds besides the token; each costs memory or time."""
+    """What every token's record holds besides the token; each costs memory or time.
+
+    Attributes:
+        logits, scores, logprobs: as in `RowRecord`.
+        likeliest: how many of the likeliest tokens `RowRecord.likeliest` names; 0: it is None.
+    """
 
     logits: bool = False
     scores: bool = False
     logprobs: bool = False
+    likeliest: int = 0
 
 
 @attrs.frozen

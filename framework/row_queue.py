@@ -9,43 +9,42 @@ from types import TracebackType
 from typing import Any
 
 import attrs
-import torch
 
 from draftwood.constraints import Constraint
-from draftwood.errors import DraftwoodError
+from draftwood.errors import is_ctrl_c, sentence, without_frames
+from draftwood.machine_faults import machine_fault
 from draftwood.metrics import value
 from draftwood.round_records import RowRecord
+from draftwood.sampling import SamplingParams
 from draftwood.session import Session, checked_count
-
-FAULTS = (DraftwoodError, MemoryError, torch.OutOfMemoryError)
-"""What one row can bring upon all that run beside it."""
+from draftwood.text_request import TextRequest
 
 
 @attrs.define(eq=False)
 class QueuedText:
-    """A prompt in a `RowQueue`, and what was written behind it.
+    """A prompt in a `RowQueue`, and the text that follows it.
 
     Attributes:
-        number: counts what was added, from 0.
-        prompt: token ids.
-        seed: of its random numbers.
-        max_new_tokens: None: the session's own.
-        constraint: what may be written, or None.
-        tokens: what was written so far; after a fault in the rows beside it, from its start again.
+        number: counts the prompts that were added, from 0.
+        request: the prompt and everything that decides its text.
+        tokens: written so far; after a fault in rows that run with it, from its start again.
         finished: why the text ended, as in `RowRecord`; `"refused"` where it cannot be written, None before.
         refused: a sentence that says why.
+        error: the exception behind that sentence, without its traceback.
+        logprobs: log-probabilities of `tokens`, where the request asks for them.
+        top_logprobs: for each of `tokens`, the likeliest tokens in its place and their log-probabilities.
         counts: rounds, drafted, accepted, depth, tokens and prefill_tokens, as `draftwood.metrics` has them.
-        seconds: from its start in a row to its end, which it shared with the rows beside it.
+        seconds: from its start in a row to its end, which it shared with the rows that ran with it.
     """
 
     number: int
-    prompt: Sequence[int]
-    seed: int
-    max_new_tokens: int | None = None
-    constraint: Constraint | None = None
+    request: TextRequest
     tokens: list[int] = attrs.field(init=False)
     finished: str | None = None
     refused: str | None = None
+    error: BaseException | None = None
+    logprobs: list[float] = attrs.field(init=False)
+    top_logprobs: list[list[tuple[int, float]]] = attrs.field(init=False)
     counts: dict[str, float] = attrs.field(init=False)
     seconds: float = 0.0
     _started: float = attrs.field(init=False)
@@ -55,13 +54,21 @@ class QueuedText:
 
     def begin(self) -> None:
         """Write it from its start."""
-        self.tokens, self.counts = [], dict.fromkeys(_COUNTS, 0.0)
+        self.tokens, self.logprobs, self.top_logprobs = [], [], []
+        self.finished, self.counts = None, dict.fromkeys(_COUNTS, 0.0)
         self._started = perf_counter()
 
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The tokens that it follows."""
+        return self.request.prompt
+
     def take(self, record: RowRecord, *, prefill: bool) -> None:
-        """What a round, or the prompt's own pass, made of it."""
+        """Append what a round, or the prompt's own pass, has written."""
         counts, tokens = self.counts, list(record.tokens)
         self.tokens += tokens
+        self.logprobs += record.logprobs or ()
+        self.top_logprobs += map(list, record.likeliest or ())
         counts["tokens"] += len(tokens)
         counts["prefill_tokens"] += len(tokens) if prefill else 0
         counts["rounds"] += not prefill
@@ -71,10 +78,12 @@ class QueuedText:
         self.finished = record.finished
         self.seconds = perf_counter() - self._started
 
-    def refuse(self, reason: str) -> None:
-        """End it without a text."""
+    def refuse(self, error: BaseException) -> None:
+        """End it without a text, by `error`."""
         self.begin()
-        self.finished, self.refused = "refused", reason
+        fault = machine_fault(error)
+        said = sentence(error) if fault is None else fault.message
+        self.finished, self.refused, self.error = "refused", said, without_frames(error)
 
     @property
     def statistics(self) -> dict[str, float]:
@@ -102,9 +111,11 @@ def _as_rows(rows: Any) -> int:
 class RowQueue:
     """Prompts that are written `rows` at a time: one that ends makes room for the next.
 
-    A text depends on its prompt and seed alone, unless the drafter `remembers`. So a fault in the middle
-    loses nothing: where a pass runs out of memory, or a row brings an error upon all, the texts that were
-    being written begin again, half as many at once; one that fails alone is refused, and the others go on.
+    A text depends on its request and nothing else, unless the drafter `remembers`. So a fault in the middle
+    loses nothing: where a pass runs out of memory, or fails in another way, the texts that were being
+    written begin again, half as many at once; one that fails when it is the only one is refused, and the
+    others go on.
+    An error of code that a request brings (constraint, processor, criterion) ends that text and no other.
 
     Attributes:
         open: makes a session without rows, such as `partial(decoder.session, max_new_tokens=64)`.
@@ -145,10 +156,31 @@ class RowQueue:
         *,
         seed: int,
         max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: Sequence[Any] = (),
+        logprobs: int | None = None,
         constraint: Constraint | None = None,
     ) -> QueuedText:
-        """A prompt that waits for a row, at the end of the queue."""
-        text = QueuedText(self._count, prompt, seed, max_new_tokens, constraint)
+        """Append a prompt, which waits for a row; the arguments are those of `Session.add`."""
+        return self.append(
+            TextRequest(
+                prompt,
+                seed,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+                draft_sampling=draft_sampling,
+                stop_strings=stop_strings,
+                stopping_criteria=stopping_criteria,
+                logprobs=logprobs,
+                constraint=constraint,
+            )
+        )
+
+    def append(self, request: TextRequest) -> QueuedText:
+        """As `add`, for a request that is made already."""
+        text = QueuedText(self._count, request)
         self._count += 1
         self._waiting.append(text)
         return text
@@ -157,19 +189,23 @@ class RowQueue:
         """A round of the rows that run; the texts that it changed.
 
         Raises:
-            DraftwoodError: the session cannot be opened. What goes wrong in a round is refused, row by row.
+            DraftwoodError: the session cannot be opened. An error of a round is met as the class says.
+            Exception: a fault of the machine after which fewer rows do not help, such as a lost process.
         """
         started = perf_counter()
         if self._session is None:
             self._session = self.open().__enter__()
         try:
             return self._round(self._session)
-        except FAULTS as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        except Exception as error:
+            fault = machine_fault(error)
+            if fault is not None and not fault.retry:
+                raise
+            failure = without_frames(error)
         finally:
             self.sums["seconds"] += perf_counter() - started
-        # Behind the handler, where the error keeps no tensor of the pass alive any more.
-        return self._after(reason)
+        # After the handler, where no tensor of the pass is kept alive by the error any more.
+        return self._after(failure)
 
     def cancel(self, text: QueuedText) -> None:
         """End a text where it stands; nothing happens where it has ended."""
@@ -202,10 +238,13 @@ class RowQueue:
             text = self._running[record.row]
             text.take(record, prefill=finished_round.prefill)
             changed.append(text)
-            if text.finished:
+            if record.finished:
                 del self._running[record.row]
                 session.forget(record.row)
-                self._ended(text)
+                if record.error is None:
+                    self._ended(text)
+                else:
+                    self._failed(text, record.error)
         session.statistics.history.clear()
         return changed
 
@@ -213,19 +252,19 @@ class RowQueue:
         """Give free rows to those that wait; the texts that no row can take."""
         refused = []
         while self._waiting and len(self._running) < self._room:
-            text = self._waiting.popleft()
+            text = self._waiting[0]
             text.begin()
             try:
-                row = session.add(
-                    text.prompt,
-                    seed=text.seed,
-                    max_new_tokens=text.max_new_tokens,
-                    constraint=text.constraint,
-                )
-            except DraftwoodError as error:
-                text.refuse(str(error))
-                refused.append(text)
+                row = text.request.join(session)
+            except BaseException as error:
+                if is_ctrl_c(error):
+                    raise
+                self._waiting.popleft()
+                self._failed(text, error)
+                if text.finished:
+                    refused.append(text)
                 continue
+            self._waiting.popleft()
             self._running[row] = text
         return refused
 
@@ -236,8 +275,18 @@ class RowQueue:
         if self._room < self.rows and self._since >= self.rows:
             self._room, self._since = min(2 * self._room, self.rows), 0
 
-    def _after(self, reason: str) -> list[QueuedText]:
-        """Begin again with fewer rows; a row that failed alone is refused."""
+    def _failed(self, text: QueuedText, error: BaseException) -> None:
+        """Refuse a text that has failed by itself, or let it wait where it may have wanted for memory."""
+        fault = machine_fault(error)
+        if fault is None or not fault.retry or not self._running:
+            text.refuse(error)
+            return
+        text.begin()
+        self._waiting.appendleft(text)
+        self._room, self._since = max(min(self._room, len(self._running) + 1) // 2, 1), 0
+
+    def _after(self, error: BaseException) -> list[QueuedText]:
+        """Begin again with fewer rows; a row that failed when it was the only one is refused."""
         running = list(self._running.values())
         self._since = 0
         if len(running) > 1:
@@ -248,5 +297,5 @@ class RowQueue:
         self.close()
         self._room = self.rows
         for text in running:
-            text.refuse(reason)
+            text.refuse(error)
         return running

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
+from draftwood.filters import filtered
 from draftwood.prefixes import Prefixes
 from draftwood.processing import process, reads_prefix
 from draftwood.scratch import Scratch
@@ -138,42 +139,51 @@ class SamplingParams:
             probs = self.probabilities(scores.clamp(max=torch.finfo(scores.dtype).max), may_be_empty=True)
         return probs.masked_fill_(empty, 0)
 
-    def proposals(self, logits: Tensor, scratch: Scratch) -> Tensor:
+    def proposals(self, logits: Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
         """`distribution` of a draft's logits `[..., vocab]`, in standing memory and without a wait.
 
-        On a GPU NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it.
+        On a GPU NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it. `out`: where the
+        result is written, in the shape of `logits`; None: in `scratch`.
         """
         if self.temperature == 0 or self.processors:
-            return self._proposed(logits)
-        probs = self._in_scratch(logits, scratch)
+            return self._proposed(logits, out)
+        probs = self._in_scratch(logits, scratch, out)
         if logits.device.type != "cpu":
             probs.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
         elif isnan(probs[..., 0].sum()):
-            return self._proposed(logits)
+            return self._proposed(logits, out)
         return probs
 
-    def _proposed(self, logits: Tensor) -> Tensor:
+    def _proposed(self, logits: Tensor, out: Tensor | None) -> Tensor:
         """`proposals` where rows may be empty, or more than the temperature changes the scores."""
         flat = logits.reshape(-1, logits.shape[-1])
-        return self.distribution(flat, may_be_empty=True).view(logits.shape)
+        probs = self.distribution(flat, may_be_empty=True).view(logits.shape)
+        return probs if out is None else out.copy_(probs)
 
-    def targets(self, logits: Tensor, scratch: Scratch) -> Tensor:
+    def targets(self, logits: Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
         """`distribution` of the target's logits `[..., vocab]`, in standing memory and without a wait.
 
-        NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it.
+        NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it. `out`: as
+        in `proposals`.
         """
         if self.temperature:
-            return self._in_scratch(logits, scratch)
+            return self._in_scratch(logits, scratch, out)
         scores = self.scores(logits.reshape(-1, logits.shape[-1]))
-        certain = scratch.take(scores.shape, dtype=scores.dtype, device=scores.device).zero_()
-        return certain.scatter_(-1, scores.argmax(-1, keepdim=True), 1).view(logits.shape)
+        if out is None:
+            out = scratch.take(tuple(logits.shape), dtype=scores.dtype, device=scores.device)
+        return out.zero_().scatter_(-1, scores.argmax(-1, keepdim=True).view(*logits.shape[:-1], 1), 1)
 
-    def _in_scratch(self, logits: Tensor, scratch: Scratch) -> Tensor:
+    def _in_scratch(self, logits: Tensor, scratch: Scratch, out: Tensor | None) -> Tensor:
         """The softmax of the scores `[..., vocab]`."""
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         shape, device = tuple(logits.shape), logits.device
-        probs = scratch.take(shape, dtype=dtype, device=device)
+        probs = scratch.take(shape, dtype=dtype, device=device) if out is None else out
         scores = logits if logits.dtype == dtype else logits.to(dtype)
+        if device.type == "cpu" and self._warps_more and not self.processors:
+            cooled = torch.div(scores, self.temperature).view(-1, shape[-1])
+            limits = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+            if filtered(cooled, **limits, out=probs.view(-1, shape[-1])):
+                return probs
         if self.processors or self._warps_more:
             scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)
         elif self.temperature != 1:

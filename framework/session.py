@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from draftwood import locks, policy_states
 from draftwood.batch_row import BatchRow
+from draftwood.compatibility import check_sampling_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import InvalidInput
 from draftwood.loop import RoundLoop
@@ -24,15 +26,9 @@ from draftwood.prompts import as_prompts, check_prompts
 from draftwood.protocols import TreePolicy
 from draftwood.randomness import SpawnedSeeds, Streams
 from draftwood.round_records import Round, Statistics, peak_memory
-from draftwood.stopping import CriteriaBatch
-
-
-@attrs.frozen(eq=False)
-class _Joining:
-    """A row, and the tokens `[length]` that the target is still to read of it."""
-
-    row: BatchRow
-    tokens: Tensor
+from draftwood.row_settings import RowSettings
+from draftwood.sampling import SamplingParams
+from draftwood.stopping import CriteriaBatch, RowStops, stop_string_criteria
 
 
 @attrs.define(eq=False)
@@ -54,21 +50,25 @@ class Session:
     _loop: RoundLoop
     _policy: TreePolicy
     _seeds: SpawnedSeeds
+    _defaults: RowSettings
+    _ends: frozenset[int]
     _max_new_tokens: int
     _max_rows: int | None
     _criteria: Sequence[Any]
+    _tokenizer: Any
     _pad: int
     statistics: Statistics
     _batch: Tensor | None = None
+    _together: CriteriaBatch | None = None
     _count: int = attrs.field(default=0, init=False)
+    # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
     _texts: dict[int, list[int]] = attrs.field(factory=dict, init=False)
-    _waiting: deque[_Joining] = attrs.field(factory=deque, init=False)
-    _returning: list[_Joining] = attrs.field(factory=list, init=False)
-    # Rows whose prompts the drafter has not read.
-    _undrafted: list[_Joining] = attrs.field(factory=list, init=False)
+    _waiting: deque[BatchRow] = attrs.field(factory=deque, init=False)
+    _checked: list[Any] = attrs.field(factory=list, init=False)
     _started: float = attrs.field(factory=perf_counter, init=False)
     _open: bool = attrs.field(default=False, init=False)
+    _broken: BaseException | None = attrs.field(default=None, init=False)
 
     def __enter__(self) -> Session:
         """Lock target and drafter for this session.
@@ -119,13 +119,18 @@ class Session:
     @property
     def unfinished(self) -> int:
         """Rows that are being written, or wait to be."""
-        return self.running + len(self._waiting) + len(self._returning)
+        return self.running + len(self._waiting)
 
     def add(
         self,
         prompt: Sequence[int],
         *,
         max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: Sequence[Any] = (),
+        logprobs: int | None = None,
         constraint: Constraint | None = None,
         policy_state: Any = None,
         seed: int | None = None,
@@ -133,9 +138,19 @@ class Session:
     ) -> int:
         """Let a row join, at the next round that has room for it; its number, counted from 0.
 
+        Code of the caller that the row brings (constraint, processors, criteria) ends this row and no other
+        when it raises in a round: `RowRecord.error`. What it raises in this call comes out of this call.
+
         Args:
             prompt: token ids.
             max_new_tokens: default: the session's.
+            sampling: how the target's tokens are chosen; default: as in the session.
+            draft_sampling: the same for the draft; default: the session's where `sampling` is, else as
+                `SpeculativeDecoder.generate` chooses it.
+            stop_strings: strings that end the text, besides the session's, whose `tokenizer` they need.
+            stopping_criteria: asked about this row, besides the session's.
+            logprobs: record the log-probabilities of the tokens, and so many of the likeliest tokens in the
+                place of each; None: as in the session.
             constraint: what may be written.
             policy_state: what a policy that learns starts from; default: it starts afresh.
             seed: default: the next of those spawned from the session's.
@@ -144,26 +159,31 @@ class Session:
 
         Raises:
             InvalidInput: a prompt that the target cannot go on from, or a number that is none.
+            IncompatibleStrategy: the verifier cannot serve this sampling.
         """
         loop, number = self._loop, self._count
         (tokens,) = as_prompts([prompt])
         check_prompts([tokens], loop.target)
         (state,) = policy_states.row_states(self._policy, policy_state, 1)
+        settings = self._settings(sampling, draft_sampling, logprobs)
+        criteria = self._criteria_of(stop_strings, stopping_criteria)
+        scores = settings.keep.scores
         row = BatchRow(
             number,
             tokens[-1],
             self._policy,
             Streams.seeded(self._seeds.take(seed)),
-            self._row_text(tokens, number),
+            self._stops(number, tokens, max_new_tokens, criteria, scores=scores),
+            settings,
+            self._row_text(tokens, number, settings),
             self._constrained(constraint, tokens),
             state,
             kept=kept,
+            unread=tokens,
         )
-        loop.stops.join(*self._limits(max_new_tokens, len(tokens)))
-        self._watch(number, tokens)
-        self._rows[number], self._texts[number] = row, tokens
+        self._rows[number], self._texts[number] = row, list(tokens)
         self._count += 1
-        self._waiting.append(_Joining(row, torch.tensor(tokens, dtype=torch.int64)))
+        self._waiting.append(row)
         return number
 
     def extend(
@@ -174,9 +194,10 @@ class Session:
         max_new_tokens: int | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        """Go on with a kept row whose text has ended, behind `tokens` more, such as the next turn of a chat.
+        """Go on with a kept row whose text has ended, after `tokens` more, such as the next turn of a chat.
 
-        What the row has read is not read again. Random numbers and what its policy learnt go on.
+        The text that the target has read is not read again. Random numbers, settings, and what the row's
+        policy has learnt go on.
 
         Raises:
             InvalidInput: a row that is not there or still runs, or tokens that the target cannot go on from.
@@ -186,11 +207,13 @@ class Session:
         text = self._texts[row] + more
         check_prompts([more], self._loop.target)
         check_prompts([text], self._loop.target)
-        state.constraint = self._constrained(constraint, text)
-        self._loop.stops.extend(row, *self._limits(max_new_tokens, len(text)))
-        self._watch(row, text)
+        criteria = () if state.stops.criteria is None else state.stops.criteria.criteria
+        scores = state.settings.keep.scores
+        constrained = self._constrained(constraint, text)
+        state.stops = self._stops(row, text, max_new_tokens, criteria, scores=scores)
+        state.constraint = constrained
         self._texts[row] = text
-        self._returning.append(_Joining(state, torch.tensor(more, dtype=torch.int64)))
+        state.unread = more
         state.idle = False
 
     def release(self, row: int) -> None:
@@ -199,9 +222,7 @@ class Session:
         Raises:
             InvalidInput: a row that is not there or still runs.
         """
-        state = self._idle(row)
-        self._prefill_drafter()
-        self._loop.release([state])
+        self._loop.release([self._idle(row)])
         del self._rows[row]
 
     def cancel(self, row: int) -> None:
@@ -213,12 +234,11 @@ class Session:
         state = self._rows.get(row)
         if state is None or state.idle:
             raise InvalidInput(f"Row {row} is not being written, so there is nothing to cancel.")
-        self._prefill_drafter()
-        self._waiting = deque(one for one in self._waiting if one.row is not state)
-        self._returning = [one for one in self._returning if one.row is not state]
-        if any(one is state for one in self._loop.held):
+        if state.slot is None:
+            self._waiting.remove(state)
+        else:
             self._loop.release([state])
-        self._leave(row)
+        del self._rows[row]
 
     def forget(self, row: int) -> None:
         """Drop the text of a row that has left, as a session that goes on for long must.
@@ -237,18 +257,26 @@ class Session:
     def run(self) -> Round:
         """Let waiting rows in, where there is room, or make a round.
 
+        An error of the prefill of rows that join leaves everything as it was, and they wait. After any other
+        error the rows stand between two tokens, and the session can only be closed.
+
         Raises:
-            InvalidInput: no row is there to be written.
+            InvalidInput: no row is there to be written, or none can be.
         """
         if not self._open:
             raise InvalidInput("The session is not open; use it in a with statement.")
+        if self._broken is not None:
+            raise InvalidInput(
+                f"A round of this session has failed ({type(self._broken).__name__}), so its rows stand "
+                "between two tokens; close it and open another."
+            )
         if not self.unfinished:
             raise InvalidInput("No row is left to be written; add() one first.")
         finished_round = self._next()
         for record in finished_round.rows:
             self._texts[record.row] += record.tokens
-            if record.finished and not self._rows[record.row].kept:
-                self._leave(record.row)
+            if record.finished and not self._rows[record.row].idle:
+                del self._rows[record.row]
         statistics = self.statistics
         statistics.history.append(finished_round)
         statistics.seconds = perf_counter() - self._started
@@ -257,41 +285,54 @@ class Session:
 
     def _next(self) -> Round:
         loop = self._loop
-        started = perf_counter()
         self._prefill_drafter()
-        self.statistics.prefill_seconds += perf_counter() - started
-        if self._returning:
-            returning, self._returning = self._returning, []
-            return self._timed(loop.resume([one.row for one in returning], [one.tokens for one in returning]))
-        room = len(self._waiting) if self._max_rows is None else self._max_rows - len(loop.held)
-        joining = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        if not joining:
+        joining = [] if any(row.unread for row in loop.held) else self._joining()
+        logits, seconds = self._read(joining) if joining else (None, 0.0)
+        if logits is not None:
+            with self._breaking():
+                return self._prefilled(loop.join(joining, logits, seconds=seconds))
+        self.statistics.prefill_seconds += seconds
+        self._prefill_drafter()
+        with self._breaking():
+            if returning := [row for row in loop.held if row.unread]:
+                return self._prefilled(loop.resume(returning))
             return loop.run()
-        rows = [one.row for one in joining]
-        if loop.target.gives_first_logits:
-            joined = loop.join(rows, [one.tokens for one in joining])
-            held = set(map(id, loop.held))
-            self._undrafted = [one for one in joining if id(one.row) in held]
-            return self._timed(joined)
-        started = perf_counter()
-        loop.target.prefill([one.tokens[:-1] for one in joining])
-        loop.drafter.prefill([one.tokens[:-1] for one in joining])
-        self.statistics.prefill_seconds += perf_counter() - started
-        loop.held += rows
-        loop.rows += rows
-        return loop.run()
 
-    def _leave(self, row: int) -> None:
-        del self._rows[row]
-        if self._batch is None:  # those of a padded batch are asked about all rows together
-            self._loop.stops.forget(row)
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """An error inside it leaves rows between two tokens."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
 
     def _prefill_drafter(self) -> None:
-        undrafted, self._undrafted = self._undrafted, []
-        if undrafted:
-            self._loop.drafter.prefill([one.tokens for one in undrafted])
+        started = perf_counter()
+        with self._breaking():
+            self._loop.prefill_drafter()
+        self.statistics.prefill_seconds += perf_counter() - started
 
-    def _timed(self, prefill: Round) -> Round:
+    def _joining(self) -> list[BatchRow]:
+        """The rows that wait and have room; they wait on until the target has read their prompts."""
+        held = len(self._loop.held)
+        room = len(self._waiting) if self._max_rows is None else self._max_rows - held
+        if room < 1 and not self.running:
+            raise InvalidInput(
+                f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended fill it; "
+                "release() or extend() one, so that there is a row to write."
+            )
+        return [self._waiting[place] for place in range(min(room, len(self._waiting)))]
+
+    def _read(self, joining: Sequence[BatchRow]) -> tuple[Tensor | None, float]:
+        """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
+        started = perf_counter()
+        logits = self._loop.prefill(joining)
+        for _ in joining:
+            self._waiting.popleft()
+        return logits, perf_counter() - started
+
+    def _prefilled(self, prefill: Round) -> Round:
         self.statistics.prefill_seconds += prefill.seconds
         return prefill
 
@@ -304,54 +345,80 @@ class Session:
     def _idle(self, row: int) -> BatchRow:
         state = self._rows.get(row)
         if state is None or not state.idle:
-            what = "is not there" if state is None else "is still being written, or was not kept"
+            why = "is not there" if state is None else "is still being written, or was not kept"
             raise InvalidInput(
-                f"Row {row} {what}; extend() and release() are for rows of add(..., kept=True) whose "
+                f"Row {row} {why}; extend() and release() are for rows of add(..., kept=True) whose "
                 "text has ended."
             )
         return state
 
-    def _row_text(self, tokens: Sequence[int], number: int) -> RowText | None:
+    def _settings(
+        self, sampling: SamplingParams | None, draft_sampling: SamplingParams | None, logprobs: int | None
+    ) -> RowSettings:
+        settings, keep = self._defaults, self._defaults.keep
+        if logprobs is not None:
+            keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
+        if sampling is not None:
+            check_sampling_fits(self._loop.verifier, sampling)
+            settings = RowSettings.of(sampling, draft_sampling)
+        elif draft_sampling is not None:
+            settings = attrs.evolve(settings, draft_sampling=draft_sampling)
+        return settings if keep == settings.keep else attrs.evolve(settings, keep=keep)
+
+    def _row_text(self, tokens: Sequence[int], number: int, settings: RowSettings) -> RowText | None:
         loop = self._loop
-        processors = [*loop.sampling.processors, *loop.draft_sampling.processors]
-        if not (loop.sampling.reads_prefix or loop.draft_sampling.reads_prefix):
+        if not (settings.sampling.reads_prefix or settings.draft_sampling.reads_prefix):
             return None
         if self._batch is None:
             text = RowText.of(torch.tensor(tokens, device=loop.target.device))
         else:
             padded = self._batch.to(loop.target.device, torch.int64)
             text = RowText.of(padded[number], row=number, rows=len(padded))
-        if not number:
-            check_processors(processors, [text], vocab_size=loop.target.vocab_size)
+        processors = [*settings.sampling.processors, *settings.draft_sampling.processors]
+        known = set(map(id, self._checked))
+        if unknown := [processor for processor in processors if id(processor) not in known]:
+            check_processors(unknown, [text], vocab_size=loop.target.vocab_size)
+            self._checked += unknown
         return text
 
     def _constrained(self, constraint: Constraint | None, text: Sequence[int]) -> ConstrainedRow | None:
         if constraint is None:
             return None
-        ends, vocab_size = self._loop.stops.eos_token_ids, self._loop.target.vocab_size
-        return ConstrainedRow.started(constraint, text, vocab_size=vocab_size, ends=ends)
+        vocab_size = self._loop.target.vocab_size
+        return ConstrainedRow.started(constraint, text, vocab_size=vocab_size, ends=self._ends)
 
-    def _limits(self, max_new_tokens: int | None, length: int) -> tuple[int, bool]:
-        """New tokens behind a text of `length`, and whether the context limits them and not the wish."""
+    def _criteria_of(self, stop_strings: str | Sequence[str] | None, criteria: Sequence[Any]) -> list[Any]:
+        """The session's criteria and a row's own."""
+        if (stop_strings or criteria) and self._batch is not None:
+            raise InvalidInput("Rows of one padded batch share their criteria; give them to session().")
+        own = [*self._criteria, *criteria]
+        return own if not stop_strings else [*own, stop_string_criteria(stop_strings, self._tokenizer)]
+
+    def _stops(
+        self,
+        row: int,
+        text: Sequence[int],
+        max_new_tokens: int | None,
+        criteria: Sequence[Any],
+        *,
+        scores: bool,
+    ) -> RowStops:
+        """The conditions under which a row ends that goes on after `text`."""
         wish, longest = self._max_new_tokens, self._loop.target.max_length
         if max_new_tokens is not None:
             wish = checked_count("max_new_tokens", max_new_tokens)
-        # The last token takes no room in the context: nothing is read behind it.
-        room = wish if longest is None else longest + 1 - length
-        return min(wish, room), room < wish
-
-    def _watch(self, row: int, text: Sequence[int]) -> None:
-        """Ask the criteria about a row alone; those of a padded batch are asked about all rows together."""
-        if self._criteria and self._batch is None:
-            scores = self._loop.keep.scores
-            batch = CriteriaBatch(self._criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
-            self._loop.stops.batches.append(batch)
+        # The last token takes no room in the context: nothing is read after it.
+        room = wish if longest is None else longest + 1 - len(text)
+        asked = self._together
+        if criteria and asked is None:
+            asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
+        return RowStops(row, self._ends, min(wish, room), room < wish, asked)
 
 
-def checked_count(name: str, count: Any) -> int:
-    """An integer >= 1, or `InvalidInput`."""
+def checked_count(name: str, count: Any, *, least: int = 1) -> int:
+    """An integer >= `least`, or `InvalidInput`."""
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise InvalidInput(f"{name} is {count!r}; give an integer.")
-    if count < 1:
-        raise InvalidInput(f"{name} is {count}; ask for at least 1.")
+    if count < least:
+        raise InvalidInput(f"{name} is {count}; ask for at least {least}.")
     return int(count)

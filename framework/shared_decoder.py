@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Condition, Thread
 from types import TracebackType
+from typing import Any
 
 import attrs
 
 from draftwood.constraints import Constraint
 from draftwood.errors import DraftwoodError, InvalidInput
 from draftwood.row_queue import QueuedText, RowQueue
+from draftwood.sampling import SamplingParams
+from draftwood.text_request import TextRequest
 
 
 @attrs.define(eq=False)
@@ -19,19 +23,17 @@ class SharedText:
     """A text that a `SharedDecoder` writes: an iterator of lists of tokens, as rounds give them.
 
     Attributes:
-        prompt: token ids.
-        seed: of its random numbers.
-        max_new_tokens: None: the session's own.
-        constraint: what may be written, or None.
-        text: what was written; None until a row of the queue is asked for.
+        request: the prompt and everything that decides its text.
+        text: the text itself; None until the writing thread has taken the request.
+        logprobs: log-probabilities of the tokens that were handed over, where the request asks for them.
+        top_logprobs: for each of these tokens, the likeliest in its place and their log-probabilities.
     """
 
-    prompt: Sequence[int]
-    seed: int
-    max_new_tokens: int | None
-    constraint: Constraint | None
+    request: TextRequest
     _owner: SharedDecoder = attrs.field(repr=False)
     text: QueuedText | None = attrs.field(default=None, init=False)
+    logprobs: list[float] = attrs.field(factory=list, init=False)
+    top_logprobs: list[list[tuple[int, float]]] = attrs.field(factory=list, init=False)
     _told: list[int] = attrs.field(factory=list, init=False)
     _pieces: SimpleQueue[list[int] | None] = attrs.field(factory=SimpleQueue, init=False)
     _error: DraftwoodError | None = attrs.field(default=None, init=False)
@@ -44,8 +46,9 @@ class SharedText:
         """Tokens that came since, waiting for them.
 
         Raises:
-            DraftwoodError: the text cannot be written, or the decoder was closed.
+            DraftwoodError: the text cannot be written, or the decoder was closed, or is another process's.
         """
+        self._owner.check_process()
         piece = None if self._over else self._pieces.get()
         if piece is not None:
             return piece
@@ -78,13 +81,17 @@ class SharedText:
         text = self.text
         assert text is not None
         if text.refused is not None:
-            return self.end(InvalidInput(text.refused))
+            refused = InvalidInput(text.refused)
+            refused.__cause__ = text.error
+            return self.end(refused)
         common = min(len(self._told), len(text.tokens))
         if text.tokens[:common] != self._told[:common]:
             return self.end(
                 InvalidInput("The text was begun again after a fault and came out otherwise; ask again.")
             )
         if new := text.tokens[len(self._told) :]:
+            self.logprobs += text.logprobs[len(self._told) :]
+            self.top_logprobs += text.top_logprobs[len(self._told) :]
             self._told += new
             self._pieces.put(new)
         return self.end() if text.finished else False
@@ -105,6 +112,8 @@ class SharedDecoder:
     Attributes:
         queue: of rows; nobody else may use it meanwhile.
         most: texts that may be there at once, those that wait included; None: any number.
+
+    It belongs to the process that made it: a child made by `os.fork` has no writing thread.
     """
 
     queue: RowQueue
@@ -115,6 +124,7 @@ class SharedDecoder:
     _closed: DraftwoodError | None = attrs.field(default=None, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
     _thread: Thread = attrs.field(init=False)
+    _process: int = attrs.field(factory=os.getpid, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._thread = Thread(target=self._write, name="draftwood writer", daemon=True)
@@ -129,7 +139,9 @@ class SharedDecoder:
         self.close()
 
     def close(self) -> None:
-        """End the thread behind its round, and give up the texts that are not done."""
+        """End the thread after its round, and give up the texts that are not done."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._closed = self._closed or InvalidInput("The decoder was closed; the text is not done.")
             self._changed.notify()
@@ -146,14 +158,33 @@ class SharedDecoder:
         *,
         seed: int,
         max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: Sequence[Any] = (),
+        logprobs: int | None = None,
         constraint: Constraint | None = None,
     ) -> SharedText:
         """A text that is written from now on, as soon as there is room for it.
 
+        The arguments are those of `Session.add`.
+
         Raises:
-            InvalidInput: there are `most` texts already, or the decoder was closed.
+            InvalidInput: there are `most` texts already, or the decoder was closed, or is another process's.
         """
-        text = SharedText(prompt, seed, max_new_tokens, constraint, self)
+        self.check_process()
+        request = TextRequest(
+            prompt,
+            seed,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            stop_strings=stop_strings,
+            stopping_criteria=stopping_criteria,
+            logprobs=logprobs,
+            constraint=constraint,
+        )
+        text = SharedText(request, self)
         with self._changed:
             if self._closed is not None:
                 raise self._closed
@@ -163,8 +194,17 @@ class SharedDecoder:
             self._changed.notify()
         return text
 
+    def check_process(self) -> None:
+        """Raise `InvalidInput` in a process that a fork made after this decoder."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                f"This decoder belongs to process {self._process}, and a fork takes no threads along; make "
+                f"another one in process {os.getpid()}."
+            )
+
     def give_up(self, text: SharedText) -> None:
         """As `SharedText.cancel`."""
+        self.check_process()
         with self._changed:
             if text in self._texts:
                 self._given_up.append(text)
@@ -195,12 +235,7 @@ class SharedDecoder:
             self._given_up = []
         for text in texts:
             if text.text is None:
-                text.text = self.queue.add(
-                    text.prompt,
-                    seed=text.seed,
-                    max_new_tokens=text.max_new_tokens,
-                    constraint=text.constraint,
-                )
+                text.text = self.queue.append(text.request)
         for text in given_up:
             if text.text is not None and text.text.finished is None:
                 self.queue.cancel(text.text)

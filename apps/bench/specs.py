@@ -74,7 +74,7 @@ class Spec:
             strategy = attrs.evolve(strategy, draft_temperature=draft_temperature)
         if strategy.verifier.greedy and temperature != 0:
             raise IncompatibleStrategy(
-                f"{self.label!r} serves temperature 0 alone, not {temperature}; leave the verifier "
+                f"{self.label!r} only supports temperature 0, not {temperature}; leave the verifier "
                 "out for the usual one."
             )
         return strategy

@@ -13,8 +13,9 @@ from draftwood.errors import InvalidInput
 from draftwood.loop import RoundLoop
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import Streams
+from draftwood.row_settings import RowSettings
 from draftwood.sampling import SamplingParams
-from draftwood.stopping import StopConditions
+from draftwood.stopping import RowStops
 from draftwood.testing.block_efficiency import WeightedTree, drawn_trees, one_round_law, target_rows
 from draftwood.testing.checked_verifier import CheckedVerifier
 from draftwood.testing.enumerator import Enumerator, enumerate_outcomes
@@ -176,19 +177,13 @@ class _Case:
 
         Checks that the commit left the state of the new text.
         """
-        row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), policy_state=state)
-        backend = ToyBackend(self.target)
+        # Beyond what any tree reaches, so that the limit cuts no tree.
+        stops = RowStops(0, frozenset(), limit=10**9)
         sampling = SamplingParams(temperature=self.temperature)
-        loop = RoundLoop(
-            target=backend,
-            drafter=self.drafter,
-            verifier=self.verifier,
-            sampling=sampling,
-            draft_sampling=sampling,
-            # Beyond what any tree reaches, so that the limit cuts no tree.
-            stops=StopConditions(frozenset(), [10**9], [False]),
-            rows=[row],
-        )
+        settings = RowSettings(sampling, sampling)
+        row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), stops, settings, policy_state=state)
+        backend = ToyBackend(self.target)
+        loop = RoundLoop(target=backend, drafter=self.drafter, verifier=self.verifier, held=[row])
         state = torch.tensor(text[:-1], dtype=torch.int64)
         backend.prefill([state])
         self.drafter.prefill([state])

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
         (["-o", "budget=0"], ["budget is 0"]),
         (["-o", "law=topk"], ["'topk'", "did you mean 'top-k'?"]),
         (["--policy", "chain", "-o", "law=per-drafter"], ["PerChild", "1 drafter"]),
-        (["--verifier", "greedy", "--temperature", "1"], ["Greedy", "temperature 0 alone"]),
+        (["--verifier", "greedy", "--temperature", "1"], ["Greedy", "only supports temperature 0"]),
         (["--target", "/no/model"], ["no model folder /no/model"]),
         (["--target", "no-such-model"], ["no-such-model is neither a folder"]),
         (["--drafter", "some/unknown-model"], ["some/unknown-model"]),

@@ -15,7 +15,10 @@ from draftwood.strategies.policies.chain import Chain
         (["--strategy", "dyspec:budget"], ["'budget'", "name=value"]),
         (["--strategy", "generate:length=3"], ["'generate'", "has none"]),
         (["--strategy", "chain+bock"], ["'bock'", "did you mean 'block'?"]),
-        (["--strategy", "chain+greedy", "--temperature", "1"], ["chain+greedy", "temperature 0 alone"]),
+        (
+            ["--strategy", "chain+greedy", "--temperature", "1"],
+            ["chain+greedy", "only supports temperature 0"],
+        ),
         (["--strategy", "dyspec:drafter=llama-draft"], ["'llama-draft'", "pairs"]),
         (["--strategy", "chain+:draft_temperature=hot"], ["'hot'", "a number"]),
         (["--pair", "llama-7m"], ["'llama-7m'", "TARGET,DRAFT"]),

@@ -268,7 +268,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(start):
     (sentence,) = [line for line in errors.splitlines() if "No space left" in line]
     assert (
         sentence
-        == "Error: What comes out cannot be written: No space left on device; make room and run it again."
+        == "Error: The output cannot be written: No space left on device; make room and run it again."
     )
 
 

@@ -19,7 +19,7 @@ from draftwood.backends.probe import disagreement
 from draftwood.backends.self_check import self_check
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from tests.backends.attention_models import VOCAB, bloom, tiny
 
 
@@ -249,3 +249,35 @@ def test_errors_have_no_line_breaks(folder: Path) -> None:
         load(folder)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 5])
+def test_a_pass_without_memory_says_nothing_of_the_model(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny(), 0
+    plain = model.model.forward
+
+    def without_memory(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            torch.empty(2**50)
+        return plain(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model, "forward", without_memory)
+        with pytest.raises(OutOfMemory, match="use fewer rows"):
+            load(model)
+    assert isinstance(load(model), TransformerBackend)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(torch.nn.Module, "to"), (hf.AutoModelForCausalLM, "from_pretrained")]
+)
+def test_weights_without_memory(
+    owner: type, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, lambda *_, **__: torch.empty(2**50))
+    with pytest.raises(OutOfMemory, match=r"does not fit into memory .*; use a half-precision dtype"):
+        load(folder)

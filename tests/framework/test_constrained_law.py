@@ -13,7 +13,8 @@ from draftwood.constraints import ConstrainedRow
 from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.loop import RoundLoop
 from draftwood.outcome import Outcome
-from draftwood.stopping import StopConditions
+from draftwood.row_settings import RowSettings
+from draftwood.stopping import RowStops
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
@@ -56,17 +57,10 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
     def write(rng):
         sampling = SamplingParams(temperature=TEMPERATURE)
         backend, drafter = ToyBackend(TARGET), ModelDrafter(ToyBackend(DRAFT))
-        row = BatchRow(0, 0, policy, Streams(rng, rng))
+        settings, stops = RowSettings(sampling, sampling), RowStops(0, eos, tokens)
+        row = BatchRow(0, 0, policy, Streams(rng, rng), stops, settings)
         row.constraint = ConstrainedRow.started(constraint, [0], vocab_size=3, ends=eos)
-        loop = RoundLoop(
-            target=backend,
-            drafter=drafter,
-            verifier=verifier,
-            sampling=sampling,
-            draft_sampling=sampling,
-            stops=StopConditions(eos, [tokens], [False]),
-            rows=[row],
-        )
+        loop = RoundLoop(target=backend, drafter=drafter, verifier=verifier, held=[row])
         for one in (backend, drafter):
             one.prefill([torch.tensor([], dtype=torch.int64)])
         text = list[int]()

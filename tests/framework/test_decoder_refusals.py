@@ -146,7 +146,7 @@ def test_strategies_that_do_not_fit_are_refused_at_construction():
         decoder(Chain(3), TopKOnly())
     with pytest.raises(IncompatibleStrategy, match="PerChild"):
         decoder(FixedTree(2, 2, law="per-drafter"))
-    with pytest.raises(IncompatibleStrategy, match="temperature 0 alone, not 0.7"):
+    with pytest.raises(IncompatibleStrategy, match="only supports temperature 0, not 0.7"):
         decoder(Chain(3), Greedy()).generate([[1]], sampling=SamplingParams(0.7))
     with pytest.raises(IncompatibleModels, match="drafter has 4 tokens and the target 5"):
         decoder(draft=drafter(ToyModel(4)))

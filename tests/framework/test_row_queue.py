@@ -178,7 +178,7 @@ def test_a_long_queue_keeps_nothing_of_what_has_left():
             rows.run()
             session = rows._session
             assert len(session._texts) <= 4
-            assert len(session._loop.stops.batches) <= 4
+            assert len(session._rows) <= 4
             assert len(session.statistics.history) <= 1
 
 

@@ -6,7 +6,7 @@ import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.stopping import CriteriaBatch, StopConditions
+from draftwood.stopping import CriteriaBatch, RowStops
 
 PAD, EOS = 99, 7
 
@@ -94,19 +94,20 @@ def test_criteria_end_rows_as_in_generate(data):
     expected = as_generate(prompts, texts, [KINDS[name](rows, eos) for name in names], eos=eos, limit=limit)
 
     batch = CriteriaBatch([KINDS[name](rows, eos) for name in names], range(rows), prompts, PAD, eos)
-    stops = StopConditions(frozenset([EOS] if eos else []), [limit] * rows, [False] * rows, batches=[batch])
+    ends = frozenset([EOS] if eos else [])
+    stops = [RowStops(row, ends, limit, criteria=batch) for row in range(rows)]
     written, running = [list[int]() for _ in range(rows)], set(range(rows))
     while running:
         for row in sorted(running):
             count = data.draw(st.integers(1, 4))
-            new, reason = stops.take(row, texts[row][len(written[row]) :][:count])
+            new, reason = stops[row].take(texts[row][len(written[row]) :][:count])
             written[row] += new
             if reason is not None:
                 running.discard(row)
-        for row, length in stops.ask().items():
-            assert length <= len(written[row])
-            del written[row][length:]
-            running.discard(row)
+        for cut in batch.ask():
+            assert cut.length <= len(written[cut.row])
+            del written[cut.row][cut.length :]
+            running.discard(cut.row)
     width = max(map(len, written))
     padded = torch.tensor([row + [PAD] * (width - len(row)) for row in written])
     assert torch.equal(torch.cat([prompts, padded], 1), expected)
@@ -114,7 +115,7 @@ def test_criteria_end_rows_as_in_generate(data):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_end_of_text_is_found_anywhere_in_a_round(count):
-    stops = StopConditions(frozenset([EOS]), [10], [False])
+    stops = RowStops(0, frozenset([EOS]), 10)
     new = [1] * (count - 1) + [EOS, 2]
-    assert stops.take(0, new) == (tuple(new[:count]), "eos")
-    assert stops.room(0) == 10 - count
+    assert stops.take(new) == (tuple(new[:count]), "eos")
+    assert stops.room == 10 - count

@@ -16,7 +16,8 @@ from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, 
 from draftwood.batch_row import BatchRow
 from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
-from draftwood.stopping import StopConditions
+from draftwood.row_settings import RowSettings
+from draftwood.stopping import RowStops
 from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law
 
 Law = dict[tuple[int, ...], float]
@@ -115,15 +116,16 @@ class Case:
     def _write(self, rng: Randomness) -> tuple[int, ...]:
         sampling = SamplingParams(temperature=self.temperature, processors=self.processors)
         backend, prompt = ToyBackend(self.target), list(self.prompt)
-        loop = RoundLoop(
-            target=backend,
-            drafter=self.drafter,
-            verifier=self.verifier,
-            sampling=sampling,
-            draft_sampling=sampling,
-            stops=StopConditions(self.eos, [self.tokens], [False]),
-            rows=[BatchRow(0, prompt[-1], self.policy, Streams(rng, rng), RowText.of(torch.tensor(prompt)))],
+        row = BatchRow(
+            0,
+            prompt[-1],
+            self.policy,
+            Streams(rng, rng),
+            RowStops(0, self.eos, self.tokens),
+            RowSettings(sampling, sampling),
+            RowText.of(torch.tensor(prompt)),
         )
+        loop = RoundLoop(target=backend, drafter=self.drafter, verifier=self.verifier, held=[row])
         state = torch.tensor(prompt[:-1], dtype=torch.int64)
         backend.prefill([state])
         self.drafter.prefill([state])

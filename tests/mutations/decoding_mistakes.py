@@ -12,7 +12,7 @@ from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, To
 from draftwood.batch_row import BatchRow
 from draftwood.loop import RoundLoop
 from draftwood.prefixes import Path, Prefixes
-from draftwood.stopping import StopConditions
+from draftwood.stopping import RowStops
 from tests.mutations import suite
 from tests.mutations.mistake import Mistake
 
@@ -27,7 +27,7 @@ def scores_at_the_root_alone(self: RoundLoop, row: BatchRow, tree: TokenTree, lo
 
 
 def draft_sampling_for_both(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
-    return self.draft_sampling.scores(logits[: tree.size], row.prefixes([()] * tree.size))
+    return row.settings.draft_sampling.scores(logits[: tree.size], row.prefixes([()] * tree.size))
 
 
 def one_verification_stream() -> Any:
@@ -66,10 +66,10 @@ _others: dict[str, Any] = {}
 
 def text_of_another_row(self: BatchRow, paths: Sequence[Path]) -> Prefixes | None:
     """Processors see the text of whichever row came last."""
-    if self.text is None:
+    if self.prefix is None:
         return None
-    before = _others.get("text", self.text)
-    _others["text"] = self.text
+    before = _others.get("text", self.prefix)
+    _others["text"] = self.prefix
     return Prefixes(before, paths)
 
 
@@ -92,13 +92,13 @@ def root_from_the_path(self: BatchRow, tokens: Sequence[int]) -> None:
 _commit = BatchRow.commit
 
 
-def ends_one_early(self: StopConditions, row: int, new: Sequence[int], scores: Any = None) -> Any:
+def ends_one_early(self: RowStops, new: Sequence[int], scores: Any = None) -> Any:
     """At the limit, a path that was accepted as a whole is cut and its last token drawn again as token 0."""
-    kept, reason = _take(self, row, new, scores)
+    kept, reason = _take(self, new, scores)
     return ((*kept[:-1], 0), reason) if reason == "length" and len(kept) > 1 else (kept, reason)
 
 
-_take = StopConditions.take
+_take = RowStops.take
 
 
 class EightBits(CounterRandomness):
@@ -195,9 +195,7 @@ MISTAKES = [
     _decoding(
         "the next root is the last accepted token", "off by one", (BatchRow, "commit", root_from_the_path)
     ),
-    _decoding(
-        "the last token at the limit is padding", "a cut path", (StopConditions, "take", ends_one_early)
-    ),
+    _decoding("the last token at the limit is padding", "a cut path", (RowStops, "take", ends_one_early)),
     _decoding(
         "the target's temperature is not applied",
         "vllm#10198",
@@ -211,7 +209,7 @@ MISTAKES = [
     _decoding(
         "an end-of-text inside the accepted path is ignored",
         "only a round's last token looked at",
-        (StopConditions, "take", suite.last_token_alone),
+        (RowStops, "take", suite.last_token_alone),
     ),
     _chance("uniforms of 8 bits", "vllm#51367: low resolution starves the tail", _wrong(EightBits)),
     _chance("uniforms of 24 bits", "the same over 128,000 tokens", _wrong(SinglePrecision)),

@@ -14,7 +14,8 @@ from transformers import LogitsProcessor
 from draftwood import Randomness, TokenTree, randomness
 from draftwood.batch_row import BatchRow
 from draftwood.loop import RoundLoop
-from draftwood.stopping import StopConditions
+from draftwood.running_rows import RunningRows
+from draftwood.stopping import RowStops
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain
@@ -74,8 +75,9 @@ def by_scores(change: Callable[[RoundLoop, BatchRow, TokenTree, Tensor], Tensor]
     """`RoundLoop._scored` with the scores that `change` makes of a row's logits."""
 
     def scored(
-        self: RoundLoop, rows: Sequence[BatchRow], trees: Sequence[TokenTree], logits: Tensor
+        self: RoundLoop, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
+        rows = batch.rows
         scores = [
             change(self, row, tree, of_row) for row, tree, of_row in zip(rows, trees, logits, strict=True)
         ]
@@ -91,7 +93,7 @@ def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tens
 
 def seen_from_the_root(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """Scores whose processors see the root's context at every node."""
-    return self.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
+    return row.settings.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 
 
 class RepeatsLess(LogitsProcessor):
@@ -107,14 +109,14 @@ def at_or_above(heights: Tensor, u: float) -> int:
 
 
 def last_token_alone(
-    self: StopConditions, row: int, new: tuple[int, ...], scores: object = None
+    self: RowStops, new: tuple[int, ...], scores: object = None
 ) -> tuple[tuple[int, ...], str | None]:
-    """`StopConditions.take` that looks at the last token of a round alone."""
-    kept = new[: self.room(row)]
-    self.written[row] += len(kept)
+    """`RowStops.take` that only looks at the last token of a round."""
+    kept = new[: self.room]
+    self.written += len(kept)
     if kept[-1] in self.eos_token_ids:
         return kept, "eos"
-    return kept, "length" if not self.room(row) else None
+    return kept, "length" if not self.room else None
 
 
 def as_a_chain(self: ToyBackend, tokens: Tensor, parents: Tensor, counts: object = None) -> Tensor:
@@ -291,7 +293,7 @@ MUTATIONS = [
         "an end-of-text inside the accepted path is ignored",
         "only a round's last token looked at",
         attrs.evolve(CHAIN, carried=True, eos=frozenset({2})),
-        patch=(StopConditions, "take", last_token_alone),
+        patch=(RowStops, "take", last_token_alone),
     ),
     Mutation(
         "several siblings are looked at together although the tree is adaptive",

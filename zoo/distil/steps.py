@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput, OutOfMemory
+from draftwood.machine_faults import machine_fault
 
 from ..pretrain import optimiser_for, rate
 from .rows import load_whole, save_whole
@@ -87,8 +88,10 @@ def stepped(
         try:
             value, tokens = loss(state.step)
             value.backward()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"A step did not fit on {device}; give a smaller --batch.") from error
+        except Exception as error:
+            if (fault := machine_fault(error)) is not None and fault.kind == "memory":
+                raise OutOfMemory(f"A step did not fit on {device}; give a smaller --batch.") from error
+            raise
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
