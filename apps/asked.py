@@ -28,7 +28,7 @@ Prompt = str | tuple[int, ...] | Chat
 
 
 @attrs.frozen(kw_only=True)
-class RowSettings:
+class TextSettings:
     """What one text is written with in place of the command's own options; None: as those say.
 
     Attributes:
@@ -65,7 +65,7 @@ class Row:
     """
 
     prompt: Prompt
-    settings: RowSettings = RowSettings()
+    settings: TextSettings = TextSettings()
     seed: int = 0
 
 

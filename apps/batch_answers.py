@@ -15,6 +15,7 @@ from draftwood.apps.asked import PromptLine, Row
 from draftwood.apps.text import IncrementalText, decode
 
 _LENGTH = ("length", "context")
+_LEAST = -9999.0  # what OpenAI writes of a token that cannot come
 
 
 @attrs.frozen(eq=False)
@@ -25,8 +26,10 @@ class Written:
     text: QueuedText
 
 
-def answer(line: PromptLine, texts: Sequence[Written], tokenizer: Any) -> dict[str, Any]:
-    """The answer to a request whose texts have ended."""
+def answer(
+    line: PromptLine, texts: Sequence[Written], tokenizer: Any, *, stops: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The answer to a request whose texts have ended; `stops` end texts besides their own."""
     assert line.request is not None
     chat = line.request.kind == "chat"
     counts = {
@@ -38,7 +41,10 @@ def answer(line: PromptLine, texts: Sequence[Written], tokenizer: Any) -> dict[s
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time()),
         "model": line.request.model,
-        "choices": [_choice(index, one, tokenizer, chat=chat) for index, one in enumerate(texts)],
+        "choices": [
+            _choice(index, one, tokenizer, stops=(*stops, *one.row.settings.stop), chat=chat)
+            for index, one in enumerate(texts)
+        ],
         "usage": {**counts, "total_tokens": sum(counts.values())},
     }
     return _line(line, 200, body)
@@ -69,11 +75,13 @@ def _identifier(line: PromptLine) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
-def _choice(index: int, written: Written, tokenizer: Any, *, chat: bool) -> dict[str, Any]:
+def _choice(
+    index: int, written: Written, tokenizer: Any, *, stops: Sequence[str], chat: bool
+) -> dict[str, Any]:
     text, settings = written.text, written.row.settings
     whole = decode(tokenizer, text.tokens)
-    # What ends a text is no part of it in this protocol.
-    shown = min((whole.split(stop, 1)[0] for stop in settings.stop), key=len, default=whole)
+    # In this protocol a string that ends a text is no part of it.
+    shown = min((whole.split(stop, 1)[0] for stop in stops), key=len, default=whole)
     said: dict[str, Any] = {"text": shown}
     if chat:
         said = {"message": {"role": "assistant", "content": shown, "refusal": None}}
@@ -98,24 +106,33 @@ def _pieces(text: QueuedText, tokenizer: Any, shown: str) -> list[tuple[str, int
 
 def _logprobs(text: QueuedText, tokenizer: Any, shown: str) -> dict[str, Any]:
     pieces = _pieces(text, tokenizer, shown)
+    told = _told(text)[: len(pieces)]
     return {
-        "tokens": [tokenizer.decode([token]) for token in text.tokens[: len(pieces)]],
-        "token_logprobs": text.logprobs[: len(pieces)],
+        "tokens": [tokenizer.decode([token]) for token, _, _ in told],
+        "token_logprobs": [logprob for _, logprob, _ in told],
         "top_logprobs": [
-            {tokenizer.decode([token]): logprob for token, logprob in likely}
-            for likely in text.top_logprobs[: len(pieces)]
+            {tokenizer.decode([token]): logprob for token, logprob in likely} for _, _, likely in told
         ],
         "text_offset": [begins for _, begins in pieces],
     }
 
 
 def _chat_logprobs(text: QueuedText, tokenizer: Any, shown: str) -> dict[str, Any]:
-    count = len(_pieces(text, tokenizer, shown))
+    told = _told(text)[: len(_pieces(text, tokenizer, shown))]
     content = [
         {**_token(tokenizer, token, logprob), "top_logprobs": [_token(tokenizer, *one) for one in likely]}
-        for token, logprob, likely in zip(text.tokens[:count], text.logprobs, text.top_logprobs, strict=False)
+        for token, logprob, likely in told
     ]
     return {"content": content, "refusal": None}
+
+
+def _told(text: QueuedText) -> list[tuple[int, float, list[tuple[int, float]]]]:
+    """Every token, its log-probability, and the likeliest tokens with theirs; JSON has no infinity."""
+    likeliest = text.top_logprobs or [[] for _ in text.tokens]
+    return [
+        (token, max(logprob, _LEAST), [(other, max(one, _LEAST)) for other, one in likely])
+        for token, logprob, likely in zip(text.tokens, text.logprobs, likeliest, strict=True)
+    ]
 
 
 def _token(tokenizer: Any, token: int, logprob: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps.asked import BatchRequest, Chat, Kind, Prompt, PromptLine, Row, RowSettings
+from draftwood.apps.asked import BatchRequest, Chat, Kind, Prompt, PromptLine, Row, TextSettings
 from draftwood.apps.datasets import HalfCharacter, WrongField
 from draftwood.apps.text_input import HALF
 from draftwood.errors import InvalidInput, nearest
@@ -205,7 +205,7 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and set(part) == {"type", "text"}
 
 
-def _settings(body: Mapping[str, Any], kind: Kind) -> RowSettings:
+def _settings(body: Mapping[str, Any], kind: Kind) -> TextSettings:
     """What the choices are written with.
 
     Raises:
@@ -226,7 +226,7 @@ def _settings(body: Mapping[str, Any], kind: Kind) -> RowSettings:
     if not isinstance(body.get("model"), str):
         raise _Refused(f"model is {_short(body.get('model'))}; give the name of the target.")
     longest = body.get("max_completion_tokens") or body.get("max_tokens")
-    return RowSettings(
+    return TextSettings(
         max_new_tokens=longest,
         temperature=body.get("temperature"),
         top_k=body.get("top_k"),

@@ -15,7 +15,6 @@ import attrs
 import torch
 import typer
 
-from draftwood import SamplingParams
 from draftwood.apps import batch_requests, identity, journal, on_ray
 from draftwood.apps.asked import PromptLine, Record
 from draftwood.apps.cli_errors import FAILED
@@ -271,19 +270,16 @@ def write_file(
 
 
 def _for_all(method: Method, lines: Sequence[PromptLine]) -> Method:
-    """The method, with a verifier that the temperatures of all requests can take.
+    """The method, with a policy and a verifier for the temperatures of all requests.
 
-    A verifier that was named stays, and refuses the requests that it does not support.
+    Where the command says temperature 0 and some request does not, those for higher ones are chosen, which
+    serve 0 too. A verifier that was named stays, and refuses the requests that it does not support.
     """
-    words, verifier = method.words, method.strategy.verifier
-    warm = any(
-        (row.settings.sampling(method.sampling) or SamplingParams()).temperature > 0
-        for line in lines
-        for row in line.rows
-    )
-    if not warm or not verifier.greedy or words.verifier or words.recipe or words.tuned:
+    asked = [row.settings.temperature or 0 for line in lines for row in line.rows]
+    warmest = max(asked, default=0)
+    if method.sampling.temperature > 0 or not warmest or method.known:
         return method
-    return attrs.evolve(words, verifier="recursive-rejection").method()
+    return attrs.evolve(method.words, chosen_for=warmest).method()
 
 
 def configuration(method: Method, asked: PromptFile, files: Mapping[str, Any]) -> dict[str, Any]:

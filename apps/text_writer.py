@@ -18,6 +18,9 @@ from draftwood.apps.models import Loaded
 from draftwood.apps.prompt_limits import PromptLimit
 from draftwood.apps.text import decode
 from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.machine_faults import machine_fault
+from draftwood.shared_decoder import SharedText
+from draftwood.text_request import TextRequest
 
 _COUNTS = ("new_tokens", "rounds", "drafted", "accepted")
 _SAMPLE = 2000  # characters
@@ -50,7 +53,7 @@ class TextWriter:
             while True:
                 while queue.unfinished < 2 * rows and (line := next(waiting, None)) is not None:
                     try:
-                        texts = [Written(row, queue.add(**call)) for row, call in self._calls(line)]
+                        texts = [Written(row, queue.append(self._request(row))) for row in line.rows]
                     except DraftwoodError as error:
                         yield refusal(line, str(error))
                     else:
@@ -64,33 +67,31 @@ class TextWriter:
     def write_shared(self, shared: SharedDecoder, line: PromptLine) -> Record:
         """The line of texts for `line`, by a decoder that other threads use too."""
         try:
-            begun = [(row, shared.add(**call)) for row, call in self._calls(line)]
+            begun = [(row, _begun(shared, self._request(row))) for row in line.rows]
         except InvalidInput as error:
             return refusal(line, str(error))
         return self._record(line, [Written(row, text.wait()) for row, text in begun])
 
-    def _calls(self, line: PromptLine) -> list[tuple[Row, dict[str, Any]]]:
-        """Every text of a line, and what `add` is called with.
+    def _request(self, row: Row) -> TextRequest:
+        """The request of a text.
 
         Raises:
-            InvalidInput: one that cannot be written.
+            InvalidInput: it cannot be written.
         """
-        return [(row, self._call(row)) for row in line.rows]
-
-    def _call(self, row: Row) -> dict[str, Any]:
         own, usual = row.settings, self.method
         sampling, draft = own.sampling(usual.sampling), None
         if sampling is not None and usual.draft_sampling is not None:
             draft = attrs.evolve(sampling, temperature=usual.draft_sampling.temperature)
-        settings = {
-            "max_new_tokens": own.max_new_tokens,
-            "sampling": sampling,
-            "draft_sampling": draft,
-            "stop_strings": list(own.stop) or None,
-            "logprobs": own.logprobs,
-        }
-        given = {name: value for name, value in settings.items() if value is not None}
-        return {"prompt": self._tokens(row.prompt), "seed": row.seed, "constraint": self.constraint, **given}
+        return TextRequest(
+            self._tokens(row.prompt),
+            row.seed,
+            max_new_tokens=own.max_new_tokens,
+            sampling=sampling,
+            draft_sampling=draft,
+            stop_strings=list(own.stop) or None,
+            logprobs=own.logprobs,
+            constraint=self.constraint,
+        )
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         tokens = list(prompt) if isinstance(prompt, tuple) else self._encoded(prompt)
@@ -124,7 +125,7 @@ class TextWriter:
             return refusal(line, ill.refused or "", status=_status(ill))
         statistics = _together([one.text.statistics for one in texts])
         if line.request is not None:
-            answer = batch_answers.answer(line, texts, self.loaded.tokenizer)
+            answer = batch_answers.answer(line, texts, self.loaded.tokenizer, stops=self.method.words.stop)
             return {"number": line.number, "answer": answer, "statistics": statistics}
         ((row, text),) = [(one.row, one.text) for one in texts]
         return {
@@ -167,9 +168,23 @@ def refusal(line: PromptLine, reason: str, *, status: int = 400) -> Record:
     return {**begun, "prompt": line.shown, **line.kept, "refused": reason}
 
 
+def _begun(shared: SharedDecoder, asked: TextRequest) -> SharedText:
+    return shared.add(
+        asked.prompt,
+        seed=asked.seed,
+        max_new_tokens=asked.max_new_tokens,
+        sampling=asked.sampling,
+        draft_sampling=asked.draft_sampling,
+        stop_strings=asked.stop_strings,
+        logprobs=asked.logprobs,
+        constraint=asked.constraint,
+    )
+
+
 def _status(text: QueuedText) -> int:
-    error = getattr(text, "error", None)
-    return 400 if error is None or isinstance(error, InvalidInput) else 500
+    """Of HTTP: the request is at fault where its error is one of ours, unless the machine is."""
+    ours = isinstance(text.error, DraftwoodError) and machine_fault(text.error) is None
+    return 400 if ours else 500
 
 
 def _turns(chat: Chat) -> str:
