@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from draftwood.errors import InvalidInput
-from draftwood.whole_files import inner_folder, write_by
+from draftwood.whole_files import inner_folder, written_whole
 
 from ..text import windows
 
@@ -155,7 +154,8 @@ def read_rows(file: Path) -> Rows:
 
 def save_whole(file: Path, content: Mapping[str, Any]) -> None:
     """`torch.save` that leaves a whole file or none, whenever the process ends."""
-    write_by(file, partial(torch.save, dict(content)))
+    with written_whole(file) as part, part.open("wb") as out:
+        torch.save(dict(content), out)
 
 
 def load_whole(file: Path) -> dict[str, Any]:
