@@ -160,14 +160,16 @@ def _rows(body: Mapping[str, Any], kind: Kind) -> list[Prompt]:
     if kind == "chat":
         return [_chat(body.get("messages"))]
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and prompt and not _are_tokens(prompt)
-    found = [
-        tuple(one) if _are_tokens(one) else one
-        for one in (prompt if several and isinstance(prompt, list) else [prompt])
-    ]
-    if not all((isinstance(one, str) and one) or isinstance(one, tuple) for one in found):
-        raise _Refused(f"prompt is {_short(prompt)}; give text, tokens, or a list of texts or of tokens.")
-    return found
+    several = prompt if isinstance(prompt, list) and prompt and not _are_tokens(prompt) else [prompt]
+    return [_prompt(one, prompt) for one in several]
+
+
+def _prompt(one: Any, whole: Any) -> str | tuple[int, ...]:
+    if isinstance(one, str) and one:
+        return one
+    if _are_tokens(one):
+        return tuple(one)
+    raise _Refused(f"prompt is {_short(whole)}; give text, tokens, or a list of texts or of tokens.")
 
 
 def _are_tokens(value: Any) -> bool:
@@ -192,9 +194,8 @@ def _message(message: Any) -> dict[str, str]:
     ):
         raise _Refused(f"A message has the field {odd!r:.60}, which is not supported; leave it out.")
     content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if _is_text_part(part) else None for part in content]
-        content = "".join(parts) if parts and all(isinstance(part, str) for part in parts) else None
+    if isinstance(content, list) and content and all(map(_is_text_part, content)):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise _Refused(f"content is {_short(message.get('content'))}; give text, or a list of parts of text.")
     named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
@@ -202,7 +203,8 @@ def _message(message: Any) -> dict[str, str]:
 
 
 def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and set(part) == {"type", "text"}
+    known = isinstance(part, dict) and part.get("type") == "text" and set(part) == {"type", "text"}
+    return known and isinstance(part["text"], str)
 
 
 def _settings(body: Mapping[str, Any], kind: Kind) -> TextSettings:

@@ -18,6 +18,10 @@ from draftwood.whole_files import new_file, take_name, temporary_names
 
 _LONGEST_FIRST_LINE = 2**24  # bytes
 _CHUNK = 2**16  # bytes
+_BINARY = getattr(os, "O_BINARY", 0)  # of Windows, which lacks the other two
+_APPEND = os.O_RDWR | os.O_APPEND | _BINARY
+# Opening a pipe would wait for its other end.
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _ATTEMPTS = 20  # to open a name under which files come and go
 
 
@@ -222,12 +226,8 @@ def open_without_links(path: Path, remedy: str, *, write: bool = False) -> int |
         raise InvalidInput(
             f"{str(path)!r} is a symbolic link, and links are not followed here; remove it, or {remedy}."
         )
-    flags = (os.O_RDWR | os.O_APPEND) if write else os.O_RDONLY
-    # Without O_NONBLOCK, opening a pipe waits for its other end.
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
-        flags |= getattr(os, name, 0)
     try:
-        handle = os.open(path, flags)
+        handle = os.open(path, (_APPEND if write else os.O_RDONLY | _BINARY) | _PLAIN)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -297,7 +297,7 @@ def _created(path: Path, work: Work, *, instead: bool = False) -> Journal:
         else:
             take_name(part, path)
         if os.name == "nt":
-            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_BINARY)
+            handle = os.open(path, _APPEND)
     except BaseException as error:
         if handle >= 0:
             os.close(handle)

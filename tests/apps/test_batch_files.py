@@ -136,7 +136,7 @@ def test_prompts_of_every_form(asked):
 
 
 def test_choices_are_drawn_apart_and_a_seed_repeats_them(asked):
-    body = {"n": 4, "temperature": 1.5, "max_tokens": 6}
+    body: dict[str, Any] = {"n": 4, "temperature": 1.5, "max_tokens": 6}
     first, again, seeded, same = asked(
         request("a", **body), request("b", **body), request("c", seed=5, **body), request("d", seed=5, **body)
     )

@@ -14,6 +14,7 @@ import pytest
 from draftwood import zoo
 from draftwood.apps import journal, text_file
 from draftwood.apps.journal import Journal
+from draftwood.apps.text_writer import TextWriter
 from tests.apps.others import altered, snapshot
 
 pytestmark = [pytest.mark.posix, pytest.mark.usefixtures("few_reads")]
@@ -162,7 +163,7 @@ def folder_link(path: Path) -> None:
 
 
 # What is at the place of the part, or of what is made of it.
-PLACES: dict[str, tuple[Path, Callable[[Path], None], str]] = {
+PLACES: dict[str, tuple[Path, Callable[[Path], object], str]] = {
     "a link to notes": (PART, linked_to(b"notes\n"), "is a symbolic link, and links are not followed here"),
     "a link to nothing": (PART, linked_to(None), "is a symbolic link, and links are not followed here"),
     "a link to a folder": (PART, folder_link, "is a symbolic link, and links are not followed here"),
@@ -273,7 +274,7 @@ def test_a_second_writer_in_the_moment_when_the_first_one_ends(refused, draftwoo
 
 
 def test_texts_that_are_missing_at_the_end_are_named_and_nothing_goes(draftwood, here, left, monkeypatch):
-    monkeypatch.setattr(text_file.TextWriter, "write", lambda *_: iter(()))
+    monkeypatch.setattr(TextWriter, "write", lambda *_: iter(()))
     result = draftwood(*texts())
     assert result.exit_code == 1
     missing = next(n for n in range(4) if f'"number": {n},'.encode() not in left)

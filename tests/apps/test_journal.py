@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood import InvalidInput
+from draftwood import InvalidInput, whole_files
 from draftwood.apps import journal
 from draftwood.apps.journal import Journal, Work
 
@@ -151,7 +151,7 @@ def test_a_journal_that_ends_while_it_is_opened_is_made_anew_and_not_written_to(
 
 
 def test_one_that_appears_while_another_is_made_is_opened(tmp_path, monkeypatch):
-    path, take = tmp_path / "j", journal.take_name
+    path, take = tmp_path / "j", whole_files.take_name
     made = list[Path]()
 
     def slow(part: Path, name: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_line_longer_than_the_positions_is_never_read(draftwood, tmp_path, mon
     """A megabyte is refused by its length alone; a shorter line when its tokens are counted."""
     texts = ["Hello", "word " * (2500 if tokenized else 200_000), "World"]
     (tmp_path / "prompts.txt").write_text("\n".join(texts))
-    read_tokens, read_characters = [], []
+    read_tokens, read_characters = list[int](), list[int]()
     prefill, watched = PackedBackend.prefill, zoo.tokenizer()
 
     def counted(self: Any, rows: Any, *rest: Any) -> Any:
@@ -240,7 +240,7 @@ def test_any_field_is_kept(tmp_path_factory, fields):
 
 @few_reads
 def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
-    asked = [
+    asked: list[dict[str, Any]] = [
         {
             "task_id": "HumanEval/0",
             "prompt": "def f(",
