@@ -17,7 +17,7 @@ from draftwood.apps.method import Method
 from draftwood.apps.models import Loaded
 from draftwood.apps.prompt_limits import PromptLimit
 from draftwood.apps.text import decode
-from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.errors import DraftwoodError, InvalidInput, OutOfMemory
 from draftwood.machine_faults import machine_fault
 from draftwood.shared_decoder import SharedText
 from draftwood.text_request import TextRequest
@@ -47,8 +47,15 @@ class TextWriter:
         return RowQueue(partial(self.method.session, self.decoder, self.loaded), rows)
 
     def write(self, missing: Sequence[PromptLine], rows: int) -> Iterator[Record]:
-        """The lines of texts for all that is `missing`, in the order in which they end."""
+        """The lines of texts for all that is `missing`, in the order in which they end.
+
+        A text that memory does not suffice for comes last, as refused, where memory suffices for another one.
+
+        Raises:
+            OutOfMemory: it does not; what was refused for it has no line.
+        """
         waiting, running = iter(missing), dict[QueuedText, _Open]()
+        too_large = list[_Open]()
         with self.queue(rows) as queue:
             while True:
                 while queue.unfinished < 2 * rows and (line := next(waiting, None)) is not None:
@@ -59,18 +66,30 @@ class TextWriter:
                     else:
                         running |= dict.fromkeys((one.text for one in texts), _Open(line, texts))
                 if not queue.unfinished:
-                    return
+                    break
                 for text in queue.run():
                     if text.finished and (ended := running.pop(text)).is_over:
-                        yield self._record(ended.line, ended.texts)
+                        if ended.lacked_memory is None:
+                            yield self._record(ended.line, ended.texts)
+                        else:
+                            too_large.append(ended)
+            for one in too_large:
+                probe = queue.append(_smallest(one))
+                while queue.unfinished:
+                    queue.run()
+                _check_written(probe)
+                yield self._record(one.line, one.texts)
 
     def write_shared(self, shared: SharedDecoder, line: PromptLine) -> Record:
-        """The line of texts for `line`, by a decoder that other threads use too."""
+        """The line of texts for `line`, by a decoder that other threads use too; errors as of `write`."""
         try:
             begun = [(row, _begun(shared, self._request(row))) for row in line.rows]
         except InvalidInput as error:
             return refusal(line, str(error))
-        return self._record(line, [Written(row, text.wait()) for row, text in begun])
+        one = _Open(line, [Written(row, text.wait()) for row, text in begun])
+        if one.lacked_memory is not None:
+            _check_written(_begun(shared, _smallest(one)).wait())
+        return self._record(line, one.texts)
 
     def _request(self, row: Row) -> TextRequest:
         """The request of a text.
@@ -112,6 +131,8 @@ class TextWriter:
             else:
                 shaped = tokenizer(prompt if isinstance(prompt, str) else _turns(prompt))
         except Exception as error:  # a template is a program, and may fail in any way
+            if machine_fault(error) is not None:
+                raise
             raise InvalidInput(
                 f"The tokenizer cannot read the prompt ({type(error).__name__}: {first_line(error)[:120]}); "
                 "change it."
@@ -153,6 +174,31 @@ class _Open:
     def is_over(self) -> bool:
         return all(one.text.finished for one in self.texts)
 
+    @property
+    def lacked_memory(self) -> QueuedText | None:
+        """A text that was refused since memory ran out."""
+        refused = (one.text for one in self.texts if one.text.error is not None)
+        return next((text for text in refused if _kind(text.error) == "memory"), None)
+
+
+def _kind(error: BaseException | None) -> str | None:
+    fault = None if error is None else machine_fault(error)
+    return None if fault is None else fault.kind
+
+
+def _smallest(one: _Open) -> TextRequest:
+    """A text of a few tokens, which shows whether the machine has memory for any."""
+    assert one.lacked_memory is not None
+    return TextRequest(one.lacked_memory.prompt[:2], seed=0, max_new_tokens=3)
+
+
+def _check_written(probe: QueuedText) -> None:
+    if probe.refused is not None:
+        raise OutOfMemory(
+            f"There is no memory even for three tokens ({probe.refused.rstrip('.')}); make room and run the "
+            "same again, which goes on from here."
+        )
+
 
 def refusal(line: PromptLine, reason: str, *, status: int = 400) -> Record:
     """The line of texts for what cannot be written.
@@ -183,8 +229,7 @@ def _begun(shared: SharedDecoder, asked: TextRequest) -> SharedText:
 
 def _status(text: QueuedText) -> int:
     """Of HTTP: the request is at fault where its error is one of ours, unless the machine is."""
-    ours = isinstance(text.error, DraftwoodError) and machine_fault(text.error) is None
-    return 400 if ours else 500
+    return 400 if isinstance(text.error, DraftwoodError) and _kind(text.error) is None else 500
 
 
 def _turns(chat: Chat) -> str:

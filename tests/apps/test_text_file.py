@@ -239,3 +239,27 @@ def test_without_ray_its_option_is_one_sentence(refused, prompts, tmp_path, monk
     run = ("generate", "--prompts", prompts, "--out", tmp_path / "out.jsonl", "--ray", "auto")
     assert "pip install 'draftwood[ray]'" in refused(*run)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_texts_that_a_machine_without_memory_refuses_are_not_lost(draftwood, prompts, whole, tmp_path):
+    """Memory runs out for everything, from the third text on."""
+    out, extend, calls = tmp_path / "out.jsonl", PackedBackend.extend, []
+
+    def none(self, tokens, *rest):
+        calls.append(len(self.lengths))
+        if len(calls) > 6:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate")
+        return extend(self, tokens, *rest)
+
+    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PackedBackend, "extend", none)
+        result = draftwood(*run)
+    assert result.exit_code == 1
+    sentence = result.stderr.splitlines()[-1]
+    assert sentence.startswith("Error: There is no memory even for three tokens (")
+    assert sentence.endswith("; make room and run the same again, which goes on from here.")
+    assert not out.exists()
+    assert b"refused" not in (tmp_path / "out.jsonl.part").read_bytes()
+    assert draftwood(*run).exit_code == 0
+    assert texts(read(out)) == whole
