@@ -60,9 +60,8 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head)
-        self._writer.transport.set_write_buffer_limits(
-            0
-        )  # so that `drain` waits until all of it is on its way
+        # `drain` waits until everything is on its way.
+        self._writer.transport.set_write_buffer_limits(0)
 
     async def request(self) -> Request | None:
         """The next request; None where the client is done.
