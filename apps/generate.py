@@ -127,10 +127,10 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the most likely token.", show_default="0")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens; 0: from all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this much probability.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this share of the most likely one.")
+        float | None, typer.Option(help="Drop tokens below this share of the most likely one; 0: none.")
     ] = None,
     draft_temperature: Annotated[
         float | None, typer.Option(help="The draft's own; default: the target's, or 1 at 0.")

@@ -6,6 +6,7 @@ positions are read from a table of that size, or where that cannot be told.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,7 +106,8 @@ def _loses_text(model: Any) -> bool:
 def _names_in_prepare_inputs(model: Any) -> set[str]:
     """What the code that prepares a step of `generate()` names."""
     inner = getattr(model, "_orig_mod", model)
-    code = getattr(getattr(type(inner), "prepare_inputs_for_generation", None), "__code__", None)
+    prepare = inspect.unwrap(getattr(type(inner), "prepare_inputs_for_generation", None))
+    code = getattr(prepare, "__code__", None)
     return set() if code is None else {*code.co_names, *map(str, code.co_consts)}
 
 

@@ -58,6 +58,12 @@ def takes(model: Any, argument: str) -> bool:
     return argument in inspect.signature(inner.forward).parameters
 
 
+def cache_argument(model: Any) -> str:
+    """The name by which the forward of a model or layer takes its cache; transformers has had three."""
+    # From 5.24 on it is `cache`, which the older names are mapped to.
+    return next((name for name in ("cache", "cache_params") if takes(model, name)), "past_key_values")
+
+
 class guarded_pass:
     """Runs a pass without autograd and turns a lack of memory, on a CPU or GPU, into `OutOfMemory`.
 

@@ -16,6 +16,7 @@ import transformers as hf
 from torch import Tensor
 
 from draftwood.backends.checkpoints import build_model, first_line, read_json, read_weights
+from draftwood.backends.forward import cache_argument
 from draftwood.backends.mamba_ssm import MAMBA2, gate, layer_settings, positive, require, settings
 from draftwood.errors import InvalidInput, UnsupportedModel
 
@@ -115,9 +116,12 @@ class Distilled(torch.nn.Module):
         mixer.in_proj, mixer.norm = SharedProjection(mamba, layer), gate(layer, inner)
         self.mamba = mixer
 
-    def forward(self, hidden_states: Tensor, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, cache: Any = None, past_key_values: Any = None, **_: Any
+    ) -> tuple[Tensor, None]:
         """Outputs `[rows, n, hidden]`, and no attention weights; masks and positions do not concern it."""
-        out: Tensor = self.mamba(hidden_states, cache_params=past_key_values)
+        options = {cache_argument(self.mamba): past_key_values if cache is None else cache}
+        out: Tensor = self.mamba(hidden_states, **options)
         return out, None
 
 

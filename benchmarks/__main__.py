@@ -8,6 +8,7 @@ from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
+from benchmarks.kernels.mixed_rows import mixed_rows
 from benchmarks.kernels.offloaded import offloaded
 from benchmarks.kernels.packed import packed
 from benchmarks.kernels.prefix_cost import prefix_cost
@@ -38,7 +39,18 @@ KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 
 app = typer.Typer(help="Measurements on the zoo's models.", no_args_is_help=True, add_completion=False)
 measurement: Any
-for measurement in (gpu, captured, first_token, kernels, offloaded, packed, prefix_cost, speed, streamed):
+for measurement in (
+    gpu,
+    captured,
+    first_token,
+    kernels,
+    mixed_rows,
+    offloaded,
+    packed,
+    prefix_cost,
+    speed,
+    streamed,
+):
     app.command(rich_help_panel=KERNELS)(with_plain_errors(measurement))
 app.command("round", rich_help_panel=KERNELS)(with_plain_errors(round_times))
 for measurement in (

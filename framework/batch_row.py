@@ -72,6 +72,13 @@ class BatchRow:
         """Whether a distribution depends on more than the logits."""
         return self.prefix is not None or self.constraint is not None
 
+    def reachable(self, path: Path) -> bool:
+        """Whether the text may go on after `path`: not after its end, and not beyond its limit.
+
+        One token after another, nobody would ask what follows an unreachable node.
+        """
+        return len(path) < self.stops.room and self.stops.eos_token_ids.isdisjoint(path)
+
     def guarded(self, call: Callable[[], T], *, otherwise: T) -> T:
         """Returns `call()`, which runs code of the row's caller; an exception ends this row and no other.
 

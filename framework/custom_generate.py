@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, cast
@@ -15,13 +15,16 @@ from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
 from draftwood.errors import InvalidInput
-from draftwood.generate_options import Call, hand_on_tokenizer, limits, refuse_unserved
+from draftwood.generate_call import Call, watch
+from draftwood.generate_options import limits, refuse_unserved
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.model_key import ModelKey
 from draftwood.prompts import as_prompts
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import row_seeds
 from draftwood.round_records import Statistics, TokenDetails
 from draftwood.sampling import SamplingParams
+from draftwood.stopping import stop_string_criteria
 
 
 def custom_generate(
@@ -69,12 +72,29 @@ class CustomGenerate:
     tokenizer: Any = None
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
+    _structure: Any = attrs.field(default=None, init=False)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The signature of a call. `generate` asks for it, and by it hands on what it would drop."""
-        hand_on_tokenizer()
-        return inspect.signature(self.__call__)
+    def __attrs_post_init__(self) -> None:
+        watch(type(self))
+
+    def generate(self, model: Any, inputs: Tensor | None = None, **arguments: Any) -> Any:
+        """Calls `model.generate` with these arguments and this loop, and returns what it returns.
+
+        As `model.generate(inputs, custom_generate=loop, **arguments)`, but every argument is seen here,
+        whatever a version of transformers tells a custom loop.
+        """
+        if arguments.get("custom_generate") not in (None, self):
+            raise InvalidInput("custom_generate= was given to the generate() of a loop; leave it out.")
+        arguments["custom_generate"] = self
+        tokenizer = arguments.get("tokenizer") or self.tokenizer
+        if strings := arguments.pop("stop_strings", None):
+            criteria = [*(arguments.get("stopping_criteria") or ()), stop_string_criteria(strings, tokenizer)]
+            arguments["stopping_criteria"] = criteria
+        Call.of(arguments).note()
+        try:
+            return model.generate(inputs, **arguments)
+        finally:
+            Call.taken()
 
     def __call__(
         self,
@@ -89,11 +109,15 @@ class CustomGenerate:
         **model_kwargs: Any,
     ) -> Any:
         """Decode as `generate` would; it passes all arguments itself."""
-        call = Call.under_way()
+        call = Call.taken()
+        if call is None:
+            call = _untold()
         streamer = streamer or call.streamer or self.streamer
         prompt_is_shown = call.streamer is not None
         try:
-            refuse_unserved(call, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus)
+            refuse_unserved(
+                call, model, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus
+            )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
                     f"A streamer shows one row and {len(input_ids)} were given; call once a row."
@@ -106,7 +130,7 @@ class CustomGenerate:
                 model_kwargs.get("attention_mask"),
                 processors=logits_processor or (),
                 criteria=stopping_criteria or (),
-                tokenizer=tokenizer or self.tokenizer,
+                tokenizer=tokenizer or call.tokenizer or self.tokenizer,
                 config=generation_config,
                 streamer=streamer,
             )
@@ -172,13 +196,22 @@ class CustomGenerate:
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
 
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
-        """The decoder of the last model, or a new one: for another model, or one that was resized."""
-        width = getattr(model.get_output_embeddings(), "out_features", None)
-        decoder = self._decoder
-        if decoder is None or self._model is not model or width not in (None, decoder.target.vocab_size):
-            decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
-            self._decoder, self._model = decoder, model
-        return decoder
+        """The decoder of the last model, or a new one: for another model, or another structure of it."""
+        structure = ModelKey.of(model).structure
+        if self._decoder is None or self._model is not model or self._structure != structure:
+            self._decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._model, self._structure = model, structure
+        return self._decoder
+
+
+def _untold() -> Call:
+    """The call of a version of transformers that tells a loop too little, which is said once."""
+    warnings.warn(
+        "This version of transformers does not tell a custom loop the streamer, tokenizer and "
+        "assistant_model of generate(); if you give one, call the loop's own generate(model, ...) instead.",
+        stacklevel=3,
+    )
+    return Call()
 
 
 def _as_output(generation: Generation) -> Any:

@@ -1,27 +1,20 @@
-"""What a call of transformers' `generate` asks for, and the one sentence for what is not served.
-
-Seen in transformers 5.23. A custom loop gets neither the `streamer` nor the `tokenizer` of the call, nor
-learns which other kind of decoding was asked for, so both are read where `generate` keeps them: in its
-frame. A test holds every name that is read here against the installed version.
-"""
+"""The options of a call of transformers' `generate`, and one sentence for each that is not supported."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
+from draftwood.generate_call import Call
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
 _INNER = ("output_attentions", "output_hidden_states")
-_CACHES = frozenset({"past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
+_CACHES = frozenset({"cache", "past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
 # Caches that leave the text as it is, and are draftwood's own business.
 _EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
 # Options of other kinds of decoding, with what each is when it is off.
@@ -37,68 +30,14 @@ _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
 }
 
 
-@attrs.frozen(eq=False)
-class Call:
-    """What `generate` was called with, where a custom loop is not told.
-
-    Attributes:
-        streamer: or None.
-        assistant_model: or None.
-        arguments: the names of further arguments that are not None.
-        virtual_tokens: whether PEFT puts learnt tokens in front of the text, behind the model's back.
-    """
-
-    streamer: Any = None
-    assistant_model: Any = None
-    arguments: frozenset[str] = frozenset()
-    virtual_tokens: bool = False
-
-    @classmethod
-    def under_way(cls) -> Call:
-        """The call of `generate` that is running; an empty one where none is."""
-        from transformers import GenerationMixin
-
-        code = getattr(GenerationMixin.generate, "__wrapped__", GenerationMixin.generate).__code__
-        frame = _frame(lambda frame: frame.f_code is code)
-        if frame is None:
-            return cls()
-        call_locals = frame.f_locals
-        arguments = {name for name, value in call_locals["kwargs"].items() if value is not None}
-        # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
-        wrapper = getattr(vars(call_locals["self"]).get("prepare_inputs_for_generation"), "__self__", None)
-        learnt = getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False)
-        return cls(
-            call_locals["streamer"], call_locals["assistant_model"], frozenset(arguments), bool(learnt)
-        )
-
-
-def hand_on_tokenizer() -> None:
-    """Put the `tokenizer` of a running `generate` back among the arguments of a custom loop.
-
-    `generate` drops it before it looks at the loop's signature, and then cannot build stop strings.
-    """
-    frame = _frame(lambda frame: frame.f_code.co_name == "_extract_generation_mode_kwargs")
-    if frame is not None:
-        generate_locals = frame.f_locals
-        tokenizer = generate_locals.get("generation_mode_kwargs", {}).get("tokenizer")
-        if tokenizer is not None:
-            generate_locals["kwargs"]["tokenizer"] = tokenizer
-
-
-def _frame(is_searched: Any) -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_searched(frame):
-        frame = frame.f_back
-    return frame
-
-
 def refuse_unserved(
-    call: Call, config: Any, model_kwargs: Mapping[str, Any], *, ids: Tensor, synced_gpus: bool
+    call: Call, model: Any, config: Any, model_kwargs: Mapping[str, Any], *, ids: Tensor, synced_gpus: bool
 ) -> None:
-    """Refuse what would change the text or the output and cannot be served.
+    """Refuse options that would change the text or the output and are not supported.
 
     Args:
         call: of `generate`.
+        model: whose `generate` was called.
         config: the prepared `GenerationConfig`.
         model_kwargs: what the model was to be called with.
         ids: the prompts `[rows, length]`.
@@ -126,7 +65,7 @@ def refuse_unserved(
             "token_healing=True changes the prompt behind its mask; heal it first, with "
             "model.heal_tokens(ids, tokenizer)."
         )
-    if call.virtual_tokens:
+    if _has_virtual_tokens(model):
         raise InvalidInput(
             "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
             "without custom_generate=, or use an adapter of weights, such as LoRA."
@@ -146,6 +85,13 @@ def refuse_unserved(
             "keep a cache of their own; leave it out."
         )
     _refuse_inputs(call, model_kwargs, ids)
+
+
+def _has_virtual_tokens(model: Any) -> bool:
+    """Whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
+    # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:

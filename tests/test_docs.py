@@ -55,9 +55,18 @@ def test_the_examples_of_generate_run():
     text = (DOCS / "generate.md").read_text(encoding="utf-8")
     known: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for code in blocks:
         exec(compile(code, "generate.md", "exec"), known)
+
+
+@pytest.mark.docs
+def test_the_example_of_rows_with_settings_of_their_own_runs():
+    text = (DOCS / "generate.md").read_text(encoding="utf-8")
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "stop_strings" in code]
+    known: dict[str, Any] = {}
+    exec(compile(code, "generate.md", "exec"), known)
+    assert known["session"].statistics.new_tokens > 24
 
 
 @pytest.mark.docs

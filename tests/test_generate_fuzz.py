@@ -1,9 +1,6 @@
 """Random calls of `generate()` with and without draft trees; `python -m tests.generate_fuzz` runs many."""
 
-import inspect
-
 import pytest
-import transformers as hf
 
 from tests.generate_fuzz.calls import FEATURES, SELDOM
 from tests.generate_fuzz.compare import FINE, REFUSALS, quiet, run, run_directly
@@ -30,13 +27,3 @@ def test_the_decoders_own_generate_gives_the_same_text():
 
 def test_every_refusal_names_features_that_there_are():
     assert set().union(*REFUSALS.values()) | SELDOM <= FEATURES.keys()
-
-
-def test_generate_keeps_what_is_read_from_its_frame_where_it_did():
-    """`draftwood.generate_options` reads these names in the frames of the installed version."""
-    mixin = hf.GenerationMixin
-    generate = inspect.unwrap(mixin.generate).__code__
-    assert {"streamer", "assistant_model", "kwargs"} <= set(generate.co_varnames)
-    assert {"kwargs", "generation_mode_kwargs"} <= set(
-        mixin._extract_generation_mode_kwargs.__code__.co_varnames
-    )

@@ -38,7 +38,9 @@ class AsCache:
 
     attention: PairAttention
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         return self.attention.hold(keys, values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ class MtpHead(Module):
         # No modules of this one: angles of far positions need float32, whatever the weights are in, and the
         # target's output head is the target's.
         self._rotary: tuple[Module | None] = (layout.rotary(),)
+        # Layers take their cache by this name, from transformers 5.24 on by the first.
+        parameters = signature(self.blocks[layout.attention_at].forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._borrowed: list[Callable[[Tensor], Tensor]] = []
         self._kept: tuple[HeadsAndWidth, HeadsAndWidth] | None = None
 
@@ -143,7 +147,7 @@ class MtpHead(Module):
         turned = {} if rotary is None else {"position_embeddings": rotary(out, positions)}
         return {
             "attention_mask": attention,
-            "past_key_values": AsCache(attention),
+            self._cache_name: AsCache(attention),
             "position_ids": positions,
             **turned,
         }

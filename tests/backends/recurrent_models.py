@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from tests.cache_names import cache_name
 
 VOCAB = 61
 SMALL: dict[str, Any] = {
@@ -222,7 +225,7 @@ class Stepwise:
             # The very first token goes through the scan over many tokens, which clamps its step.
             if hasattr(module, "time_step_limit"):
                 module.time_step_limit = (0.0, float("inf"))
-        self._pure = "cache_params" in model.forward.__code__.co_varnames
+        self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._after: dict[tuple[int, ...], tuple[Tensor, Any]] = {}
 
     @torch.no_grad()
@@ -237,8 +240,8 @@ class Stepwise:
                 cache: Any = hf.DynamicCache(config=self.model.config)
             else:
                 cache = copy.deepcopy(self._step(tokens[:-1])[1])
-            options: dict[str, Any] = {"cache_params": cache} if self._pure else {"past_key_values": cache}
-            if not self._pure:
+            options: dict[str, Any] = {cache_name(self.model): cache}
+            if self._positions:
                 options["position_ids"] = torch.tensor([[len(tokens) - 1]])
             out = self.model(torch.tensor([tokens[-1:]]), use_cache=True, **options)
             self._after[tokens] = (out.logits[0, -1], cache)

@@ -322,7 +322,7 @@ def test_only_the_last_tokens_features_are_held() -> None:
     for _ in range(3):
         backend.extend(torch.tensor([[1, 2, 3]] * 2), torch.tensor([[-1, 0, 1]] * 2))
         backend.commit([[0, 1, 2], [0]])
-        kept = [piece for pieces in backend._features for piece in pieces]
+        kept = [piece for row in backend._rows for piece in row.features]
         assert [len(piece) for piece in kept] == [1, 1]
         assert all(piece.untyped_storage().nbytes() <= 4 * 32 * 4 for piece in kept)
 

@@ -29,6 +29,7 @@ from draftwood.testing.backends import StateBackendTests
 from tests.backends import test_architectures as attention
 from tests.backends.attention_models import SMALL, VOCAB, against, plain, randomised, tiny, words
 from tests.backends.recurrent_models import HYBRIDS, PURES
+from tests.cache_names import cache_name
 from tests.thorough import some_of
 
 NAMED = 32
@@ -171,8 +172,9 @@ def test_a_rotation_scaled_by_length_is_served_up_to_there(caplog: pytest.LogCap
 def plain_after_cache(model: Any, tokens: list[int], *, kept: int) -> torch.Tensor:
     """Logits before the last four of `tokens`, of which the first `kept` come from a cache."""
     with torch.no_grad():
-        cache = model(torch.tensor([tokens[:kept]]), use_cache=True).past_key_values
-        logits: torch.Tensor = model(torch.tensor([tokens[kept:]]), past_key_values=cache).logits[0, -5]
+        name = cache_name(model)
+        cache = {name: model(torch.tensor([tokens[:kept]]), use_cache=True)[name]}
+        logits: torch.Tensor = model(torch.tensor([tokens[kept:]]), **cache).logits[0, -5]
     return logits
 
 

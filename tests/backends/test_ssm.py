@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from draftwood.testing.backends import Mirror
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import DELTA, HYBRIDS, PURES, RECURRENT, SMALL, VOCAB, Stepwise, build
 from tests.backends.test_capabilities import check_features, passing_through, rounds
+from tests.cache_names import cache_name
 from tests.kernels.test_trees import shapes_made
 
 KINDS = ["mamba2", "mamba", "bamba", "qwen3_5", "lfm2", "recurrent_gemma"]
@@ -217,13 +219,12 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
 def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
     """Logits behind `prompt` and every token of `path`, as `generate` goes: at once, then one by one."""
     cache: Any = hf.DynamicCache(config=model.config)
-    options = {
-        "cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values": cache
-    }
+    options = {cache_name(model): cache}
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     logits = []
     with torch.no_grad():
         for start, tokens in [(0, prompt), *((len(prompt) + i, [token]) for i, token in enumerate(path))]:
-            if "past_key_values" in options:
+            if takes_positions:
                 options["position_ids"] = torch.arange(start, start + len(tokens)).unsqueeze(0)
             logits.append(model(torch.tensor([tokens]), use_cache=True, **options).logits[0, -1])
     return torch.stack(logits)

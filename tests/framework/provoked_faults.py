@@ -155,7 +155,9 @@ def _lost_rank(name: str, lose: Callable[[], None], handle: int) -> None:
 
 
 def _alone_in_store() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=1))
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=1)
+    )
     store.get("nobody sets this")
 
 

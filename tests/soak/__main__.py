@@ -11,7 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import faults, fuzzed_requests, hostile, interrupts, kills, long_text, texts
+from tests.soak import (
+    faults,
+    fuzzed_requests,
+    hostile,
+    interrupts,
+    kills,
+    long_text,
+    rows,
+    shared_faults,
+    texts,
+)
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -39,6 +49,14 @@ def _kills(given: Given) -> Iterator[SoakResult]:
         yield result
 
 
+def _rows(given: Given) -> Iterator[SoakResult]:
+    yield rows.rows(given.steps, seed=given.seed)
+
+
+def _shared(given: Given) -> Iterator[SoakResult]:
+    yield shared_faults.shared_faults(given.shared_faults, seed=given.seed)
+
+
 def _files(given: Given) -> Iterator[SoakResult]:
     yield hostile.hostile(given.files, seed=given.seed)
 
@@ -53,6 +71,8 @@ PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "long-texts": _long_texts,
     "kills": _kills,
     "files": _files,
+    "rows": _rows,
+    "shared": _shared,
     "requests": _requests,
 }
 
@@ -88,6 +108,8 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
     parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
+    parser.add_argument("--steps", type=int, default=10_000, help="calls on rows of sessions")
+    parser.add_argument("--shared-faults", type=int, default=300, help="in a decoder of eight callers")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
     parser.add_argument("--requests", type=int, default=3000, help="to the example server, by a fuzzer")
     given = parser.parse_args()

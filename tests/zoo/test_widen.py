@@ -11,6 +11,7 @@ import torch
 from draftwood import zoo
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.zoo.widen import parameter_count, widen, widen_to
+from tests.cache_names import cache_name
 
 TARGET_SHAPES = {
     "same": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8},
@@ -62,7 +63,7 @@ RECURRENT = {
 def token_by_token(model: Any, tokens: torch.Tensor, *, prompt: int) -> torch.Tensor:
     """Logits of every token behind the prompt, each in a pass of its own."""
     found, cache = [], None
-    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
+    name = cache_name(model)
     with torch.inference_mode():
         for piece in (tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)):
             output = model(piece, use_cache=True, **{name: cache})
@@ -129,7 +130,7 @@ def test_added_heads_compute_and_layers_come_by_turns(name: str, text: torch.Ten
     assert wide.config.layer_types == (kinds * 9)[: wide.config.num_hidden_layers]
     with torch.inference_mode():
         cache = wide(text, use_cache=True)
-    cache = cache.get("cache_params", cache.get("past_key_values"))
+    cache = cache[cache_name(wide)]
     states = [
         layer.recurrent_states[0]
         for layer, kind in zip(cache.layers, wide.config.layer_types, strict=True)

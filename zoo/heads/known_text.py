@@ -89,7 +89,8 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     tokens = tokens.to(target.device)
     output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
     hidden = getattr(output, "hidden_states", None)
-    if hidden and "cache_params" in signature(target.forward).parameters:
+    parameters = signature(target.forward).parameters
+    if hidden and "output_hidden_states" in parameters and "position_ids" not in parameters:
         # Pure state-space models put out nothing of what their first layer reads, and what lies behind the
         # last one twice, without and with the norm.
         hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])

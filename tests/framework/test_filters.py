@@ -1,0 +1,55 @@
+"""Filters by the largest scores against transformers' warpers, which sort the vocabulary."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood import SamplingParams
+from draftwood.filters import filtered
+from draftwood.scratch import Scratch
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.sampled_from([1, 2, 5, 60, 300, 3000]),
+    sharpness=st.sampled_from([0.1, 1.0, 4.0, 9.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    ties=st.booleans(),
+    forbidden=st.booleans(),
+    temperature=st.sampled_from([0.5, 1.0, 1.4]),
+    top_k=st.sampled_from([None, 1, 3, 50]),
+    top_p=st.sampled_from([None, 0.3, 0.9, 0.99, 1.0]),
+    min_p=st.sampled_from([None, 0.01, 0.2, 1.0]),
+)
+@settings(max_examples=150, deadline=None)
+def test_distributions_are_those_of_transformers(
+    seed, vocab, sharpness, dtype, ties, forbidden, temperature, top_k, top_p, min_p
+):
+    logits = sharpness * torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    if ties:
+        logits = logits.round()
+    if forbidden:
+        logits[0, 1::2] = -torch.inf
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected = sampling.probabilities(sampling.scores(logits))
+    assert torch.allclose(sampling.targets(logits, Scratch()), expected, atol=1e-6)
+    assert torch.allclose(sampling.proposals(logits, Scratch()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options"),
+    [
+        ([[2.0, 1.0, 1.0, 0.0]], {"top_k": 2}),
+        ([[1.0, 1.0, 0.0]], {"top_p": 0.1}),
+        ([[0.0] * 3000], {"top_p": 0.9}),
+        ([[1.0, 0.0], [-torch.inf, -torch.inf]], {"top_k": 1}),
+        ([[1.0, 0.0], [torch.nan, 0.0]], {"top_p": 0.5}),
+        ([[torch.inf, 0.0]], {"min_p": 0.5}),
+    ],
+)
+def test_what_only_a_sort_can_tell_is_left_to_a_sort(scores, options):
+    out = torch.full((len(scores), len(scores[0])), 7.0)
+    limits = {"top_k": None, "top_p": None, "min_p": None, **options}
+    assert not filtered(torch.tensor(scores), **limits, out=out)
+    assert bool((out == 7).all())
