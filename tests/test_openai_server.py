@@ -375,7 +375,7 @@ REFUSED = [
     ({"temperature": -0.1}, "temperature is -0.1; give a number from 0 to 2."),
     ({"temperature": True}, "temperature is true; give"),
     ({"temperature": "1"}, 'temperature is "1"; give'),
-    ({"temperature": 5e-324}, "temperature is 5e-324; give 0 for the likeliest tokens, or at least 1e-06."),
+    ({"temperature": 5e-324}, "temperature=5e-324 is too small: the logits overflow"),
     ({"top_p": 0}, "top_p is 0; give a number above 0"),
     ({"top_k": -2}, "top_k is -2; give"),
     ({"min_p": 1.1}, "min_p is 1.1; give"),
