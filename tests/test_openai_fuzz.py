@@ -14,7 +14,7 @@ from tests.soak.fuzzed_requests import RIGHT, Asked, fields, fuzzed_requests, ha
 SUPPORTED = {*RIGHT, "messages"} - {*part("schema").LABELS}
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [48, pytest.param(500, marks=pytest.mark.thorough)])
 def test_requests_by_the_schema_and_against_it(count):
     result = fuzzed_requests(count)
     assert result.done > 0.9 * count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,27 @@ def test_tokens_that_read_the_same_have_names_of_their_own():
         " cat": -1.0,
         TOKENIZER.eos_token: -2.0,
     }
+
+
+class Row:
+    """A text of a shared decoder that notes whether it was cancelled."""
+
+    logprobs: ClassVar[list[float]] = []
+    top_logprobs: ClassVar[list[list[tuple[int, float]]]] = []
+    cancelled = False
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_a_text_that_has_reached_a_stop_string_gives_its_row_back():
+    row = Row()
+    choice = texts.Choice(TOKENIZER, ["dog"], None)
+    writing = part("writing").Writing(row, choice, [1], 1, first=True)
+    assert writing.take(TOKENIZER("The cat")["input_ids"]).text == "The cat"
+    assert not row.cancelled
+    assert writing.take(TOKENIZER(" and the dog and")["input_ids"]).text == " and the "
+    assert row.cancelled
 
 
 @pytest.mark.parametrize("finished", ["eos", "criteria", "length", "context"])

@@ -57,7 +57,7 @@ def main() -> None:
     server = Server(decoder, tokenizer, temperature=options.temperature, rows=options.rows)
     with server.running(options.port) as address:
         if options.port:
-            print(f"http://127.0.0.1:{options.port}/v1, model {server.name}; Ctrl-C ends it.")
+            print(f"http://127.0.0.1:{options.port}/v1, model {server.name}; Ctrl-C ends it.", flush=True)
             try:
                 while True:
                     time.sleep(3600)

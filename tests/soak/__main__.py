@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="calls on rows of sessions")
     parser.add_argument("--shared-faults", type=int, default=300, help="in a decoder of eight callers")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
-    parser.add_argument("--requests", type=int, default=3000, help="to the example server, by a fuzzer")
+    parser.add_argument("--requests", type=int, default=1000, help="to the example server, by a fuzzer")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")

@@ -18,6 +18,7 @@ import schemathesis
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from pydantic import BaseModel
 from schemathesis import GenerationMode
 
 from tests.served import Served, part, served
@@ -28,7 +29,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
 }
-TYPES = {"/v1/completions": Completion, "/v1/chat/completions": ChatCompletion}
+TYPES: dict[str, type[BaseModel]] = {"/v1/completions": Completion, "/v1/chat/completions": ChatCompletion}
 LONGEST, MOST = 3, 4
 
 Values = st.SearchStrategy[Any]

@@ -60,9 +60,8 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head)
-        self._writer.transport.set_write_buffer_limits(
-            0
-        )  # so that `drain` waits until all of it is on its way
+        # `drain` waits until everything is on its way.
+        self._writer.transport.set_write_buffer_limits(0)
 
     async def request(self) -> Request | None:
         """The next request; None where the client is done.
@@ -117,20 +116,25 @@ class Connection:
         """Whether another request may follow the answer that was sent."""
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the head of an answer."""
-        await self._send(h11.Response(status_code=status, headers=list(headers)))
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+        head = h11.Response(status_code=status, headers=list(headers))
+        await self._send(head, h11.Data(data=body), h11.EndOfMessage())
+
+    async def start(self, headers: Headers) -> None:
+        """Send the head of a stream of events."""
+        await self._send(h11.Response(status_code=200, headers=list(headers)))
 
     async def send(self, data: bytes) -> None:
-        """Send a part of the answer's body."""
+        """Send a part of a stream."""
         await self._send(h11.Data(data=data))
 
     async def end(self) -> None:
-        """The answer is complete."""
+        """Say that the stream is complete."""
         await self._send(h11.EndOfMessage())
 
-    async def _send(self, event: h11.Event) -> None:
-        self._writer.write(self._http.send(event) or b"")
+    async def _send(self, *events: h11.Event) -> None:
+        self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         try:
             async with asyncio.timeout(self.limits.seconds):
                 await self._writer.drain()

@@ -9,9 +9,6 @@ from draftwood import DraftwoodError, SamplingParams
 from openai_protocol.refused import Refused
 from openai_protocol.schema import Asked
 
-COLDEST = 1e-6
-"""The lowest temperature above 0: logits that are divided by much less overflow."""
-
 
 @attrs.frozen
 class Penalties:
@@ -45,18 +42,13 @@ def sampling(asked: Asked, *, temperature: float, start: int) -> SamplingParams:
     Raises:
         Refused: a setting that cannot be computed with.
     """
-    if 0 < (asked.temperature or 0) < COLDEST:
-        sentence = (
-            f"temperature is {asked.temperature}; give 0 for the likeliest tokens, or at least {COLDEST}."
-        )
-        raise Refused(400, sentence, field="temperature")
     presence, frequency = asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0
     try:
         return SamplingParams(
             temperature=temperature if asked.temperature is None else asked.temperature,
-            top_k=asked.top_k if asked.top_k and asked.top_k > 0 else None,
+            top_k=max(asked.top_k, 0) if asked.top_k is not None else None,
             top_p=asked.top_p,
-            min_p=asked.min_p or None,
+            min_p=asked.min_p,
             processors=(Penalties(start, presence, frequency),) if presence or frequency else (),
         )
     except DraftwoodError as error:

@@ -26,6 +26,9 @@ from openai_protocol.schema import Asked, ChatAsked, CompletionAsked, Kind, read
 from openai_protocol.texts import Choice, Piece
 from openai_protocol.writing import Writing, pieces
 
+BACKLOG = 128
+"""Connections that come at once; of more than that, some are lost."""
+
 Result = TypeVar("Result")
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
@@ -79,8 +82,7 @@ class Server:
         Raises:
             OSError: the port is taken.
         """
-        # Of connections that come at once, more than the backlog are lost.
-        listening = socket.create_server(("127.0.0.1", port), backlog=128)
+        listening = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
         loop, ended = asyncio.new_event_loop(), asyncio.Event()
         thread = Thread(target=loop.run_until_complete, args=(self._serve(listening, ended),))
         thread.start()
@@ -92,7 +94,7 @@ class Server:
             loop.close()
 
     async def _serve(self, listening: socket.socket, ended: asyncio.Event) -> None:
-        server = await asyncio.start_server(self._client, sock=listening)
+        server = await asyncio.start_server(self._client, sock=listening, backlog=BACKLOG)
         await ended.wait()
         server.close()
         for client in self._clients:
@@ -288,10 +290,8 @@ class Reply:
         """Answer with an object."""
         body = as_json(content)
         length = (b"content-length", str(len(body)).encode())
-        await self._connection.start(status, [*JSON, length, *self._headers, *(more or [])])
-        if not self._bodiless:
-            await self._connection.send(body)
-        await self._connection.end()
+        headers = [*JSON, length, *self._headers, *(more or [])]
+        await self._connection.answer(status, headers, b"" if self._bodiless else body)
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with an error; in a stream that has begun, as its last event."""
@@ -305,7 +305,7 @@ class Reply:
     async def event(self, content: Any) -> None:
         """Send an event of a stream, which begins with the first."""
         if not self._connection.started:
-            await self._connection.start(200, [*EVENTS, *self._headers])
+            await self._connection.start([*EVENTS, *self._headers])
         await self._connection.send(b"data: " + as_json(content) + b"\n\n")
 
     async def end(self) -> None:
