@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import faults, hostile, interrupts, kills, long_text, texts
+from tests.soak import ends, faults, hostile, interrupts, kills, long_text, texts
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -32,9 +32,8 @@ def _long_texts(given: Given) -> Iterator[SoakResult]:
 
 
 def _kills(given: Given) -> Iterator[SoakResult]:
-    yield kills.kills(given.kills, seed=given.seed)
-    yield kills.full_disk(given.kills, seed=given.seed)
-    yield texts.killed_texts(given.kills, seed=given.seed)
+    for subject in (texts.TEXTS, kills.BENCH):
+        yield ends.ends(subject, given.kills, seed=given.seed)
     if (result := kills.small_disk()) is not None:
         yield result
 
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--interrupts", type=int, default=500, help="Ctrl-C in generate")
     parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
-    parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
+    parser.add_argument("--kills", type=int, default=120, help="early ends of files of texts, and of benches")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
