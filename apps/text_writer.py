@@ -49,13 +49,14 @@ class TextWriter:
     def write(self, missing: Sequence[PromptLine], rows: int) -> Iterator[Record]:
         """The lines of texts for all that is `missing`, in the order in which they end.
 
-        A text that memory does not suffice for comes last, as refused, where memory suffices for another one.
+        A text for which memory did not suffice is tried once more after all others. It is refused where
+        memory suffices for a tiny text.
 
         Raises:
-            OutOfMemory: it does not; what was refused for it has no line.
+            OutOfMemory: it does not, and these texts have no line.
         """
         waiting, running = iter(missing), dict[QueuedText, _Open]()
-        too_large = list[_Open]()
+        too_large = list[PromptLine]()
         with self.queue(rows) as queue:
             while True:
                 while queue.unfinished < 2 * rows and (line := next(waiting, None)) is not None:
@@ -72,24 +73,29 @@ class TextWriter:
                         if ended.lacked_memory is None:
                             yield self._record(ended.line, ended.texts)
                         else:
-                            too_large.append(ended)
-            for one in too_large:
-                probe = queue.append(_smallest(one))
-                while queue.unfinished:
-                    queue.run()
-                _check_written(probe)
-                yield self._record(one.line, one.texts)
+                            too_large.append(ended.line)
+            for line in too_large:
+                texts = [Written(row, queue.append(self._request(row))) for row in line.rows]
+                _run(queue)
+                if (lacking := _Open(line, texts).lacked_memory) is not None:
+                    probe = queue.append(_tiny(lacking))
+                    _run(queue)
+                    _check_written(probe)
+                yield self._record(line, texts)
 
     def write_shared(self, shared: SharedDecoder, line: PromptLine) -> Record:
         """The line of texts for `line`, by a decoder that other threads use too; errors as of `write`."""
-        try:
-            begun = [(row, _begun(shared, self._request(row))) for row in line.rows]
-        except InvalidInput as error:
-            return refusal(line, str(error))
-        one = _Open(line, [Written(row, text.wait()) for row, text in begun])
-        if one.lacked_memory is not None:
-            _check_written(_begun(shared, _smallest(one)).wait())
-        return self._record(line, one.texts)
+        for _ in range(2):
+            try:
+                begun = [(row, _begun(shared, self._request(row))) for row in line.rows]
+            except InvalidInput as error:
+                return refusal(line, str(error))
+            texts = [Written(row, text.wait()) for row, text in begun]
+            if (lacking := _Open(line, texts).lacked_memory) is None:
+                break
+        else:
+            _check_written(_begun(shared, _tiny(lacking)).wait())
+        return self._record(line, texts)
 
     def _request(self, row: Row) -> TextRequest:
         """The request of a text.
@@ -186,10 +192,14 @@ def _kind(error: BaseException | None) -> str | None:
     return None if fault is None else fault.kind
 
 
-def _smallest(one: _Open) -> TextRequest:
+def _tiny(text: QueuedText) -> TextRequest:
     """A text of a few tokens, which shows whether the machine has memory for any."""
-    assert one.lacked_memory is not None
-    return TextRequest(one.lacked_memory.prompt[:2], seed=0, max_new_tokens=3)
+    return TextRequest(text.prompt[:2], seed=0, max_new_tokens=3)
+
+
+def _run(queue: RowQueue) -> None:
+    while queue.unfinished:
+        queue.run()
 
 
 def _check_written(probe: QueuedText) -> None:
