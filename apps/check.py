@@ -150,7 +150,7 @@ def check(
       draftwood check my_backend:make --oracle my_backend:logits_after
       draftwood check my_verifier:Mine --expect "rounds=a known mistake"
     """
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     if importlib.util.find_spec("hypothesis") is None:
         raise InvalidInput(
@@ -161,9 +161,9 @@ def check(
     strategy = build(target, options.parse(option or []))
     checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle)))
     expected = _expected(expect or [], checks)
-    console = Console(highlight=False)
+    console = PlainConsole(lines=True)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
-    console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.", markup=False)
+    console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.")
     with _hypothesis_silent(), never_dropped():
         failed = [
             failure
@@ -174,10 +174,10 @@ def check(
     for failure in failed:
         by_cause.setdefault(failure.cause(failed), []).append(failure)
     for first, *others in by_cause.values():
-        console.print(f"\n{first.what}", markup=False, soft_wrap=True)
+        console.print(f"\n{first.what}", soft_wrap=True)
         if others:
             names = ", ".join(other.check for other in others)
-            console.print(f"Most likely for the same cause: {names}.", markup=False, soft_wrap=True)
+            console.print(f"Most likely for the same cause: {names}.", soft_wrap=True)
     if failed:
         console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
         raise typer.Exit(FAILED)
@@ -318,9 +318,9 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
         check()
     except AssertionError as error:
         if reason is not None:
-            console.print(f"  expected  {name}: {reason}", markup=False)
+            console.print(f"  expected  {name}: {reason}")
             return None
-        console.print(f"  FAILS     {name}", style="bold red", markup=False)
+        console.print(f"  FAILS     {name}", style="bold red")
         failure = str(error).removeprefix(f"{type(check.strategy).__name__} fails the check {name!r}: ")
         if isinstance(error.__cause__, BudgetExceeded):
             return Failure(name, f"{name}: {check.demand}\n{failure}\n{_TOO_LARGE}")
@@ -331,9 +331,9 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
         law = "S" if backend and (not name.startswith("bad-") or failure.startswith("node ")) else ""
         return Failure(name, f"{name}: {check.demand}\n{failure}\n{remedy}", raised, law)
     if reason is None:
-        console.print(f"  ok        {name}", markup=False)
+        console.print(f"  ok        {name}")
         return None
-    console.print(f"  FAILS     {name}", style="bold red", markup=False)
+    console.print(f"  FAILS     {name}", style="bold red")
     return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; take the expectation away.")
 
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.apps import models
-from draftwood.apps.cli_errors import FAILED, to_stderr
+from draftwood.apps.cli_errors import FAILED
 from draftwood.apps.datasets import read
 from draftwood.apps.prompts import PROMPTS
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import UnsupportedModel
 from draftwood.zoo.distil.rows import Rows, continued
 from draftwood.zoo.heads.loading import load_for
@@ -88,8 +89,9 @@ def _continued(model: Any, ids: Sequence[int], tokens: int) -> Rows:
 
 def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from draftwood.apps.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("setting", overflow="fold")
@@ -99,7 +101,7 @@ def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
-    console = Console()
+    console = PlainConsole()
     longest = head.max_positions
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
     console.print(

@@ -10,6 +10,7 @@ from typing import ParamSpec
 
 import typer
 
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import DraftwoodError
 from draftwood.machine_faults import machine_fault
 
@@ -58,8 +59,3 @@ def _report(error: BaseException) -> int:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def to_stderr(message: str) -> None:
-    """Write a line to stderr, where it does not mix with what a program reads."""
-    typer.echo(message, err=True)

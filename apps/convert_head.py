@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from draftwood.apps import models
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.shown import to_stderr
 from draftwood.zoo.heads.convert import converted
 
 

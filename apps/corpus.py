@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.apps.cli_errors import first_line
+from draftwood.apps.text_input import HALF, decoded
 from draftwood.errors import InvalidInput
 from draftwood.zoo import text
 
@@ -30,7 +31,8 @@ def documents(file: Path) -> list[str]:
         InvalidInput: it cannot be read; the message names the file, and the line where there is one.
     """
     with readable(file):
-        return list(_lines(file)) if file.suffix == ".jsonl" else text.documents(file)
+        content = decoded(text.content(file), repr(str(file)))
+        return list(_lines(file, content)) if file.suffix == ".jsonl" else text.split(content)
 
 
 @contextmanager
@@ -38,16 +40,14 @@ def readable(file: Path) -> Iterator[None]:
     """`InvalidInput` for what can be wrong with `file` while it is read."""
     try:
         yield
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidInput(f"{str(file)!r} is corrupt ({first_line(error)}); make it again.") from error
     except OSError as error:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror}.") from error
 
 
-def _lines(file: Path) -> Iterator[str]:
-    for number, line in enumerate(file.read_bytes().decode().split("\n"), start=1):
+def _lines(file: Path, content: str) -> Iterator[str]:
+    for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"Line {number} of {str(file)!r}"
@@ -60,4 +60,6 @@ def _lines(file: Path) -> Iterator[str]:
         texts: list[Any] = found if isinstance(found, list) else [found]
         if not all(isinstance(one, str) for one in texts):
             raise InvalidInput(f"{where} has no text; put it into a field {' or '.join(_FIELDS)}.")
+        if any(HALF.search(one) for one in texts):
+            raise InvalidInput(f"{where} holds a lone surrogate, half a character of UTF-16; write it anew.")
         yield "\n".join(texts)

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from draftwood.apps.text_input import HALF, half_character, read_text
 from draftwood.errors import InvalidInput
 
 _PARAGRAPH = 500  # characters that a paragraph of WikiText has at least
@@ -70,7 +71,7 @@ class Layout:
 
     Attributes:
         field: the field that shows the layout and must stand in every row.
-        prompt: makes the prompt of a row; raises `_Field` for what is wrong with it.
+        prompt: makes the prompt of a row; raises `WrongField`.
         stops: as in `DataSet`.
     """
 
@@ -79,8 +80,20 @@ class Layout:
     stops: tuple[str, ...] = ()
 
 
-class _Field(Exception):
+class WrongField(Exception):
     """A field that cannot be used: its name and what is wrong, as the end of a sentence."""
+
+
+class HalfCharacter(WrongField):
+    """The field of this name holds half a character, which no tokenizer takes."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f'"{field}" holds a lone surrogate, half a character of UTF-16; write it anew')
+        self.field = field
+
+    def column(self, line: str) -> int:
+        """Where it is in the line as it is in the file, counted from 1."""
+        return half_character(line, self.field)
 
 
 def read(file: Path) -> DataSet:
@@ -93,12 +106,7 @@ def read(file: Path) -> DataSet:
     Raises:
         InvalidInput: it cannot be read, or is malformed; the message names file, line and field.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
+    text = read_text(file)
     data_set = _json_lines(file, text) if file.suffix == ".jsonl" else _plain(file, text)
     if not data_set.prompts:
         raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
@@ -116,17 +124,25 @@ def _plain(file: Path, text: str) -> DataSet:
 def _json_lines(file: Path, text: str) -> DataSet:
     layout: str | None = None
     prompts = []
-    for line, row in _rows(file, text):
-        layout = layout or _layout(file, line, row)
+    for line, words, row in rows(file, text):
+        layout = layout or layout_of(file, line, row)
         try:
             prompts.append(LAYOUTS[layout].prompt(row))
-        except _Field as wrong:
+        except HalfCharacter as wrong:
+            raise InvalidInput(
+                f"{str(file)!r}, line {line}, column {wrong.column(words)}: {wrong}."
+            ) from None
+        except WrongField as wrong:
             raise InvalidInput(f"{str(file)!r}, line {line}: {wrong}.") from None
     return DataSet(file.stem, layout or "prompt", tuple(prompts), LAYOUTS[layout].stops if layout else ())
 
 
-def _rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every row with its line; a line without text is passed over."""
+def rows(file: Path, text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Every row with the number of its line, and the line; one without text is passed over.
+
+    Raises:
+        InvalidInput: a line that is no JSON object.
+    """
     # splitlines would also split within a JSON string, at characters that JSON lets stand there.
     for line, words in enumerate(text.split("\n"), start=1):
         if not words.strip():
@@ -143,10 +159,15 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise InvalidInput(
                 f"{str(file)!r}, line {line}: {type(row).__name__} instead of an object with fields."
             )
-        yield line, row
+        yield line, words, row
 
 
-def _layout(file: Path, line: int, row: dict[str, Any]) -> str:
+def layout_of(file: Path, line: int, row: dict[str, Any]) -> str:
+    """The key of `LAYOUTS` that the first row shows.
+
+    Raises:
+        InvalidInput: none does.
+    """
     for name, layout in LAYOUTS.items():
         if layout.field in row:
             return name
@@ -158,7 +179,9 @@ def _text(row: dict[str, Any], field: str) -> str:
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         shown = json.dumps(value, ensure_ascii=False)[:40] if field in row else "missing"
-        raise _Field(f'"{field}" is {shown}; give text')
+        raise WrongField(f'"{field}" is {shown}; give text')
+    if HALF.search(value):
+        raise HalfCharacter(field)
     return value
 
 
@@ -172,7 +195,7 @@ def _chat(row: dict[str, Any]) -> Prompt:
     turns = row.get("turns")
     if not isinstance(turns, list) or not turns:
         shown = json.dumps(turns, ensure_ascii=False)[:40] if "turns" in row else "missing"
-        raise _Field(f'"turns" is {shown}; give a list of texts')
+        raise WrongField(f'"turns" is {shown}; give a list of texts')
     named = {f"turns[{i}]": turn for i, turn in enumerate(turns)}
     first, *later = (f"User: {_text(named, name)}\nAssistant:" for name in named)
     return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later), _question(row))

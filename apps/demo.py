@@ -69,12 +69,11 @@ def demo(
         )
     torch_device = models.find_device(device)
     models.quiet()
-    from rich.console import Console
-
     from draftwood import zoo
     from draftwood.apps.machine import device_name, versions
+    from draftwood.apps.plain_console import PlainConsole
 
-    console = Console(highlight=False)
+    console = PlainConsole(lines=True)
     installed = versions()
     console.print(
         f"draftwood {installed['draftwood']}, torch {installed['torch']}, "
@@ -112,12 +111,11 @@ def _stream(
     from draftwood.apps.demo_race import DYSPEC, METHODS, decoder
 
     method = METHODS[DYSPEC]
-    console.print(
-        "\nA Llama of 7 million parameters continues a prompt. "
-        "[green]Green[/] tokens were drafted and accepted, the others are the target's own.\n"
-    )
+    console.print("\nA Llama of 7 million parameters continues a prompt. ", end="")
+    console.print("Green", style="green", end="")
+    console.print(" tokens were drafted and accepted, the others are the target's own.\n")
     shown = IncrementalText(tokenizer)
-    console.print(shown.add(prompt), style="dim", end="", markup=False)
+    console.print(shown.add(prompt), style="dim", end="")
     for finished_round in decoder(target, draft, method, head=head).stream(
         [list(prompt)],
         max_new_tokens=tokens,
@@ -126,8 +124,8 @@ def _stream(
         record = finished_round.rows[0]
         for position, token in enumerate(record.tokens):
             accepted = position < record.outcome.accepted
-            console.print(shown.add([token]), style="green" if accepted else None, end="", markup=False)
-    console.print(shown.rest(), markup=False)
+            console.print(shown.add([token]), style="green" if accepted else None, end="")
+    console.print(shown.rest())
 
 
 def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int) -> bool:
@@ -140,12 +138,12 @@ def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, 
     results = [result(texts, name) for name in entrants if name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
     for one in results:
-        verdict = (
-            "[green]same text token for token[/]"
-            if one.equal
-            else f"[red]differs after {one.agreement:.1%} of the tokens[/]"
+        said = (
+            "same text token for token" if one.equal else f"differs after {one.agreement:.1%} of the tokens"
         )
-        console.print(f"  {one.contender:<20} {verdict}, {one.tokens_per_round:.2f} tokens a pass")
+        console.print(f"  {one.contender:<20} ", end="")
+        console.print(said, style="green" if one.equal else "red", end="")
+        console.print(f", {one.tokens_per_round:.2f} tokens a pass")
     return all(one.equal for one in results)
 
 

@@ -12,12 +12,15 @@ import typer
 
 from draftwood import Statistics
 from draftwood.apps import models, trace
-from draftwood.apps.cli_errors import INTERRUPTED, to_stderr
+from draftwood.apps.cli_errors import INTERRUPTED
 from draftwood.apps.method import Words
+from draftwood.apps.shown import say, to_stderr, write_text
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.apps.text_file import write_file
+from draftwood.apps.text_input import decoded
 from draftwood.errors import InvalidInput
 from draftwood.generation import Generation
+from draftwood.whole_files import check_writable, write_json
 
 
 def _prompts(texts: list[str], file: Path | None) -> list[str]:
@@ -32,7 +35,7 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
             content = file.read_bytes() if file else sys.stdin.buffer.read()
         except OSError as error:
             raise InvalidInput(f"{where} cannot be read: {error.strerror}.") from error
-        texts = [_text(content, where)]
+        texts = [decoded(content, where)]
     else:
         texts = [text_of_option(text, "--prompt") for text in texts]
     if not all(text.strip() for text in texts):
@@ -42,14 +45,7 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
 
 def text_of_option(word: str, option: str) -> str:
     """A word of the command line; in a locale of another encoding Python keeps bytes as half characters."""
-    return _text(word.encode("utf-8", "surrogateescape"), option)
-
-
-def _text(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{where} is not UTF-8 text; convert it first.") from error
+    return decoded(word.encode("utf-8", "surrogateescape"), option)
 
 
 def summary(statistics: Statistics) -> str:
@@ -211,7 +207,7 @@ def generate(
         if value is not None:
             raise InvalidInput(f"{name} goes with --prompts; give the file of the prompts.")
     if trace_file is not None:
-        trace.check_writable(trace_file)
+        check_writable(trace_file)
     texts = _prompts(prompt or [], prompt_file)
 
     loaded = method.loaded()
@@ -228,7 +224,7 @@ def generate(
         seed=seed,
         stop_strings=list(words.stop) or None,
         tokenizer=loaded.tokenizer,
-        streamer=Streamer(IncrementalText(loaded.tokenizer), _show) if streamed else None,
+        streamer=Streamer(IncrementalText(loaded.tokenizer), write_text) if streamed else None,
         trace=trace_file is not None,
         return_dict_in_generate=True,
     )
@@ -237,12 +233,13 @@ def generate(
     lossless = strategy.verifier.lossless
     if as_json:
         for one in _as_json(generation, loaded.tokenizer, given, lossless=lossless):
-            typer.echo(json.dumps(one, allow_nan=False))
+            say(json.dumps(one, allow_nan=False))
     elif streamed:
-        typer.echo()
+        say()
     else:
         for number, written in enumerate(generation.tokens, start=1):
-            typer.echo(f"--- prompt {number}\n{decode(loaded.tokenizer, written)}")
+            say(f"--- prompt {number}")
+            write_text(f"{decode(loaded.tokenizer, written)}\n")
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
     to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")
@@ -263,14 +260,9 @@ def generate(
         }
         shown = [{"text": text, "tokens": row} for text, row in zip(texts, given, strict=True)]
         content = trace.document(generation, tokenizer=loaded.tokenizer, prompts=shown, settings=settings)
-        trace.write_json(trace_file, content)
+        write_json(trace_file, content)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _as_json(

@@ -14,6 +14,7 @@ from draftwood import registry
 from draftwood.apps import models
 from draftwood.apps.corpus import documents, is_text, readable
 from draftwood.apps.progress import watched
+from draftwood.apps.shown import say
 from draftwood.errors import InvalidInput
 
 _AT_ONCE = 256  # documents that are encoded in one call
@@ -49,7 +50,7 @@ def index(
       draftwood index tokens.npy -o my-index --tokenizer big/
       draftwood generate --drafter retrieval -o index=my-index --prompt "Hi"
     """
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     started = perf_counter()
     index_class = registry.get("drafters", "retrieval").index_class
@@ -57,7 +58,7 @@ def index(
     models.quiet()
     encoder = models.load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
     found = [document for file in files for document in _documents(file, encoder.eos_token_id)]
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     parts = [found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE)]
     encoded = watched(
         (_encoded(part, encoder) for part in parts), "encoding", total=len(parts), console=console
@@ -70,7 +71,7 @@ def index(
             vocabulary=models.vocabulary_digest(encoder),
         )
     size = built.save(out)
-    typer.echo(
+    say(
         f"{sum(map(len, rows))} tokens in {len(rows)} documents indexed in {perf_counter() - started:.1f} s; "
         f"{size / 1e6:.1f} MB in {out}"
     )

@@ -24,7 +24,7 @@ from draftwood import (
     registry,
 )
 from draftwood.apps import models, options, structured
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.shown import to_stderr
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleModels, InvalidInput
 
@@ -156,6 +156,10 @@ class Words:
     """The options of `draftwood generate` that say how a text is written, as they were given.
 
     They pickle, and mean the same on every machine that has the files and models that they name.
+
+    Attributes:
+        chosen_for: the temperature that policy and verifier are chosen for, where requests bring temperatures
+            of their own; None: `temperature`.
     """
 
     target: str | None = None
@@ -179,6 +183,7 @@ class Words:
     device: str | None = None
     offload: Path | None = None
     trust_remote_code: bool = False
+    chosen_for: float | None = None
 
     def absolute(self) -> Words:
         """The same from any folder: names of files and folders that are there are spelt out."""
@@ -200,7 +205,7 @@ class Words:
         if temperature is None:
             temperature = known.temperature if known else 0.0
         sampling = SamplingParams(temperature, self.top_k, self.top_p, self.min_p)
-        strategy = self._strategy(known, temperature)
+        strategy = self._strategy(known, temperature if self.chosen_for is None else self.chosen_for)
         draft_temperature = self.draft_temperature
         if draft_temperature is None:
             draft_temperature = strategy.draft_temperature

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any, TypeVar
 
 from draftwood import SharedDecoder
-from draftwood.apps.cli_errors import first_line, to_stderr
+from draftwood.apps import identity
+from draftwood.apps.asked import PromptLine, Record
+from draftwood.apps.cli_errors import first_line
 from draftwood.apps.method import Words
-from draftwood.apps.text_writer import Asked, Record, TextWriter
+from draftwood.apps.shown import to_stderr
+from draftwood.apps.text_writer import TextWriter
 from draftwood.errors import DraftwoodError, InvalidInput
 
 T = TypeVar("T")
@@ -91,32 +94,47 @@ def _ours(error: BaseException) -> DraftwoodError | None:
 class DecoderActor:
     """One decoder of a cluster. Many calls of `write` run at once, each in a thread; they share its rows."""
 
-    def __init__(self, words: Words, rows: int) -> None:
-        self._words, self._rows = words, rows
+    def __init__(self, words: Words, files: Mapping[str, Any], rows: int) -> None:
+        self._words, self._files, self._rows = words, files, rows
         self._lock = Lock()
         self._shared: tuple[TextWriter, SharedDecoder] | None = None
 
-    def write(self, asked: Asked) -> Record:
-        """The line of a text.
+    def write(self, line: PromptLine) -> Record:
+        """The line of texts for `line`.
 
         Raises:
-            DraftwoodError: the models cannot be loaded here.
+            DraftwoodError: the models cannot be loaded here, or are others than those of the run.
         """
         with self._lock:
             # Not with the actor, whose constructor cannot fail in one sentence.
             if self._shared is None:
-                writer = TextWriter.of(self._words.method(), asked.prompt)
+                method = self._words.method()
+                writer = TextWriter.of(method, line)
+                _check_files(self._files, identity.of_method(method))
                 self._shared = writer, SharedDecoder(writer.queue(self._rows))
             writer, shared = self._shared
-        tokens = writer.tokens(asked.prompt)
-        text = shared.add(tokens, seed=asked.seed, constraint=writer.constraint).wait()
-        return writer.record(asked, text)
+        return writer.write_shared(shared, line)
+
+
+def _check_files(asked: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` where a worker's models are not those of the machine that keeps the texts."""
+    if odd := next((name for name in {*asked, *here} if asked.get(name) != here.get(name)), None):
+        raise InvalidInput(
+            f"The {odd.replace('_', ' ')} of a worker on {socket.gethostname()!r} are not those of this "
+            "machine; give both the same, under one name."
+        )
 
 
 def write(
-    address: str, words: Words, missing: Sequence[Asked], *, rows: int, workers: int | None
+    address: str,
+    words: Words,
+    missing: Sequence[PromptLine],
+    *,
+    files: Mapping[str, Any],
+    rows: int,
+    workers: int | None,
 ) -> Iterator[Record]:
-    """The lines of all prompts in `missing`, in the order in which they end.
+    """The lines of texts for all that is `missing`, in the order in which they end.
 
     A prompt whose actor dies is written again by the actor that Ray starts in its place. Its line comes once,
     since a line is the result of a call, and calls that died have none.
@@ -136,10 +154,10 @@ def write(
             num_cpus=1, max_restarts=-1, max_task_retries=AGAIN, max_concurrency=rows, **share
         )
         to_stderr(f"{count} decoders on {len(ray.nodes())} machine(s) of the Ray cluster, {rows} rows each.")
-        actors = [actor.remote(words.absolute(), rows) for _ in range(count)]
+        actors = [actor.remote(words.absolute(), files, rows) for _ in range(count)]
         # An actor is in the pool once for every row, so each has as many calls at a time.
         pool: Any = ActorPool(actors * rows)
-        yield from pool.map_unordered(lambda one, asked: one.write.remote(asked), missing)
+        yield from pool.map_unordered(lambda one, line: one.write.remote(line), missing)
 
 
 def spread(address: str, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:

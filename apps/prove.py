@@ -14,9 +14,10 @@ import typer
 
 from draftwood import registry
 from draftwood.apps import options
-from draftwood.apps.cli_errors import FAILED, to_stderr
+from draftwood.apps.cli_errors import FAILED
 from draftwood.apps.progress import watched
 from draftwood.apps.proofs import TOKENS, Toys, Verdict, known_options, pairs, prove_pairs
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import InvalidInput, UnknownStrategy, nearest
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def prove(
       draftwood prove --policy fixed-tree -o law=with-replacement --models 50
       draftwood prove --models 1000 --ray auto
     """
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     option_words = options.parse(option or [])
     policies = policy or registry.names("policies")
@@ -65,7 +66,7 @@ def prove(
         option_words, [("policies", name) for name in policies] + [("verifiers", v) for v in verifiers]
     )
     proved = pairs(policies, verifiers, option_words)
-    console = Console()
+    console = PlainConsole()
     if verifier:
         _say_lossy(verifier, {pair.verifier for pair in proved})
     of_one_policy = [list(some) for _, some in groupby(proved, key=lambda pair: pair.grower)]
@@ -122,7 +123,6 @@ def _check_options(option_words: Mapping[str, str], strategies: Sequence[tuple[s
 def _show(verdicts: Sequence[Verdict], models: int, law: str, console: Console) -> None:
     """The table, what is wrong, and the counts; `law` is the one that all policies were given."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(
         title=f"Largest error in the joint law of {TOKENS} tokens over {models} toy models",
@@ -143,13 +143,13 @@ def _show(verdicts: Sequence[Verdict], models: int, law: str, console: Console) 
             *("" if error is None else f"{error:.1e}" for error in (verdict.error, verdict.rounded)),
             verdict.word,
         )
-        table.add_row(*map(Text, cells), style=styles.get(verdict.word, "red"))
+        table.add_row(*cells, style=styles.get(verdict.word, "red"))
     console.print(table)
     for verdict in verdicts:
         if verdict.why and verdict.word != "refused":
             pair = verdict.pair
             of_law = f" ({pair.law.__name__})" if pair.law else ""
             heading = f"{pair.policy_in_words}{of_law} with {pair.verifier_in_words}"
-            console.print(Text(f"{heading}: {verdict.why}", style="bold"))
+            console.print(f"{heading}: {verdict.why}", style="bold")
     counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")

@@ -13,7 +13,8 @@ import attrs
 import typer
 
 from draftwood import Proposal, Recipe, registry
-from draftwood.apps.cli_errors import first_line, to_stderr
+from draftwood.apps.cli_errors import first_line
+from draftwood.apps.shown import say, to_stderr, write_text
 from draftwood.compatibility import registered_laws
 from draftwood.errors import UnknownStrategy, nearest
 
@@ -166,11 +167,11 @@ def strategies(
         if not chosen:
             raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if as_json:
-        typer.echo(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1))
+        write_text(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1) + "\n")
     elif name is None:
         _list(chosen)
     else:
-        typer.echo("\n\n".join(map(_in_full, chosen)))
+        write_text("\n\n".join(map(_in_full, chosen)) + "\n")
 
 
 def _list(listed: Sequence[Entry]) -> None:
@@ -179,14 +180,14 @@ def _list(listed: Sequence[Entry]) -> None:
     for kind in registry.KINDS:
         of_kind = [entry for entry in listed if entry.kind == kind]
         names = max((len(entry.name) for entry in of_kind), default=0)
-        typer.echo(f"{kind}:")
+        say(f"{kind}:")
         for entry in of_kind:
             text = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
             text = f"(lossy) {text}" if entry.lossless is False else text
             text = shorten(text, max(width - names - 4, 20), placeholder=" ...")
-            typer.echo(f"  {entry.name:<{names}}  {text}")
-        typer.echo()
-    typer.echo("draftwood strategies NAME shows one in full.")
+            say(f"  {entry.name:<{names}}  {text}")
+        say()
+    say("draftwood strategies NAME shows one in full.")
 
 
 def _in_full(entry: Entry) -> str:

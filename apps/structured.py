@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Constraint, registry
+from draftwood.apps.text_input import read_text
 from draftwood.errors import InvalidInput
 
 _ENGINES = ("llguidance", "xgrammar")  # the first refuses every keyword that it does not read
@@ -45,13 +46,7 @@ def constraint(
     if schema is None:
         constraint = make.regex(regex, tokenizer, eos_token_id=tuple(ends) or None)
         return constraint
-    try:
-        text = schema.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"{str(schema)!r} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{str(schema)!r} is not UTF-8 text; convert it first.") from error
-    constraint = make.json_schema(text, tokenizer, eos_token_id=tuple(ends) or None)
+    constraint = make.json_schema(read_text(schema), tokenizer, eos_token_id=tuple(ends) or None)
     return constraint
 
 

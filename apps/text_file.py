@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,168 +15,181 @@ import attrs
 import torch
 import typer
 
-from draftwood.apps import datasets, journal, on_ray, trace
-from draftwood.apps.cli_errors import FAILED, to_stderr
+from draftwood.apps import batch_requests, identity, journal, on_ray
+from draftwood.apps.asked import PromptLine, Record
+from draftwood.apps.cli_errors import FAILED
+from draftwood.apps.journal import Journal, Place
 from draftwood.apps.machine import versions
-from draftwood.apps.method import Method, Words
-from draftwood.apps.text_writer import Asked, Record, TextWriter
+from draftwood.apps.method import Method
+from draftwood.apps.prompt_file import PromptFile, read_prompts
+from draftwood.apps.shown import to_stderr
+from draftwood.apps.text_writer import TextWriter, refusal
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
 from draftwood.metrics import value
 from draftwood.randomness import row_seeds
+from draftwood.whole_files import check_writable, write_bytes
 
-FORMAT, VERSION = "draftwood-texts", 1
+FORMAT, VERSION = "draftwood-texts", 2
 ROWS = 8
 _ENDING = ".part"
+_OTHER = "name another file with --out"
+_SHOWN = 10  # numbers of lines in a sentence
 
 
 @attrs.define
 class TextFile:
-    """The file of texts while it is written: `FILE.part` has a line about the run, and one for every text.
+    """The file of texts while it is written: `FILE.part`, a journal with a line for every text.
 
-    The lines of texts stand in the order in which they ended. When all are there, `FILE` is made of them
-    in the order of the prompts, and the part goes.
+    Its lines are in the order in which texts ended. When all are there, `FILE` is made of them in the order
+    of the prompts, and the part goes.
 
     Attributes:
         out: where the texts go.
-        run: what is written, as the first line says.
-        done: where the line of each text begins in the part, by number.
+        part: the journal.
+        lines: all that is asked for, with seeds.
+        done: where the line of each text is in the part, by number.
         refused: why there is none, by number.
     """
 
     out: Path
-    run: dict[str, Any]
-    done: dict[int, int] = attrs.field(factory=dict)
+    part: Journal
+    lines: Sequence[PromptLine]
+    done: dict[int, Place] = attrs.field(factory=dict)
     refused: dict[int, str] = attrs.field(factory=dict)
 
     @property
-    def part(self) -> Path:
-        return self.out.with_name(self.out.name + _ENDING)
+    def missing(self) -> list[PromptLine]:
+        """What is not written yet."""
+        return [line for line in self.lines if line.number not in self.done]
 
     def add(self, record: Record) -> None:
         """Keep a text; when this returns, it survives whatever happens."""
-        begins = self.part.stat().st_size
-        journal.append(self.part, record)
-        self.note(record, begins)
+        self._note(record, self.part.append(record))
 
-    def note(self, record: Record, begins: int) -> None:
-        """The line of `record` begins there."""
-        self.done[record["number"]] = begins
+    def _note(self, record: Record, place: Place) -> None:
+        self.done[record["number"]] = place
         if "refused" in record:
             self.refused[record["number"]] = record["refused"]
 
     def read(self) -> None:
-        """What a run that broke off has left.
+        """Take what a run that ended early has left.
 
         Raises:
             InvalidInput: a line that is none of its; the message names it.
         """
-        begins = 0
-        with self.part.open("rb") as lines:
-            for count, line in enumerate(lines, start=1):
-                try:
-                    found = parse_json(line)
-                    if not self.run:
-                        self.run = _checked_run(found)
-                    elif not isinstance(found, dict) or type(found.get("number")) is not int:
-                        raise ValueError("it has no number")
-                    else:
-                        self.note(found, begins)
-                except ValueError as error:
-                    raise InvalidInput(
-                        f"{str(self.part)!r}, line {count}: no text of a run that broke off ({error}); "
-                        "delete the line to write that text again, or name another file with --out."
-                    ) from error
-                begins += len(line)
+        for count, place, words in self.part.records():
+            try:
+                self._note(self._checked(parse_json(words)), place)
+            except ValueError as error:
+                raise InvalidInput(
+                    f"{str(self.part.path)!r}, line {count}: no text of this run ({error}); delete the line "
+                    f"to write that text again, or {_OTHER}."
+                ) from error
+
+    def _checked(self, found: Any) -> Record:
+        if not isinstance(found, dict) or type(found.get("number")) is not int:
+            raise ValueError("it has no number")
+        number = found["number"]
+        if not 0 <= number < len(self.lines):
+            raise ValueError(f"its number is {number}, and there are {len(self.lines)} prompts")
+        if number in self.done:
+            raise ValueError(f"it is the second one of number {number}")
+        line = self.lines[number]
+        if line.request is None and found.get("prompt") != line.shown:
+            raise ValueError(f"its prompt is not that of number {number}")
+        wanted = "refused" if "refused" in found else "text" if line.request is None else "answer"
+        if not isinstance(found.get(wanted), dict if wanted == "answer" else str):
+            raise ValueError(f"it has no {wanted}")
+        return found
 
     def finish(self) -> None:
-        """Make the file of all texts, which are there."""
-        with self.part.open("rb") as part:
-            trace.write_bytes(self.out, (_line(part, self.done[number]) for number in sorted(self.done)))
-        self.part.unlink(missing_ok=True)
+        """Make the file of all texts.
+
+        Raises:
+            InvalidInput: some are missing, which the message names; the part stays. Or the file cannot be
+                written, or something else has taken its name.
+        """
+        if missing := [line.number for line in self.missing]:
+            raise InvalidInput(
+                f"{len(missing)} of {len(self.lines)} texts were not written: {_numbers(missing)}; run the "
+                "same again, which writes them."
+            )
+        if os.path.lexists(self.out):
+            # A run that was killed between the file and the end of the part left both.
+            if self.out.is_symlink() or not _is_made_of(self.out, self._written()):
+                raise _is_there(self.out)
+        else:
+            write_bytes(self.out, self._written(), new=True)
+        self.part.remove()
+
+    def _written(self) -> Iterator[bytes]:
+        for line in self.lines:
+            words = self.part.line(self.done[line.number])
+            if line.request is not None:
+                words = json.dumps(json.loads(words)["answer"]).encode() + b"\n"
+            yield words
 
 
-def _line(part: Any, begins: int) -> bytes:
-    part.seek(begins)
-    line: bytes = part.readline()
-    return line
+def _is_made_of(file: Path, lines: Iterable[bytes]) -> bool:
+    with file.open("rb") as found:
+        return all(found.read(len(line)) == line for line in lines) and not found.read(1)
+
+
+def _is_there(out: Path) -> InvalidInput:
+    return InvalidInput(f"{str(out)!r} is there already; {_OTHER}, or remove it.")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return shown if len(numbers) <= _SHOWN else f"{shown} and {len(numbers) - _SHOWN} more"
 
 
 @contextmanager
-def opened(out: Path, configuration: Mapping[str, Any], seed: int | None) -> Iterator[TextFile]:
-    """The file of texts for a run, new or to be continued; nobody else can write it meanwhile.
+def opened(
+    out: Path, configuration: Mapping[str, Any], lines: Sequence[PromptLine], seed: int | None
+) -> Iterator[TextFile]:
+    """The file of texts of a run, new or to be continued; nobody else can write it meanwhile.
 
     Args:
         out: where the texts go.
-        configuration: what is written; a part of another run is refused.
+        configuration: all that decides what is written; a part of another run is refused.
+        lines: what is asked for.
         seed: of the run; None: any, and that of a part which is there.
 
     Raises:
         InvalidInput: there is another run's part, a finished file, or something else.
     """
-    trace.check_writable(out)
-    file = TextFile(out, {})
-    part = file.part
-    if out.exists() and not part.exists():
-        raise InvalidInput(f"{str(out)!r} is there already; name another file with --out, or remove it.")
-    with part.open("ab") as held:
-        journal.lock(held, part)
-        journal.drop_unfinished(part)
-        if part.stat().st_size:
-            file.read()
-            same = {**configuration, "seed": file.run["configuration"]["seed"] if seed is None else seed}
-            if odd := journal.differences(file.run["configuration"], same):
-                raise InvalidInput(
-                    f"{str(part)!r} is of another run: {journal.listed(odd)}; run the same as before, or "
-                    "name another file with --out."
-                )
-        else:
-            drawn = int(torch.randint(2**31, ())) if seed is None else seed
-            file.run = {
-                "format": FORMAT,
-                "version": VERSION,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "versions": versions(),
-                "configuration": {**configuration, "seed": drawn},
-            }
-            journal.append(part, file.run)
+    part = out.with_name(out.name + _ENDING)
+    check_writable(out)
+    if out.exists() and not os.path.lexists(part):
+        raise _is_there(out)
+    work = journal.Work(
+        format=FORMAT,
+        version=VERSION,
+        program="draftwood generate",
+        description={
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "configuration": {
+                **configuration,
+                "seed": int(torch.randint(2**31, ())) if seed is None else seed,
+            },
+        },
+        free=frozenset({"seed"} if seed is None else ()),
+        remedy=_OTHER,
+        before="which does not say what weights its texts are of",
+    )
+    with journal.opened(part, work) as of_part:
+        if of_part.is_new and out.exists():  # another run has just finished it
+            of_part.remove()
+            raise _is_there(out)
+        seeds = iter(row_seeds(of_part.first["configuration"]["seed"], len(lines)))
+        file = TextFile(out, of_part, [line.seeded(next(seeds)) for line in lines])
+        file.read()
+        if out.exists() and file.missing:
+            raise _is_there(out)
         yield file
-
-
-def _checked_run(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError("the file is not of draftwood generate")
-    configuration = found.get("configuration")
-    if found.get("version") != VERSION or not isinstance(configuration, dict) or "seed" not in configuration:
-        version = found.get("version")
-        raise ValueError(f"its version is {version!r:.40}, and this draftwood goes on with {VERSION}")
-    return found
-
-
-def read_prompts(file: Path) -> list[str]:
-    """The prompts of a file: those of `.jsonl` as for bench, else one a line; empty lines count for nothing.
-
-    Raises:
-        InvalidInput: the file cannot be read, or is malformed, or holds conversations of several turns.
-    """
-    if file.suffix != ".jsonl":
-        try:
-            lines = file.read_text(encoding="utf-8").split("\n")
-        except OSError as error:
-            raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{str(file)!r} is not UTF-8 text; convert it first.") from error
-        prompts = [line.removesuffix("\r") for line in lines if line.strip()]
-        if not prompts:
-            raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
-        return prompts
-    read = datasets.read(file).prompts
-    if number := next((number for number, prompt in enumerate(read, start=1) if prompt.later), None):
-        raise InvalidInput(
-            f"{str(file)!r}: prompt {number} is a conversation of several turns; give prompts of one, or "
-            "take draftwood bench."
-        )
-    return [prompt.text for prompt in read]
 
 
 def write_file(
@@ -189,7 +202,7 @@ def write_file(
     ray: str | None,
     workers: int | None,
 ) -> None:
-    """Write a text behind every prompt of a file, those that are missing in a run that broke off.
+    """Write a text for every prompt of a file, those that are missing in a run that ended early.
 
     Args:
         method: how.
@@ -201,7 +214,8 @@ def write_file(
         workers: decoders on the cluster.
 
     Raises:
-        InvalidInput: options that do not go together, or files that cannot be read or written.
+        InvalidInput: options that do not go together, files that cannot be read or written, or texts that
+            are missing at the end.
         typer.Exit: prompts were refused; their lines say why.
     """
     if out is None:
@@ -215,67 +229,83 @@ def write_file(
             f"--offload {method.words.offload} is one process's folder, which workers of --ray would write "
             "over one another; leave one of the two out."
         )
-    texts = read_prompts(prompts)
+    asked = read_prompts(prompts)
+    count, target = len(asked.lines), method.target
+    asked = attrs.evolve(asked, lines=[batch_requests.of_model(line, target) for line in asked.lines])
+    method = _for_all(method, asked.lines)
     if ray is not None:
         on_ray.check()
-    with opened(out, configuration(method.words, texts), seed) as file:
-        seeds = row_seeds(file.run["configuration"]["seed"], len(texts))
-        everything = [
-            Asked(number, *of_text) for number, of_text in enumerate(zip(texts, seeds, strict=True))
-        ]
-        missing = [asked for asked in everything if asked.number not in file.done]
-        if file.done and missing:
-            to_stderr(f"{len(file.done)} texts are there already, {len(missing)} are missing.")
-        rows = rows or ROWS
+    files = identity.of_method(method)
+    with opened(out, configuration(method, asked, files), asked.lines, seed) as file:
+        known = len(file.done)
+        if known and file.missing:
+            to_stderr(f"{known} texts are there already, {len(file.missing)} are missing.")
         started, records = perf_counter(), list[Record]()
         try:
-            if missing:
+            for line in file.missing:
+                if line.refused is not None:
+                    file.add(refusal(line, line.refused))
+            if missing := file.missing:
                 if ray is None:
-                    written = TextWriter.of(method, missing[0].prompt).write(missing, rows)
+                    written = TextWriter.of(method, missing[0]).write(missing, rows or ROWS)
                 else:
-                    written = on_ray.write(ray, method.words, missing, rows=rows, workers=workers)
+                    written = on_ray.write(
+                        ray, method.words, missing, files=files, rows=rows or ROWS, workers=workers
+                    )
                 _watched(written, file, records, total=len(missing))
         except BaseException:
-            if 0 < len(file.done) < len(texts):
-                to_stderr(f"{len(file.done)} of {len(texts)} texts are written; the same command goes on.")
+            if known < len(file.done) < count:
+                to_stderr(f"{len(file.done)} of {count} texts are written; the same command goes on.")
             raise
-    file.finish()  # behind the lock: Windows removes no file that is open
+        file.finish()
     lossless = method.strategy.verifier.lossless
     to_stderr(_summary(records, perf_counter() - started, lossless=lossless))
     if file.refused:
         first = min(file.refused)
         to_stderr(
-            f"{len(file.refused)} of {len(texts)} prompts were refused; number {first}, the first, because: "
+            f"{len(file.refused)} of {count} prompts were refused; number {first}, the first, because: "
             f"{file.refused[first]}"
         )
         raise typer.Exit(FAILED)
 
 
-def configuration(words: Words, texts: list[str]) -> dict[str, Any]:
+def _for_all(method: Method, lines: Sequence[PromptLine]) -> Method:
+    """The method, with a policy and a verifier for the temperatures of all requests.
+
+    Where the command says temperature 0 and some request does not, those for higher ones are chosen, which
+    serve 0 too. A verifier that was named stays, and refuses the requests that it does not support.
+    """
+    asked = [row.settings.temperature or 0 for line in lines for row in line.rows]
+    warmest = max(asked, default=0)
+    if method.sampling.temperature > 0 or not warmest or method.known:
+        return method
+    return attrs.evolve(method.words, chosen_for=warmest).method()
+
+
+def configuration(method: Method, asked: PromptFile, files: Mapping[str, Any]) -> dict[str, Any]:
     """What decides what is written, as JSON: where and by how many rows it is written is no part of it."""
-    files = {
-        name: _digest(path.read_bytes())
+    words = method.words
+    read = {
+        name: identity.of_file(path)
         for name in ("tuned", "json_schema")
         if (path := getattr(words, name)) is not None
     }
-    asked = attrs.asdict(words, filter=lambda field, _: field.name != "device") | files
-    asked |= {"option": list(words.option), "stop": list(words.stop), "dtype": str(words.dtype)}
+    said = attrs.asdict(words, filter=lambda field, _: field.name not in ("device", "offload")) | read
+    said |= {"option": list(words.option), "stop": list(words.stop), "dtype": str(words.dtype)}
     return {
-        "prompts": {"count": len(texts), "sha256": _digest(json.dumps(texts).encode())},
-        **{name: value for name, value in asked.items() if value not in (None, [], False)},
+        "prompts": {"count": len(asked.lines), "sha256": asked.digest},
+        **{name: value for name, value in said.items() if value not in (None, [], False)},
+        **files,
     }
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _watched(written: Iterable[Record], file: TextFile, records: list[Record], *, total: int) -> None:
     """Keep every text, with a bar where someone watches."""
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    from draftwood.apps.plain_console import PlainConsole
+
+    console = PlainConsole(stderr=True)
     quiet = not console.is_terminal
     for record in track(written, "Writing", total=total, console=console, transient=True, disable=quiet):
         file.add(record)

@@ -5,18 +5,13 @@ The layout has a version number; a change that a reader would notice raises it. 
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from draftwood import Round, RowRecord
 from draftwood.apps.machine import versions
 from draftwood.apps.text import IncrementalText, decode
-from draftwood.errors import InvalidInput
 from draftwood.generation import Generation
 
 FORMAT, VERSION = "draftwood-trace", 3
@@ -101,50 +96,3 @@ def _row(record: RowRecord, tokenizer: Any, texts: Iterator[str]) -> dict[str, A
             "bonus": outcome.bonus,
         },
     }
-
-
-def check_writable(file: Path) -> None:
-    """Raise `InvalidInput` where `file` cannot be written, before any work is done for it."""
-    folder = file.resolve().parent
-    if file.is_dir():
-        raise InvalidInput(f"{str(file)!r} is a folder; name a file to write.")
-    if not folder.is_dir():
-        raise InvalidInput(f"The folder {str(folder)!r} does not exist; make it first.")
-    if not os.access(folder, os.W_OK):
-        raise InvalidInput(f"The folder {str(folder)!r} cannot be written to; choose another.")
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `file` whole or not at all."""
-    write_text(file, json.dumps(content, allow_nan=False, indent=1) + "\n")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write `text` to `file` whole or not at all."""
-    # In a locale of another encoding, a file's name from the command line holds bytes as half characters.
-    write_bytes(file, [text.encode("utf-8", "surrogateescape")])
-
-
-def write_bytes(file: Path, chunks: Iterable[bytes]) -> None:
-    """Write `chunks` to `file` whole or not at all; when this returns, they survive whatever happens.
-
-    Raises:
-        InvalidInput: they cannot be written, as on a full disk.
-    """
-    handle, temporary = tempfile.mkstemp(dir=file.resolve().parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.writelines(chunks)
-            out.flush()
-            os.fsync(out.fileno())
-        # mkstemp keeps its file to the owner; what is written is as readable as any file the user makes.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, file)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise InvalidInput(f"{str(file)!r} cannot be written: {reason}.") from error
-        raise

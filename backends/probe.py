@@ -136,7 +136,7 @@ def arithmetic(model: Any) -> torch.dtype:
         plain_logits(model, [1, 2, 3])
     finally:
         hook.remove()
-    dtypes = [model.dtype, *(dtype for dtype in seen if dtype.is_floating_point)]
+    dtypes: list[torch.dtype] = [model.dtype, *(dtype for dtype in seen if dtype.is_floating_point)]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 

@@ -44,7 +44,7 @@ class BatchRow:
         slot: its position among the rows that target and drafter hold; None where they do not hold it.
         unread: tokens of its text that the target is still to read: the prompt of a row that waits, or what
             follows the text of a row that goes on.
-        undrafted: tokens of its text that the drafter is still to read.
+        undrafted: tokens of its text that the drafter is still to read; None where the drafter holds the row.
         error: the exception that ends it, raised by code that the row's caller handed in; None otherwise.
     """
 
@@ -64,7 +64,7 @@ class BatchRow:
     grown: TokenTree | None = attrs.field(default=None, init=False)
     idle: bool = attrs.field(default=False, init=False)
     slot: int | None = attrs.field(default=None, init=False)
-    undrafted: list[int] = attrs.field(factory=list, init=False)
+    undrafted: list[int] | None = attrs.field(default=None, init=False)
     error: BaseException | None = attrs.field(default=None, init=False)
 
     @property

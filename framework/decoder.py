@@ -273,8 +273,8 @@ class SpeculativeDecoder:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
-        ends = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        ends = frozenset([ends] if isinstance(ends, int) else ends)
+        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        ends = frozenset([given] if isinstance(given, int) else given)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:

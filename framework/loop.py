@@ -58,7 +58,7 @@ class RoundLoop:
     target: StateBackend
     drafter: Drafter
     verifier: Verifier
-    held: list[BatchRow] = attrs.field(factory=list, converter=list)
+    held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
 
@@ -189,7 +189,7 @@ class RoundLoop:
         self.target.release(batch.slots)
         # Rows that the drafter has not read joined last, so they have the last slots.
         self.drafter.release(
-            [row.slot for row in batch.rows if row.undrafted is None and row.slot is not None]
+            [slot for slot, row in zip(batch.slots, batch.rows, strict=True) if row.undrafted is None]
         )
         gone = set(batch.slots)
         self.held = [row for row in self.held if row.slot not in gone]

@@ -252,6 +252,7 @@ class StateBackend(Protocol):
 
         Called while there are no rows, before the first ones join (law R).
         """
+        return
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none)."""

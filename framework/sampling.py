@@ -205,8 +205,8 @@ class SamplingParams:
         scores = logits if logits.dtype == dtype else logits.to(dtype)
         if device.type == "cpu" and self._warps_more and not self.processors:
             cooled = torch.div(scores, self.temperature).view(-1, shape[-1])
-            limits = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-            if filtered(cooled, **limits, out=probs.view(-1, shape[-1])):
+            flat = probs.view(-1, shape[-1])
+            if filtered(cooled, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, out=flat):
                 return probs
         if self.processors or self._warps_more:
             scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import transformers
 
+from tests.soak.ends import ends
 from tests.soak.faults import faults
 from tests.soak.hostile import hostile
-from tests.soak.kills import kills
+from tests.soak.kills import BENCH
 from tests.soak.long_text import long_text
 from tests.soak.shared_faults import SUBJECTS, shared_faults
-from tests.soak.texts import killed_texts
+from tests.soak.texts import TEXTS
 
 pytestmark = pytest.mark.linux
 
@@ -61,13 +62,9 @@ def test_a_text_keeps_no_more_than_what_happened_in_its_rounds(name, tokens):
 
 
 @pytest.mark.thorough
-def test_a_bench_that_is_killed_loses_nothing():
-    survived(kills(1, most=1, context=multiprocessing.get_context("fork")))
-
-
-@pytest.mark.thorough
-def test_a_file_of_texts_that_is_killed_loses_nothing():
-    survived(killed_texts(2, most=2, context=multiprocessing.get_context("fork")))
+@pytest.mark.parametrize("subject", [TEXTS, BENCH], ids=lambda subject: subject.name)
+def test_what_ends_early_loses_nothing(subject):
+    survived(ends(subject, 4, most=2, context=multiprocessing.get_context("fork")))
 
 
 @pytest.mark.thorough

@@ -16,8 +16,17 @@ SEPARATOR = "<|endoftext|>"
 
 def documents(file: Path) -> list[str]:
     """The non-empty documents of one `.txt` or `.txt.gz` file, without their separators."""
+    return split(content(file).decode("utf-8-sig"))
+
+
+def content(file: Path) -> bytes:
+    """The bytes of a file, unpacked where it ends in `.gz`."""
     data = file.read_bytes()
-    text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+    return gzip.decompress(data) if file.suffix == ".gz" else data
+
+
+def split(text: str) -> list[str]:
+    """The non-empty documents of a text, without their separators."""
     return [document for document in text.split(f"\n{SEPARATOR}\n") if document.strip()]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from draftwood.apps import models, trace
+from draftwood.apps import models
 from draftwood.apps.bench import figures, papers, show, spec_bench
 from draftwood.apps.bench.folder import Folder, describe, finished, opened, stored
-from draftwood.apps.bench.grid import Cell
+from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.datasets import DataSet
 from draftwood.apps.progress import watched
+from draftwood.apps.shown import to_stderr
 from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.whole_files import write_json
 
 JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
@@ -164,6 +166,7 @@ def _measure(plan: BenchPlan, to: Path) -> list[str]:
     models.quiet()
     with opened(to, describe(plan.document())) as folder:
         _watched(folder, *run(plan, sets, folder))
+        _check_whole(plan, sets, folder)
     return list(sets)
 
 
@@ -174,36 +177,48 @@ def _measure_over_ray(plan: BenchPlan, to: Path, address: str, workers: int | No
     sets = data_sets(plan)
     with spread(address, plan, sets, workers) as spread_out, opened(to, spread_out.description) as folder:
         _watched(folder, *spread_out.run(plan, sets, folder))
+        _check_whole(plan, sets, folder)
     return list(sets)
 
 
+def _check_whole(plan: BenchPlan, sets: Mapping[str, DataSet], folder: Folder) -> None:
+    """Raise `InvalidInput` with the names of cells that a run has not measured, though it has ended."""
+    wanted = [cell.key for cell in cells(plan, sets)]
+    if missing := [key for key in wanted if key not in folder.cells]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InvalidInput(
+            f"{len(missing)} of {len(wanted)} cells were not measured: {'; '.join(missing[:3])}{more}; run "
+            "the same again, which measures them."
+        )
+
+
 def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None:
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
     if folder.cells and missing:
         to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
-    watched(steps, "measuring", total=len(missing), console=Console(stderr=True))
+    watched(steps, "measuring", total=len(missing), console=PlainConsole(stderr=True))
 
 
 def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
-    described, cells = stored(to), finished(to)
-    rows = figures.rows(plan, names, cells)
+    described, known = stored(to), finished(to)
+    rows = figures.rows(plan, names, known)
     if not rows:
         raise InvalidInput(f"{str(to)!r} holds no finished text yet; run bench without --report.")
     table = papers.paper(plan.paper) if plan.paper else None
-    content = show.document(rows, described, cells)
+    content = show.document(rows, described, known)
     if table is not None:
         content["paper"] = papers.document(table, rows)
-    trace.write_json(to / JSON, content)
+    write_json(to / JSON, content)
     show.write_csv(to / CSV, rows, described)
     written = [JSON, CSV]
     if plots:
         from draftwood.apps.bench.plots import draw
 
-        written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, cells)]
-    console = Console()
+        written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, known)]
+    console = PlainConsole()
     show.tables(rows, content, console)
     if table is not None:
         papers.show(table, rows, console)

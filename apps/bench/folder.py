@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +12,20 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import journal, trace
+from draftwood.apps import journal
 from draftwood.apps.bench.schema import check_cell, check_run
+from draftwood.apps.journal import Journal
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.models import find_device
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
+from draftwood.whole_files import temporary_names, write_json
 
-FORMAT, VERSION = "draftwood-bench", 2
+FORMAT, VERSION = "draftwood-bench", 3
+READ = (2, VERSION)
+"""The versions that a report shows; cells of version 2 do not say which weights they are of."""
 RUN, CELLS = "run.json", "cells.jsonl"
-_SAME = ("configuration", "versions", "hardware")
+_OTHER = "name another folder with --to"
 
 
 @attrs.define
@@ -30,12 +34,14 @@ class Folder:
 
     Attributes:
         path: where it is.
-        run: what `run.json` says.
+        run: what `run.json` says, which is the first line of the cells too.
+        journal: the cells' file.
         cells: the finished cells by key.
     """
 
     path: Path
     run: dict[str, Any]
+    journal: Journal
     cells: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def add(self, key: str, cell: Mapping[str, Any]) -> None:
@@ -45,7 +51,7 @@ class Folder:
             InvalidInput: it cannot be written, as on a full disk; the cells before it are on disk.
         """
         record = {"key": key, **cell}
-        journal.append(self.path / CELLS, record)
+        self.journal.append(record)
         self.cells[key] = record
 
 
@@ -70,6 +76,8 @@ def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
 def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
     """The folder for `run`, new or to be continued; nobody else can open it meanwhile (but on Windows).
 
+    A folder of another run gives way where that has not finished a cell.
+
     Raises:
         InvalidInput: it holds another run (the message says what differs), something else, or is in use.
     """
@@ -79,27 +87,43 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
         raise InvalidInput(f"The folder {str(path)!r} cannot be made: {error.strerror or error}.") from error
     if not os.access(path, os.W_OK):
         raise InvalidInput(f"The folder {str(path)!r} cannot be written to; choose another with --to.")
-    begun = (path / CELLS).exists() and b"\n" in (path / CELLS).read_bytes()
-    if not (path / RUN).exists():
-        if any(not _is_empty_start(one) for one in path.iterdir()):
-            raise InvalidInput(
-                f"The folder {str(path)!r} holds no run of bench but other files; choose another."
-            )
-    elif begun:
-        _check_same(path, stored(path), run)
-    else:
-        stored(path)  # one that failed before its first cell gives way; anyone else's file does not
-    with (path / CELLS).open("ab") as file:
-        journal.lock(file, path)
-        if not begun:
-            trace.write_json(path / RUN, run)
-        journal.drop_unfinished(path / CELLS)
-        yield Folder(path, stored(path), finished(path))
+    old = stored(path) if os.path.lexists(path / RUN) else None
+    if old is None and any(not _is_left_behind(one) for one in path.iterdir()):
+        raise InvalidInput(f"The folder {str(path)!r} holds no run of bench but other files; choose another.")
+    if old is not None and old["version"] != VERSION:
+        raise InvalidInput(
+            f"{str(path / RUN)!r} is of version {old['version']}, whose cells do not say which weights they "
+            f"are of, so that it can be shown (--report) but not go on; {_OTHER}."
+        )
+    described = {name: value for name, value in run.items() if name not in ("format", "version")}
+    work = journal.Work(
+        format=FORMAT,
+        version=VERSION,
+        program="draftwood bench",
+        description=described,
+        same=("configuration", "versions", "hardware"),
+        remedy=_OTHER,
+    )
+    with journal.opened(path / CELLS, work) as of_cells:
+        if old != of_cells.first:
+            if old is not None and not of_cells.is_empty:
+                raise _two_runs(path)
+            write_json(path / RUN, of_cells.first)
+        yield Folder(path, of_cells.first, of_cells, _cells(path, of_cells))
 
 
-def _is_empty_start(file: Path) -> bool:
-    """Whether a run that was killed before its first cell may have left this file."""
-    return (file.name == CELLS and not file.stat().st_size) or file.name.startswith(f".{RUN}-")
+def _two_runs(path: Path) -> InvalidInput:
+    return InvalidInput(
+        f"{RUN} and the first line of {CELLS} in {str(path)!r} are of two runs; put back the one that is "
+        f"not its own, or {_OTHER}."
+    )
+
+
+def _is_left_behind(file: Path) -> bool:
+    """Whether a run that was killed as it began may have left this file."""
+    return file.name == CELLS or file.name.startswith(
+        (temporary_names(Path(RUN)), temporary_names(Path(CELLS)))
+    )
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -110,16 +134,16 @@ def stored(path: Path) -> dict[str, Any]:
     """
     file = path / RUN
     try:
-        run = parse_json(file.read_bytes())
+        run = parse_json(_content(file))
         if not isinstance(run, dict) or run.get("format") != FORMAT:
-            raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; name another folder with --to.")
-        if (version := run.get("version")) != VERSION:
+            raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; {_OTHER}.")
+        if (version := run.get("version")) not in READ:
             raise InvalidInput(
-                f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads version {VERSION}; "
-                "measure again with `draftwood bench --to` another folder."
+                f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads versions "
+                f"{' and '.join(map(str, READ))}; measure again with `draftwood bench --to` another folder."
             )
         check_run(run)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise InvalidInput(f"{str(path)!r} holds no run of bench: {RUN} cannot be read.") from error
     except InvalidInput:
         raise
@@ -128,33 +152,59 @@ def stored(path: Path) -> dict[str, Any]:
     return run
 
 
-def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise `InvalidInput` with what differs unless both describe one run."""
-    odd = [words for part in _SAME for words in journal.differences(old[part], new[part])]
-    if odd:
-        raise InvalidInput(
-            f"{str(path)!r} holds another run: {journal.listed(odd)}; name another folder with --to."
-        )
-
-
 def finished(path: Path) -> dict[str, dict[str, Any]]:
     """The cells on disk by key.
 
     Raises:
-        InvalidInput: a line that is no cell; the message names it.
+        InvalidInput: a line that is no cell; the message names it. Or `run.json` is of another run.
     """
-    file = path / CELLS
-    if not file.exists():
+    try:
+        content = _content(path / CELLS)
+    except FileNotFoundError:
         return {}
+    *lines, _ = content.split(b"\n")  # what follows the last newline is not finished
+    first = 0
+    if (run := stored(path))["version"] == VERSION:
+        first = 1
+        try:
+            own = parse_json(lines[0]) if lines else None
+        except ValueError:
+            own = None
+        if own != run:
+            raise _two_runs(path)
+    return _read(path, enumerate(lines[first:], start=first + 1))
+
+
+def _cells(path: Path, of_cells: Journal) -> dict[str, dict[str, Any]]:
+    return _read(path, ((number, line) for number, _, line in of_cells.records()))
+
+
+def _read(path: Path, lines: Iterable[tuple[int, bytes]]) -> dict[str, dict[str, Any]]:
+    """Cells by key, from lines with their numbers."""
     cells: dict[str, dict[str, Any]] = {}
-    *lines, _ = file.read_bytes().split(b"\n")  # what is behind the last newline is not finished
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         try:
             cell = parse_json(line)
             check_cell(cell)
+            if cell["key"] in cells:
+                raise ValueError("it is there twice")
         except ValueError as error:
             raise InvalidInput(
-                f"{str(file)!r}, line {number}: not a cell ({error}); delete the line to measure it again."
+                f"{str(path / CELLS)!r}, line {number}: not a cell ({error}); delete the line to measure it "
+                "again."
             ) from error
         cells[cell["key"]] = cell
     return cells
+
+
+def _content(file: Path) -> bytes:
+    """What an ordinary file holds; links are not followed.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    handle = journal.open_without_links(file, _OTHER)
+    if handle is None:
+        raise FileNotFoundError(file)
+    with os.fdopen(handle, "rb") as content:
+        return content.read()

@@ -34,12 +34,12 @@ class Measurer:
     Attributes:
         plan: of the run.
         sets: the data sets by name.
-        folder: what is known already; refusals of transformers and baseline texts are read there.
+        known: the cells so far by key; refusals of transformers and baseline texts are read there.
     """
 
     plan: BenchPlan
     sets: Mapping[str, datasets.DataSet]
-    folder: Folder
+    known: Mapping[str, dict[str, Any]]
     _loaded: tuple[tuple[str, str], models.Loaded] | None = None
     _writers: dict[tuple[str, float], Writer] = attrs.field(factory=dict)
     _warm: set[tuple[str, float]] = attrs.field(factory=set)
@@ -130,7 +130,7 @@ class Measurer:
         first, *later = self._asked[cell.race.data][cell.prompt]
         tokens = first[:cut]
         for turn, asked in enumerate(later[: cell.turn]):
-            tokens = [*tokens, *self.folder.cells[cell.answer(turn).key]["tokens"], *asked]
+            tokens = [*tokens, *self.known[cell.answer(turn).key]["tokens"], *asked]
         return tokens[-cut:] if cut and cell.turn else tokens
 
     def _warmed(self, spec: Spec, race: Race, prompt: Sequence[int]) -> Writer:
@@ -143,7 +143,7 @@ class Measurer:
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why transformers refused this contender's first text."""
-        first = self.folder.cells.get(attrs.evolve(cell, prompt=0, repetition=0, turn=0).key, {})
+        first = self.known.get(attrs.evolve(cell, prompt=0, repetition=0, turn=0).key, {})
         refused: str | None = first.get("refused")
         return refused
 
@@ -172,7 +172,7 @@ class Measurer:
     def _baseline(self, cell: Cell) -> list[int]:
         """What ordinary `generate` wrote behind the prompt."""
         key = attrs.evolve(cell, kind="text", spec=Spec(ORDINARY)).key
-        tokens: list[int] = self.folder.cells[key]["tokens"]
+        tokens: list[int] = self.known[key]["tokens"]
         return tokens
 
 
@@ -285,7 +285,7 @@ def run(
 ) -> tuple[list[Cell], Iterator[Cell]]:
     """The cells that are missing, and an iterator that measures and keeps them one by one."""
     missing = [cell for cell in cells(plan, sets) if cell.key not in folder.cells]
-    measurer = Measurer(plan, sets, folder)
+    measurer = Measurer(plan, sets, folder.cells)
 
     def steps() -> Iterator[Cell]:
         for cell in missing:

@@ -151,7 +151,7 @@ def show(table: Paper, rows: Sequence[ResultRow], console: Console) -> None:
 
     pairs = dict.fromkeys(row.race.pair.replace(",", " with ") for row in rows)
     console.print()
-    console.print(f"Beside {table.source}", style="bold", highlight=False)
+    console.print(f"Beside {table.source}", style="bold")
     console.print(
         f"The paper: {table.models}; {table.hardware}. Here: {', '.join(pairs)}, on the machine above. "
         "Models, text and hardware differ, so compare the order of the methods and how far they lie apart, "
@@ -174,9 +174,7 @@ def show(table: Paper, rows: Sequence[ResultRow], console: Console) -> None:
             cells = ["-" if value is None else f"{value:.{digits}f}" for value in published]
             sheet.add_row(method, *cells, *(_measured(figure, digits) for figure in measured))
         console.print()
-        console.print(
-            f"{_HEADINGS[comparison.metric]}, temperature {comparison.temperature:g}", highlight=False
-        )
+        console.print(f"{_HEADINGS[comparison.metric]}, temperature {comparison.temperature:g}")
         console.print(sheet)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +10,20 @@ from typing import Any
 
 import attrs
 
-from draftwood import registry
-from draftwood.apps import models
+from draftwood.apps import identity, models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.datasets import DataSet, Prompt, read
+from draftwood.apps.method import Strategy
 from draftwood.apps.prompts import interleaved
+from draftwood.apps.text_input import read_text
 from draftwood.devices import default_device
 from draftwood.errors import InvalidInput, nearest
 from draftwood.sampling import check_temperature
 from draftwood.validators import at_least
 
 BUILT_IN = "built-in"
+_READ = ("models", "files", "code")
+"""Digests of all that a run reads, which its configuration has besides the fields of its plan."""
 BINS = 20  # of probabilities, in the figures of acceptance against draft probability
 
 
@@ -159,32 +160,29 @@ class BenchPlan:
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
         if not self.offload:
             del content["offload"]  # which earlier runs did not have
-        content["data"] = {Path(file).stem: _digest(Path(file)) for file in self.data} or {BUILT_IN: ""}
-        code = self._code()
-        return {**content, "code": code} if code else content
+        content["data"] = {Path(file).stem: identity.of_file(Path(file)) for file in self.data} or {
+            BUILT_IN: ""
+        }
+        names = dict.fromkeys(name.strip() for pair in self.pairs for name in pair.split(","))
+        content["models"] = {name: identity.of_model(name) for name in names}
+        read = {"files": self._files(), "code": self._code()}
+        return content | {name: digests for name, digests in read.items() if digests}
 
-    def _code(self) -> dict[str, str]:
-        """Modules of strategies from elsewhere with a digest: an edited strategy is another one."""
-        digests = {}
+    def _strategies(self) -> Iterator[tuple[Spec, Strategy]]:
         for temperature in self.temperatures:
             for spec in self.contenders(temperature):
                 if not spec.is_transformers:
-                    strategy = spec.strategy(temperature)
-                    parts = [type(strategy.policy), type(strategy.verifier)]
-                    if strategy.drafter:
-                        parts.append(registry.get("drafters", strategy.drafter))
-                    for part in parts:
-                        module = sys.modules[part.__module__]
-                        if module.__file__ and not module.__name__.startswith("draftwood."):
-                            digests[module.__name__] = _digest(Path(module.__file__))
-        return digests
+                    yield spec, spec.strategy(temperature)
 
+    def _files(self) -> dict[str, dict[str, str]]:
+        """What drafters of strategies read, such as heads and indices."""
+        found = {spec.label: identity.of_drafter(strategy) for spec, strategy in self._strategies()}
+        return {label: files for label, files in found.items() if files}
 
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
+    def _code(self) -> dict[str, str]:
+        """Modules of strategies from elsewhere: an edited strategy is another one."""
+        found = [identity.of_code(strategy) for _, strategy in self._strategies()]
+        return {module: digest for one in found for module, digest in one.items()}
 
 
 def from_file(file: Path) -> dict[str, Any]:
@@ -194,10 +192,10 @@ def from_file(file: Path) -> dict[str, Any]:
         InvalidInput: it cannot be read, is not TOML, or names what a plan does not have.
     """
     try:
-        fields = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        fields = tomllib.loads(read_text(file))
+    except InvalidInput:
+        raise
+    except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
     except ValueError as error:  # Python reads no integer of thousands of digits
         raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
@@ -224,7 +222,7 @@ def from_document(content: Mapping[str, Any]) -> tuple[BenchPlan, list[str]]:
     Raises:
         InvalidInput: fields that no plan has, or of another kind.
     """
-    stored = {name: value for name, value in content.items() if name != "code"}
+    stored = {name: value for name, value in content.items() if name not in _READ}
     names = [field.name for field in attrs.fields(BenchPlan)]
     if odd := [name for name in stored if name not in names]:
         raise InvalidInput(

@@ -6,6 +6,7 @@ Colours are those of Okabe and Ito, which colour-blind people tell apart; marker
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import BINS
 from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.shown import visible
 from draftwood.pass_time import PassTime
+from draftwood.whole_files import inner_folder, write_by
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 _MARKERS = "osD^vP*X"
@@ -29,6 +32,7 @@ _PARTS = (
 )
 _STYLE: Any = {
     "font.size": 10,
+    "text.parse_math": False,  # a name may hold dollar signs
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -59,11 +63,11 @@ def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[st
     """
     import matplotlib
 
-    folder.mkdir(exist_ok=True)
+    inner_folder(folder)
     names = []
     with matplotlib.rc_context(_STYLE):
         for name, figure in _figures([row for row in rows if not row.refused], list(cells.values())):
-            figure.savefig(folder / name, dpi=150)
+            write_by(folder / name, partial(figure.savefig, format="png", dpi=150))
             names.append(name)
     return names
 
@@ -101,8 +105,8 @@ def _groups(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 def _method(row: ResultRow) -> str:
     """The contender without its budget: what one line of a plot stands for."""
     if row.spec.budget is None:
-        return row.spec.label
-    return attrs.evolve(row.spec, options=row.spec.options[:-1]).label
+        return visible(row.spec.label)
+    return visible(attrs.evolve(row.spec, options=row.spec.options[:-1]).label)
 
 
 def _styles(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
@@ -127,8 +131,8 @@ def _panels(
     figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), tall), layout=below)
     FigureCanvasAgg(figure)
     axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=share)
-    figure.text(0.01, 1 - 0.12 / tall, title, fontsize=13, fontweight="bold", color=_INK, va="top")
-    figure.text(0.01, 1 - 0.42 / tall, subtitle, color=_GREY, fontsize=9, va="top")
+    figure.text(0.01, 1 - 0.12 / tall, visible(title), fontsize=13, fontweight="bold", color=_INK, va="top")
+    figure.text(0.01, 1 - 0.42 / tall, visible(subtitle), color=_GREY, fontsize=9, va="top")
     return figure, axes
 
 
@@ -153,7 +157,7 @@ def _races(
 
 
 def _panel_title(temperature: float, data: str) -> str:
-    return f"{data}, temperature {temperature:g}"
+    return f"{visible(data)}, temperature {temperature:g}"
 
 
 def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
@@ -209,14 +213,14 @@ def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict
     figure, axes = _panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
     for across, data in enumerate(names):
         axis = axes[0, across]
-        axis.set_title(data)
+        axis.set_title(visible(data))
         for method, style in styles.items():
             points = []
             for temperature in temperatures:
                 of_method = [r for r in by.get((temperature, data), []) if _method(r) == method]
                 best = max(of_method, key=lambda row: row.spec.budget or 0, default=None)
                 if best is not None and "tokens_per_round" in best.figures:
-                    points.append((temperature, best.figures["tokens_per_round"], best.spec.label))
+                    points.append((temperature, best.figures["tokens_per_round"], visible(best.spec.label)))
             if points:
                 x, figures, labels = zip(*points, strict=True)
                 bars = None
@@ -255,7 +259,7 @@ def _components(pair: str, rows: Sequence[ResultRow]) -> Any:
             axis.grid(False, axis="y")
             for index, row in enumerate(shown):
                 _bar(axis, index, row)
-            axis.set_yticks(range(len(shown)), [row.spec.label for row in shown])
+            axis.set_yticks(range(len(shown)), [visible(row.spec.label) for row in shown])
             axis.tick_params(axis="y", length=0, labelcolor=_INK)
             if down == len(temperatures) - 1:
                 axis.set_xlabel("ms per token")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.apps import trace
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import Race
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.metrics import METRICS
+from draftwood.whole_files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,17 +73,17 @@ _SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False,
 
 def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
     """Two tables a race of a `document`: how fast, and how well drafted; they fit into 80 columns."""
-    console.print(headline(described), highlight=False, soft_wrap=False)
+    console.print(headline(described), soft_wrap=False)
     for race in dict.fromkeys(row.race for row in rows):
         race_rows = [row for row in rows if row.race == race]
         drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in race_rows) else _DRAFTS
         console.print()
-        console.print(race.title, style="bold", highlight=False)
+        console.print(race.title, style="bold")
         _table(race_rows, _SPEED, console)
         _table(race_rows, drafts, console)
         for row in race_rows:
             if row.refused:
-                console.print(f"{row.spec.label} did not run: {row.refused}", highlight=False)
+                console.print(f"{row.spec.label} did not run: {row.refused}")
     _legend(rows, described, console)
 
 
@@ -142,7 +142,7 @@ def _legend(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Co
         names = ", ".join(dict.fromkeys(slower))
         words.append(f"Slower here than ordinary decoding: {names}.")
     console.print()
-    console.print(" ".join(words), highlight=False)
+    console.print(" ".join(words))
 
 
 def headline(run: Mapping[str, Any]) -> str:
@@ -206,4 +206,4 @@ def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> 
                 *kept.values(),
             ]
         )
-    trace.write_text(file, out.getvalue())
+    write_text(file, out.getvalue())

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.apps.datasets import DataSet
 from draftwood.errors import InvalidInput
+from draftwood.whole_files import inner_folder, write_text
 
 
 def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -38,10 +39,10 @@ def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
             "The run holds no answer to a question of Spec-Bench, whose rows have question_id, category and "
             "turns; bench one with --spec-bench."
         )
-    folder.mkdir(exist_ok=True)
+    inner_folder(folder)
     for name, answers in files.items():
         lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in answers.values())
-        (folder / name).write_text("".join(lines), encoding="utf-8")
+        write_text(folder / name, "".join(lines))
     return sorted(files)
 
 

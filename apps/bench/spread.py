@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,7 +27,7 @@ class MeasuringActor:
     def __init__(self, plan: BenchPlan, sets: Sets) -> None:
         models.quiet()
         self._plan = plan
-        self._measurer = Measurer(plan, sets, Folder(Path(), {}))
+        self._measurer = Measurer(plan, sets, {})
 
     def description(self) -> dict[str, Any]:
         """What `run.json` would say of a run here."""
@@ -36,10 +35,10 @@ class MeasuringActor:
 
     def measure(self, group: Sequence[Cell], known: Measured) -> Measured:
         """What the lines of `group` say, by key; `known` are the lines that they may read."""
-        folder = self._measurer.folder = Folder(Path(), {}, dict(known))
+        cells = self._measurer.known = dict(known)
         for cell in group:
-            folder.cells[cell.key] = self._measurer.measure(cell)
-        return {cell.key: folder.cells[cell.key] for cell in group}
+            cells[cell.key] = self._measurer.measure(cell)
+        return {cell.key: cells[cell.key] for cell in group}
 
 
 @attrs.frozen
@@ -124,7 +123,9 @@ def spread(address: str, plan: BenchPlan, sets: Sets, workers: int | None) -> It
         first, *others = ray.get([one.description.remote() for one in actors])
         for other in others:
             odd = [
-                words for part in ("versions", "hardware") for words in differences(first[part], other[part])
+                words
+                for part in ("versions", "hardware", "configuration")
+                for words in differences(first[part], other[part])
             ]
             if odd:
                 raise InvalidInput(

@@ -142,3 +142,10 @@ def main() -> None:
     except KeyboardInterrupt:  # outside a command: while options are read
         typer.echo("Stopped.", err=True)
         sys.exit(130)
+    except (ImportError, MemoryError, OSError) as error:  # likewise
+        from draftwood.machine_faults import machine_fault
+
+        if (fault := machine_fault(error)) is None:
+            raise
+        typer.echo(f"Error: {fault.message}", err=True)
+        sys.exit(1)

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood.apps import models, trace
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps import identity, models
 from draftwood.apps.distil import pair, row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.shown import to_stderr
 from draftwood.sampling import check_temperature
+from draftwood.whole_files import write_json
 from draftwood.zoo.distil.fit import fit
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
 from draftwood.zoo.distil.training import Recipe, trained
@@ -104,21 +105,25 @@ def distil(
         seed=seed,
     )
     source = target_text.source(target, both.target, both.tokenizer, files, plan)
-    description = {**source, "draft": draft, "shards": plan.shards, "recipe": attrs.asdict(recipe)}
-    work = run.Work(out, "a run of distil", description)
+    description = {
+        **source,
+        "draft": draft,
+        "draft_files": identity.of_model(draft),
+        "shards": plan.shards,
+        "recipe": attrs.asdict(recipe),
+    }
+    work = run.RunFolder(out, "a run of distil", description)
     work.check()
     if known:
         show.report(known)
         to_stderr(f"{out} is finished; choose another folder for another run.")
         return
-    text_of_target = run.Work(rows or out / run.ROWS, "rows of distil", source)
+    text_of_target = run.RunFolder(rows or out / run.ROWS, "rows of distil", source)
     text_of_target.check()
     streams = texts.streams(files, both.tokenizer, longest=max(plan.prompts))
-    for one in (work, text_of_target):
-        one.begin()
-    with run.alone(out):
+    with work.opened():
         try:
-            _distil(both, streams, plan, recipe, text_of_target.folder, out, target)
+            _distil(both, streams, plan, recipe, text_of_target, out, target)
         except KeyboardInterrupt:
             to_stderr(f"The same command goes on from what stands in {out}.")
             raise
@@ -141,16 +146,21 @@ def _distil(
     streams: dict[str, Any],
     plan: RowPlan,
     recipe: Recipe,
-    folder: Path,
+    rows: run.RunFolder,
     out: Path,
     target: str,
 ) -> None:
     learnt = {name: stream for name, (stream, _) in streams.items()}
     unseen = {name: stream for name, (_, stream) in streams.items()}
-    tests = target_text.shown(
-        both.target, unseen, folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
-    )
-    shards = target_text.shown(both.target, learnt, folder / run.TRAIN, plan, "writing rows")
+    with rows.opened():
+        tests = target_text.shown(
+            both.target,
+            unseen,
+            rows.folder / run.HELD_OUT,
+            target_text.exam(plan),
+            "writing what is held out",
+        )
+        shards = target_text.shown(both.target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     checkpoint = out / run.CHECKPOINT
     before = _fits(both, tests)
     every = max(1, recipe.steps // _CHECKPOINTS)
@@ -179,7 +189,7 @@ def _distil(
         "machine": device_name(both.target.device),
         "versions": versions(),
     }
-    trace.write_json(out / run.REPORT, content)
+    write_json(out / run.REPORT, content)
     show.report(content)
     to_stderr(f"{out}: draftwood generate --target {target} --drafter {out} takes it.")
 

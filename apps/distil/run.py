@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,18 +10,19 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import trace
+from draftwood.apps import journal
 from draftwood.errors import InvalidInput
 from draftwood.json_text import parse_json
+from draftwood.whole_files import check_writable, temporary_names
 
-FORMAT, VERSION = "draftwood-distil", 1
+FORMAT, VERSION = "draftwood-distil", 2
 RUN, ROWS, TRAIN, HELD_OUT = "run.json", "rows", "train", "held-out"
 CHECKPOINT, REPORT = "checkpoint.pt", "training.json"
 
 
 @attrs.frozen
-class Work:
-    """Something that is made in a folder, in one go or several.
+class RunFolder:
+    """A folder in which something is made, in one go or several; its `run.json` is a journal without records.
 
     Attributes:
         folder: where.
@@ -38,29 +38,24 @@ class Work:
         """See that the folder is empty or missing, or that just this was begun there.
 
         Raises:
-            InvalidInput: something else was (the message names the first difference), or other files stand
-                there.
+            InvalidInput: something else was (the message names the first difference), or it holds other
+                files.
         """
-        file = self.folder / RUN
-        if not file.exists():
-            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-                raise InvalidInput(
-                    f"{str(self.folder)!r} holds other files than {self.what}; choose another folder."
-                )
+        if journal.check(self._file, self._work):
             return
-        stored, known = _read(file), json.loads(json.dumps(self._content))
-        for key in (*known, *stored):
-            if stored.get(key) != known.get(key):
-                raise InvalidInput(
-                    f"The folder {str(self.folder)!r} holds {self.what} of another kind: its {key} is "
-                    f"{_short(stored.get(key))}, not {_short(known.get(key))}; choose another folder."
-                )
+        if self.folder.exists() and (
+            not self.folder.is_dir() or not all(map(_is_left_behind, self.folder.iterdir()))
+        ):
+            raise InvalidInput(
+                f"{str(self.folder)!r} holds other files than {self.what}; choose another folder."
+            )
 
-    def begin(self) -> None:
-        """Make the folder and say in it what it is, unless that was done before.
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder and say in it what it is, unless that was done before; keep other processes out.
 
         Raises:
-            InvalidInput: it cannot be written.
+            InvalidInput: it cannot be written, or another process writes to it.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,37 +63,34 @@ class Work:
             raise InvalidInput(
                 f"The folder {str(self.folder)!r} cannot be made: {error.strerror}."
             ) from error
-        if not (self.folder / RUN).exists():
-            trace.check_writable(self.folder / RUN)
-            trace.write_json(self.folder / RUN, self._content)
+        check_writable(self._file)
+        with journal.opened(self._file, self._work):
+            yield
 
     @property
-    def _content(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, "what": self.what, **self.description}
+    def _file(self) -> Path:
+        return self.folder / RUN
+
+    @property
+    def _work(self) -> journal.Work:
+        return journal.Work(
+            format=FORMAT,
+            version=VERSION,
+            program="draftwood distil or train",
+            description={"configuration": {"what": self.what, **self.description}},
+            remedy="choose another folder",
+            before="which does not say what weights it is made of",
+            gives_way=False,
+        )
+
+
+def _is_left_behind(file: Path) -> bool:
+    return file.name.startswith(temporary_names(Path(RUN)))
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The report of a run that is over, or None."""
     return _read(folder / REPORT) if (folder / REPORT).exists() else None
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder`, where the system can do so.
-
-    Raises:
-        InvalidInput: one is there already.
-    """
-    with (folder / ".lock").open("wb") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            pass
-        except BlockingIOError:
-            raise InvalidInput(f"Another process writes to {str(folder)!r}; wait for it.") from None
-        yield
 
 
 def save_draft(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -112,9 +104,12 @@ def save_draft(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def save_beside(save: Callable[[Path], None], folder: Path) -> None:
-    """Let `save` write to a folder in `folder`, and then move its files up, each whole."""
+    """Let `save` write to a new folder in `folder`, and then move its files up, each whole."""
     part = folder / "model.part"
+    if part.is_symlink():
+        part.unlink()
     shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
     save(part)
     for file in part.iterdir():
         file.replace(folder / file.name)
@@ -133,8 +128,3 @@ def _read(file: Path) -> dict[str, Any]:
             f"{str(file)!r} is no file of this draftwood's distil; choose another folder with --out."
         )
     return content
-
-
-def _short(value: Any) -> str:
-    words = json.dumps(value)
-    return words if len(words) <= 60 else f"{words[:57]}..."

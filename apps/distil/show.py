@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps.shown import to_stderr
 
 T = TypeVar("T")
 
@@ -30,10 +30,11 @@ def shown(
         at: the number of a step, where those before it may have been done earlier.
         say: what is worth telling of a step.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from draftwood.apps.plain_console import PlainConsole
+
+    console = PlainConsole(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -57,11 +58,12 @@ def shown(
 def report(content: Mapping[str, Any]) -> None:
     """Before and after, by temperature and prompt length; and how draft probabilities hold afterwards."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from draftwood.apps.plain_console import PlainConsole
+
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
-    console = Console()
+    console = PlainConsole()
     table = Table(pad_edge=False, **style)
     for heading in ("temperature", "prompt", "overlap", "tokens a round"):
         table.add_column(heading, justify="right")

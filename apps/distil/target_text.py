@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import models
+from draftwood.apps import identity, models
 from draftwood.apps.distil import show, texts
 from draftwood.errors import InvalidInput
 from draftwood.zoo.distil.rows import RowPlan, Rows, written
@@ -23,9 +23,10 @@ def source(
     """All that decides what the model `target`, called `name`, writes, but how much of it; JSON."""
     return {
         "target": name,
+        "target_files": identity.of_model(name),
         "precision": str(target.dtype),
         "vocabulary": models.vocabulary_digest(tokenizer),
-        "texts": texts.identity(files),
+        "texts": texts.known_by(files),
         "rows": attrs.asdict(attrs.evolve(plan, shards=0)),
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood.apps import identity
 from draftwood.apps.corpus import documents, is_text
 from draftwood.errors import InvalidInput
 
@@ -39,9 +40,9 @@ def files_of(texts: Sequence[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def identity(files: dict[str, list[Path]]) -> dict[str, dict[str, int]]:
-    """Names and sizes of all files, by which a later run knows them again."""
-    return {name: {file.name: file.stat().st_size for file in some} for name, some in files.items()}
+def known_by(files: dict[str, list[Path]]) -> dict[str, dict[str, str]]:
+    """Names and digests of all files, by which a later run knows them again."""
+    return {name: {file.name: identity.of_file(file) for file in some} for name, some in files.items()}
 
 
 def streams(files: dict[str, list[Path]], encoder: Any, *, longest: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood.apps import models, trace
-from draftwood.apps.cli_errors import to_stderr
+from draftwood.apps import models
 from draftwood.apps.distil import row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
+from draftwood.apps.shown import to_stderr
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
 from draftwood.apps.train.report import report
 from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.whole_files import write_json
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
 from draftwood.zoo.heads.agreement import agreement
 
@@ -148,20 +149,18 @@ def train(
         "shards": plan.shards,
         "recipe": attrs.asdict(training.recipe),
     }
-    work = run.Work(out, f"a run of train {kind}", described)
+    work = run.RunFolder(out, f"a run of train {kind}", described)
     work.check()
     if known:
         report(known)
         to_stderr(f"{out} is finished; choose another folder for another run.")
         return
-    text_of_target = run.Work(rows or out / run.ROWS, "rows of distil", source)
+    text_of_target = run.RunFolder(rows or out / run.ROWS, "rows of distil", source)
     text_of_target.check()
     streams = texts.streams(files, loaded.tokenizer, longest=max(plan.prompts))
-    for one in (work, text_of_target):
-        one.begin()
-    with run.alone(out):
+    with work.opened():
         try:
-            _train(teacher, training, streams, plan, text_of_target.folder, out, target)
+            _train(teacher, training, streams, plan, text_of_target, out, target)
         except KeyboardInterrupt:
             to_stderr(f"The same command goes on from what stands in {out}.")
             raise
@@ -172,17 +171,18 @@ def _train(
     training: Training,
     streams: dict[str, Any],
     plan: RowPlan,
-    folder: Path,
+    rows: run.RunFolder,
     out: Path,
     name: str,
 ) -> None:
     recipe = training.recipe
     learnt = {stream: tokens for stream, (tokens, _) in streams.items()}
     unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
-    tests = target_text.shown(
-        target, unseen, folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
-    )
-    shards = target_text.shown(target, learnt, folder / run.TRAIN, plan, "writing rows")
+    with rows.opened():
+        tests = target_text.shown(
+            target, unseen, rows.folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
+        )
+        shards = target_text.shown(target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     head = training.new(shards)
     run_through = show.shown(
         training.trained(
@@ -213,7 +213,7 @@ def _train(
         "versions": versions(),
     }
     run.save_beside(lambda part: training.save(head, part), out)
-    trace.write_json(out / run.REPORT, content)
+    write_json(out / run.REPORT, content)
     report(content)
     to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")
 

@@ -9,8 +9,9 @@ from typing import Any
 def report(content: Mapping[str, Any]) -> None:
     """Agreement by depth, a line for every temperature and prompt length."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from draftwood.apps.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     depths = len(content["agreement"][0]["by_depth"])
@@ -20,6 +21,6 @@ def report(content: Mapping[str, Any]) -> None:
         table.add_row(
             f"{one['temperature']:g}", str(one["prompt"]), *(f"{share:.3f}" for share in one["by_depth"])
         )
-    console = Console()
+    console = PlainConsole()
     console.print("Drafted tokens accepted, by their place in the draft, where those before it were:")
     console.print(table)

@@ -10,18 +10,19 @@ import attrs
 import typer
 
 from draftwood import registry
-from draftwood.apps import models, trace
+from draftwood.apps import models
 from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
-from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.options import assign, parse, split
 from draftwood.apps.progress import watched
+from draftwood.apps.shown import say, to_stderr
 from draftwood.apps.tune.fit import fitted
 from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
 from draftwood.errors import InvalidInput
 from draftwood.tuning import FORMAT, VERSION, TunedModel
+from draftwood.whole_files import check_writable, write_json
 
 STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
 STREAMED = (8, 32, 64, 128, 256)
@@ -84,7 +85,7 @@ def tune(
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
       draftwood tune --target big/ --drafter small/ --offload tmp --dtype bfloat16
     """
-    trace.check_writable(to)
+    check_writable(to)
     if new_tokens < 2:
         raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 2, as the first takes no round.")
     plan = BenchPlan(
@@ -146,7 +147,7 @@ def tune(
         "machine": device_name(models.find_device(device)),
         "versions": versions(),
     }
-    trace.write_json(to, content)
+    write_json(to, content)
     _show(estimates, best, content, to)
 
 
@@ -175,9 +176,9 @@ def measure(
     trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
 ) -> tuple[Costs, list[Estimate], list[RaceResult]]:
     """What passes cost, all candidates by their expected gain, and how the best of them raced."""
-    from rich.console import Console
+    from draftwood.apps.plain_console import PlainConsole
 
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     costs = pass_costs(trial.loaded, largest)
     steps = trial.estimates(specs, costs, tokens=tokens)
     estimates = watched(steps, "trying", total=len(specs), console=console)
@@ -217,8 +218,9 @@ def _model(name: str, backend: Any) -> dict[str, Any]:
 
 def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, Any], to: Path) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from draftwood.apps.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("expected", overflow="fold", min_width=10)
@@ -228,18 +230,16 @@ def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, An
         times = (one.draft_seconds, one.target_seconds, one.other_seconds)
         figures = (one.gain, one.tokens_per_round, one.tree_size, *(1000 * seconds for seconds in times))
         table.add_row(one.label, *(f"{figure:.2f}" for figure in figures))
-    Console().print(table)
+    PlainConsole().print(table)
     expected = next(one.gain for one in estimates if one.label == best.label)
     raced = (
         f"{best.gain:.2f} times the tokens a second of ordinary decoding ({expected:.2f} expected), faster "
         f"on {best.won} of {best.prompts} prompts"
     )
     if content["recipe"] is None:
-        typer.echo(
-            f"Ordinary decoding is faster than all that was tried: {best.label}, the best, had {raced}."
-        )
+        say(f"Ordinary decoding is faster than all that was tried: {best.label}, the best, had {raced}.")
     else:
-        typer.echo(f"Take {best.label}: {raced}.")
+        say(f"Take {best.label}: {raced}.")
     if best.equal is False:
         to_stderr(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
     drafter = content["drafter"]

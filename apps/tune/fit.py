@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 import attrs
-from rich.console import Console
 
 from draftwood import Deterministic, SamplingParams, registry
 from draftwood.apps import models
 from draftwood.apps.bench.specs import Spec
-from draftwood.apps.cli_errors import to_stderr
 from draftwood.apps.options import parse
+from draftwood.apps.plain_console import PlainConsole
 from draftwood.apps.progress import watched
+from draftwood.apps.shown import to_stderr
 from draftwood.apps.tune.measure import TuneTrial
 from draftwood.draft_temperature import best_draft_temperature
 from draftwood.protocols import Drafter
@@ -101,7 +101,7 @@ def _budget(spec: Spec) -> int:
 
 
 def _shown(words: str, steps: Sequence[Any]) -> Iterable[Any]:
-    return watched(steps, words, total=len(steps), console=Console(stderr=True))
+    return watched(steps, words, total=len(steps), console=PlainConsole(stderr=True))
 
 
 def _fit(spec: Spec) -> Fit | None:

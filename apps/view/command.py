@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from draftwood.apps import trace
+from draftwood.apps.shown import say
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.errors import InvalidInput
+from draftwood.whole_files import check_writable, write_text
 
 
 def view(
@@ -34,12 +35,12 @@ def view(
       draftwood view letter.json --to shown/letter.html
     """
     where = to or trace_file.with_suffix(".html")
-    trace.check_writable(where)
+    check_writable(where)
     if where.exists() and where.samefile(trace_file):
         raise InvalidInput(f"{str(where)!r} is the trace itself; name another file with --to.")
     if to is None and where.exists() and not page.is_ours(where):
         raise InvalidInput(f"{str(where)!r} is not a page that draftwood made; name a file with --to.")
     shown = read(trace_file)
-    trace.write_text(where, page.html(shown, trace_file.name))
+    write_text(where, page.html(shown, trace_file.name))
     rounds = sum(len(row["rounds"]) for row in shown["rows"])
-    typer.echo(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")
+    say(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")

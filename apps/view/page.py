@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import __version__
+from draftwood.apps.shown import visible
 
 # In this order they make one script.
 SCRIPTS = ("model.js", "text.js", "layout.js", "tree.js", "timeline.js", "page.js")
@@ -41,7 +42,7 @@ def html(shown: Mapping[str, Any], name: str) -> str:
             ]
         ),
         "generator": f'{_GENERATOR} {__version__}">',
-        "name": markup.escape(name),
+        "name": markup.escape(visible(name)),
         "style": style,
         "data": embedded({"name": name, **shown}),
         "script": script,

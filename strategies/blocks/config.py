@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from draftwood import InvalidInput
+from draftwood.strategies.heads.sizes import check_guesses
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 Markov = Literal["vanilla", "gated", "rnn"]
@@ -68,6 +69,7 @@ class BlockConfig:
     confidence: int = 0
 
     def __attrs_post_init__(self) -> None:
+        check_guesses("block_size", self.block_size)
         if self.attention_heads % self.key_value_heads:
             raise InvalidInput(
                 f"The block drafter has {self.attention_heads} query heads and {self.key_value_heads} of "
@@ -92,6 +94,21 @@ class BlockConfig:
             raise InvalidInput(
                 f"block_size is {self.block_size}, so that nothing is guessed; give 2 or more."
             )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the weights have as dimensions, or as parts of them, by the names of descriptions."""
+        own = {"draft_vocab_size": self.proposed} if self.own_head else {}
+        return {
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.feature_width,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.attention_heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.head_dim,
+            "markov_rank": self.markov_rank,
+            **own,
+        }
 
     @property
     def depths(self) -> int:

@@ -14,6 +14,7 @@ from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["zlab", "speculators"]
@@ -46,6 +47,7 @@ def load_block(folder: str | PathLike[str]) -> BlockHead:
     description, stored = read_description(folder), read_tensors(folder)
     format_ = speculators if "speculators_model_type" in description else zlab
     config: BlockConfig = format_.described(description, stored, where)
+    check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)
     ids = target_ids_of(
         stored.pop("d2t", None),
         stored.pop("t2d", None),

@@ -9,7 +9,7 @@ from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 from draftwood.strategies.blocks.config import BlockConfig
-from draftwood.strategies.heads.vocabulary import check_target_ids
+from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Of every layer the keys and values of a context, each `[..., length, key_value_heads, head_dim]`."""
@@ -154,7 +154,7 @@ class BlockHead(Module):
         with torch.device("cpu"):  # also where the weights are on none yet
             ids = torch.arange(config.proposed) if target_ids is None else target_ids.long()
             check_target_ids(ids, proposed=config.proposed, vocabulary=config.vocab_size)
-            self.all_tokens = torch.equal(ids, torch.arange(config.vocab_size))
+            self.all_tokens = is_everything(ids, config.vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
         self._angles, self._scale = _frequencies(config)
 

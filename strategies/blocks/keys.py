@@ -54,8 +54,8 @@ def size(described: Mapping[str, Any], key: str, where: str, default: int | None
     """The value of `key`, 1 or more; without `default` it must be there."""
     value = described.get(key)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise InvalidInput(f"{key} is {value!r:.60} in {where}; it is an integer of 1 or more.")
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise InvalidInput(f"{key} is {value!r:.60} in {where}; it is an integer of 1 or more, of 31 bits.")
     return value
 
 
@@ -102,7 +102,7 @@ def markov(
     """
     told = described.get("markov_rank")
     told = rank if told is None else told
-    if type(told) is not int or told < 0:
+    if type(told) is not int or not 0 <= told < 2**31:
         raise InvalidInput(f"markov_rank is {told!r:.60} in {where}; it is an integer of 0 or more.")
     kind: Markov = described.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:

@@ -8,6 +8,7 @@ from typing import Any
 from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
+from draftwood.strategies.heads.sizes import check_layers
 
 _READ = keys.MARKOV_KEYS | {
     "block_size", "dflash_config", "draft_vocab_size", "head_dim", "hidden_size", "intermediate_size",
@@ -37,6 +38,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     keys.check_keys(inner, _READ_INSIDE, f"dflash_config of {where}")
     sizes = {name: keys.size(description, name, where) for name in _SIZES}
     layers, target_layers = sizes["num_hidden_layers"], sizes["num_target_layers"]
+    check_layers(layers, tensors, where)
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     both = {**description, **inner}
     corrected = keys.markov(both, width, where, rank=0, confidence=False, beside=False)

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import numpy as np
@@ -55,7 +55,7 @@ class ArrayFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             for file, values in zip(files, arrays.values(), strict=True):
-                with _temporary(file).open("wb") as content:
+                with _new(_temporary(file)) as content:
                     np.save(content, values, allow_pickle=False)
             described = {
                 "format": self.format,
@@ -63,7 +63,8 @@ class ArrayFolder:
                 **header,
                 "checksums": {file.name: _checksum(_temporary(file)) for file in files},
             }
-            _temporary(path / HEADER).write_text(json.dumps(described, indent=1), encoding="utf-8")
+            with _new(_temporary(path / HEADER)) as content:
+                content.write(json.dumps(described, indent=1).encode())
             files.append(path / HEADER)
             for file in files:
                 _temporary(file).replace(file)
@@ -156,6 +157,12 @@ def _checksum(file: Path) -> int:
         while part := content.read(2**20):
             total = zlib.crc32(part, total)
     return total
+
+
+def _new(file: Path) -> BinaryIO:
+    """A file to write to in place of one that a broken run left, or of a link."""
+    file.unlink(missing_ok=True)
+    return file.open("xb")
 
 
 def _temporary(file: Path) -> Path:

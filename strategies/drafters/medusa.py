@@ -19,6 +19,7 @@ from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
 from draftwood.errors import UnsupportedModel
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.target import as_target
+from draftwood.whole_files import write_by, write_json
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
 FORMAT, VERSION = "draftwood-heads", 1
@@ -70,10 +71,9 @@ def save_heads(heads: Heads, folder: str | PathLike[str], *, target: str) -> Non
         "vocab_size": heads.vocab_size,
         "target": target,
     }
-    save_file(
-        {name: weight.detach().contiguous() for name, weight in heads.named_parameters()}, folder / WEIGHTS
-    )
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    weights = {name: weight.detach().contiguous() for name, weight in heads.named_parameters()}
+    write_by(folder / WEIGHTS, lambda part: save_file(weights, part))
+    write_json(folder / DESCRIPTION, description)
 
 
 def load_heads(folder: str | PathLike[str]) -> Heads:

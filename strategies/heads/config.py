@@ -96,6 +96,19 @@ class Eagle3Config:
             )
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """What the weights have as dimensions, or as parts of them, by the names of descriptions."""
+        return {
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.target_hidden_size,
+            "draft_vocab_size": self.draft_vocab_size,
+            "num_attention_heads": self.attention_heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+        }
+
+    @property
     def tap_count(self) -> int:
         return 3 if self.taps is None else len(self.taps)
 

@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
 from draftwood.strategies.heads.rope import frequencies, rotated
-from draftwood.strategies.heads.vocabulary import check_target_ids
+from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 Turn = Callable[[Tensor], Tensor]
 """Rotates queries or keys `[rows, n, heads, dim]` to their positions."""
@@ -142,7 +142,7 @@ class Eagle3Head(Module):
             self.inverse, self.rope_scale = frequencies(config)
             ids = torch.arange(config.draft_vocab_size) if target_ids is None else target_ids.long()
             check_target_ids(ids, proposed=config.draft_vocab_size, vocabulary=config.vocab_size)
-            self.all_tokens = torch.equal(ids, torch.arange(config.vocab_size))
+            self.all_tokens = is_everything(ids, config.vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eagle3Head:

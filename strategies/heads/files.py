@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from draftwood import InvalidInput
 from draftwood.json_text import parse_json
+from draftwood.whole_files import write_by, write_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -73,12 +73,9 @@ def write_head(
     """Write `config.json` and `model.safetensors`, the tensors in the dtypes that they have."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
-    )
-    (folder / CONFIG).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_by(folder / WEIGHTS, lambda part: save_file(weights, part, metadata={"format": "pt"}))
+    write_json(folder / CONFIG, description)
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:

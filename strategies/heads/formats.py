@@ -16,6 +16,7 @@ from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["safeailab", "speculators"]
@@ -50,6 +51,7 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     format_ = _FORMATS[kind]
     stored = read_tensors(folder)
     config: Eagle3Config = format_.described(description, stored, where)
+    check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)
     target_ids = target_ids_of(
         stored.pop("d2t", None),
         stored.pop("t2d", None),

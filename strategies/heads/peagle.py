@@ -19,6 +19,7 @@ from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNor
 from draftwood.strategies.heads.files import read_description, read_tensors, write_head
 from draftwood.strategies.heads.formats import load_weights
 from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
+from draftwood.strategies.heads.sizes import check_guesses, check_held, check_layers
 from draftwood.strategies.heads.switches import whole_number
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 from draftwood.validators import at_least
@@ -45,6 +46,7 @@ class PEagleConfig:
     depths: int = attrs.field(default=8, validator=at_least(1))
 
     def __attrs_post_init__(self) -> None:
+        check_guesses("speculative_tokens", self.depths)
         if self.mask_token_id >= self.head.vocab_size:
             raise InvalidInput(
                 f"The head's mask_token_id is {self.mask_token_id}, and its target has "
@@ -180,6 +182,7 @@ def load_peagle(folder: str | PathLike[str]) -> PEagleHead:
     where = repr(str(folder))
     description, stored = read_description(folder), read_tensors(folder)
     config = described(description, stored, where)
+    check_held(config.head.sizes, stored, vocabulary=config.head.vocab_size, where=where)
     ids = target_ids_of(
         stored.pop("d2t", None),
         stored.pop("t2d", None),
@@ -211,6 +214,8 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
         raise InvalidInput(f"{where} describes a {kind!r:.60} head; {KIND!r} is read here.")
     layer = description.get("transformer_layer_config")
     layers = layer.get("num_hidden_layers", 1) if isinstance(layer, dict) else 1
+    layers = whole_number({"num_hidden_layers": layers}, "num_hidden_layers", where=where)
+    check_layers(layers, tensors, where)
     # The rest of it is an EAGLE-3 head's.
     alike = {**description, "speculators_model_type": "eagle3"}
     if isinstance(layer, dict):
@@ -220,7 +225,7 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
         raise InvalidInput(f"mask_token_id is {mask!r:.60} in {where}; a P-EAGLE head needs a token there.")
     return PEagleConfig(
         head=speculators.described(alike, tensors, where, also=("mask_token_id",)),
-        layers=whole_number({"num_hidden_layers": layers}, "num_hidden_layers", where=where),
+        layers=layers,
         mask_token_id=mask,
         depths=_depths(description.get("speculators_config"), where),
     )

@@ -82,9 +82,9 @@ def whole_number(description: Mapping[str, Any], key: str, *, where: str, defaul
     value = description.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         raise InvalidInput(
-            f"{key} is {value!r:.60} in {where}; a head needs a whole number of 1 or more there."
+            f"{key} is {value!r:.60} in {where}; a head needs a whole number of 1 or more there, of 31 bits."
         )
     return value
 

@@ -37,6 +37,11 @@ def target_ids_of(
         )
     ids = d2t.long() + torch.arange(len(d2t))
     if t2d is not None:
+        if t2d.shape != (vocabulary,):
+            raise InvalidInput(
+                f"t2d in {where} has the shape {tuple(t2d.shape)}, and its target has {vocabulary} tokens; "
+                "one of them is another head's."
+            )
         inside = ids[(ids >= 0) & (ids < vocabulary)]
         expected = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, inside, True)
         if not torch.equal(t2d.bool(), expected):
@@ -49,6 +54,11 @@ def maps_of(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:
     ids = ids.cpu()
     has = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, ids, True)
     return {"d2t": ids - torch.arange(len(ids)), "t2d": has}
+
+
+def is_everything(ids: Tensor, vocabulary: int) -> bool:
+    """Whether `ids` are all tokens of the target in their order."""
+    return len(ids) == vocabulary and torch.equal(ids, torch.arange(vocabulary))
 
 
 def check_target_ids(ids: Tensor, *, proposed: int, vocabulary: int) -> None:

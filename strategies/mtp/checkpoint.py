@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.strategies.heads.files import read_description, read_named, write_head
+from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.mtp.families import TARGET, Layout, family_of, layout_of, without_layer
 from draftwood.strategies.mtp.head import IN_SINGLE, MtpHead
 
@@ -47,10 +48,16 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
     layout = layout_of(read_description(folder), where=where)
     stored = _tensors(folder, layout, where)
     _stack_experts(stored)
-    with torch.device("meta"):
-        head = MtpHead(
-            layout, own_words="embed_tokens.weight" in stored, own_output="lm_head.weight" in stored
-        )
+    check_held(layout.sizes, stored, vocabulary=layout.vocab_size, where=where)
+    try:
+        with torch.device("meta"):
+            head = MtpHead(
+                layout, own_words="embed_tokens.weight" in stored, own_output="lm_head.weight" in stored
+            )
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        # transformers' classes fail in many ways where sizes do not fit each other.
+        reason = " ".join(str(error).split())[:120].rstrip(".")
+        raise InvalidInput(f"The config in {where} has sizes that no layer has ({reason}).") from error
     _check(stored, head, where)
     _common_dtype(stored)
     head.load_state_dict(stored, assign=True)

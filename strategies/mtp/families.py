@@ -195,6 +195,12 @@ class Layout:
         return int(self.config.vocab_size)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Its width, and that of a rotation, by their keys."""
+        known = {key: getattr(self.config, key, None) for key in ("hidden_size", "head_dim")}
+        return {key: size for key, size in known.items() if isinstance(size, int)}
+
+    @property
     def attention_at(self) -> int:
         """The block that attends."""
         return self.kinds.index("full_attention")
@@ -207,9 +213,9 @@ class Layout:
         made: Module = self._class("RMSNorm")(self.width, eps=getattr(self.config, self.family.epsilon))
         return made
 
-    def rotary(self) -> Module | None:
-        if self.family.rotary is None:
-            return None
+    def rotary(self) -> Module:
+        """The rotation of a family that has one."""
+        assert self.family.rotary is not None
         with torch.device("cpu"):
             made: Module = self._class(self.family.rotary)(self.config)
         return made

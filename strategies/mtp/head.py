@@ -46,7 +46,7 @@ class MtpHead(Module):
         self.lm_head = Linear(width, layout.vocab_size, bias=False) if own_output else None
         # No modules of this one: angles of far positions need float32, whatever the weights are in, and the
         # target's output head is the target's.
-        self._rotary: tuple[Module | None] = (layout.rotary(),)
+        self._rotary: list[Module] = []  # made when it is first needed, of a layer whose sizes were checked
         # Layers take their cache by this name, from transformers 5.24 on by the first.
         parameters = signature(self.blocks[layout.attention_at].forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -62,7 +62,7 @@ class MtpHead(Module):
             now = getattr(module, IN_SINGLE)
             if now.dtype in (torch.bfloat16, torch.float16) and not bias.is_meta:
                 module._buffers[IN_SINGLE] = bias.float().to(now.device)
-        if (rotary := self._rotary[0]) is not None and not self.like.is_meta:
+        for rotary in self._rotary:
             rotary.to(self.like.device)
         return self
 
@@ -143,14 +143,20 @@ class MtpHead(Module):
         return joined
 
     def _options(self, out: Tensor, positions: Tensor, attention: PairAttention) -> dict[str, Any]:
-        rotary = self._rotary[0]
-        turned = {} if rotary is None else {"position_embeddings": rotary(out, positions)}
+        turned = (
+            {} if self.layout.family.rotary is None else {"position_embeddings": self._turn(out, positions)}
+        )
         return {
             "attention_mask": attention,
             self._cache_name: AsCache(attention),
             "position_ids": positions,
             **turned,
         }
+
+    def _turn(self, out: Tensor, positions: Tensor) -> Any:
+        if not self._rotary:
+            self._rotary = [self.layout.rotary().to(self.like.device)]
+        return self._rotary[0](out, positions)
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[..., vocab_size]` of what `step` gave."""

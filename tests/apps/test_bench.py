@@ -10,7 +10,6 @@ import time
 import zlib
 from collections import Counter
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ import torch
 from draftwood import zoo
 from draftwood.apps.bench import writers
 from draftwood.metrics import METRICS
+from tests.apps.cells import cells
 
 TINY = ["--prompts", 2, "--prompt-length", 24]
 CONTENDERS = ["generate", "generate-assisted", "leviathan:length=2", "leviathan:length=4"]
@@ -65,10 +65,6 @@ def finished(tmp_path_factory, problems):
 def few_passes(monkeypatch):
     """The whole range of sizes is timed in the fixture above alone."""
     monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
-
-
-def cells(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
 
 
 def tiny(folder, *more, new=6):
@@ -200,7 +196,8 @@ def test_a_finished_run_measures_nothing_more(draftwood, finished, problems, mon
     assert "dyspec:budget=4" in result.stdout
     content = json.loads((finished[0] / "run.json").read_text())
     file = finished[0].parent / "again.toml"
-    known = {name: value for name, value in content["configuration"].items() if name != "data"}
+    own = ("data", "models")
+    known = {name: value for name, value in content["configuration"].items() if name not in own}
     lines = [f"{name} = {json.dumps(value)}" for name, value in known.items()]
     file.write_text("\n".join([*lines, f'data = "{problems}"']))
     result = draftwood("bench", "--to", finished[0], "--file", file)
@@ -209,10 +206,10 @@ def test_a_finished_run_measures_nothing_more(draftwood, finished, problems, mon
 
 
 def goes_on(draftwood, folder, words):
-    """A run in `folder`, cut off behind 4 of 11 cells or more, is finished, and each cell is there once."""
+    """A run in `folder`, cut off after 4 of 11 cells or more, is finished, and each cell is there once."""
     file = folder / "cells.jsonl"
     kept = file.read_bytes()
-    done = kept.count(b"\n")
+    done = kept.count(b"\n") - 1
     assert 4 <= done < 11
     with file.open("ab") as torn:  # a line that was cut in two
         torn.write(b'{"key": "text | llama-7m')
@@ -240,7 +237,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, eleven
     process = start(*words)
     file = folder / "cells.jsonl"
     deadline = time.monotonic() + 300
-    while not file.exists() or file.read_bytes().count(b"\n") < 4:
+    while not file.exists() or file.read_bytes().count(b"\n") < 5:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -287,7 +284,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(
 
     def full(handle):
         synced.append(handle)
-        if len(synced) == 3:
+        if len(synced) == 5:  # behind the first line, run.json and two cells
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
@@ -314,29 +311,40 @@ def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tm
     assert "--to" in sentence
 
     run = (folder / "run.json").read_text()
+    first, rest = before.split(b"\n", 1)
     for part, value, words_ in [
         ("hardware", {"device": "an abacus"}, 'device was "an abacus"'),
         ("versions", {"torch": "0.1"}, 'torch was "0.1"'),
         ("format", "something", "is not of `draftwood bench`"),
-        ("version", 99, "is of version 99, and this draftwood reads version 2"),
+        ("version", 99, "is of version 99, and this draftwood reads versions 2 and 3"),
         ("configuration", [], "is damaged (configuration is [])"),
     ]:
         change(folder / "run.json", **{part: value})
+        if part in ("hardware", "versions"):
+            assert "the first line of cells.jsonl in" in refused(*tiny(folder, *words))
+            content = json.loads((folder / "run.json").read_text())
+            (folder / "cells.jsonl").write_bytes(json.dumps(content).encode() + b"\n" + rest)
         assert words_ in refused(*tiny(folder, *words))
         (folder / "run.json").write_text(run)
+        (folder / "cells.jsonl").write_bytes(before)
 
     data = problems.read_text()
     try:
         problems.write_text(data.replace("+ 3", "+ 4"))
-        assert "data was" in refused(*tiny(folder, *words))
+        assert "data.sums was" in refused(*tiny(folder, *words))
     finally:
         problems.write_text(data)
 
     (folder / "run.json").write_text(run[:40])
     assert "is damaged" in refused(*tiny(folder, *words))
     (folder / "run.json").write_text(run)
-    (folder / "cells.jsonl").write_bytes(b"{}\n" + before)
-    assert "line 1: not a cell" in refused(*tiny(folder, *words))
+    for line, count, reason in ((b"{}", 2, "key is missing"), (rest.split(b"\n")[0], 3, "it is there twice")):
+        wrong = first + b"\n" + line + b"\n" + rest
+        (folder / "cells.jsonl").write_bytes(wrong)
+        for more in (words, ["--report"]):
+            run_again = tiny(folder, *words) if more is words else ["bench", "--to", folder, *more]
+            assert f"line {count}: not a cell ({reason})" in refused(*run_again)
+        assert (folder / "cells.jsonl").read_bytes() == wrong
     (folder / "cells.jsonl").write_bytes(before)
 
 

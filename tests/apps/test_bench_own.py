@@ -71,7 +71,7 @@ def test_an_edited_strategy_is_another_run(draftwood, refused, mine, strategy):
     assert draftwood("bench", "--to", "r", "--report").exit_code == 0
     (mine / "mine.py").write_text(MINE + "\n# changed\n")
     sentence = refused(*words)
-    assert 'code was {"mine": "' in sentence
+    assert 'code.mine was "' in sentence
     assert "--to" in sentence
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from draftwood import zoo
+from tests.apps.cells import cells
 
 QUESTIONS: list[dict[str, Any]] = [
     {"question_id": 81, "category": "writing", "turns": ["Hello.", "Who are you?"], "reference": []},
@@ -34,7 +35,7 @@ def test_every_contender_has_a_file_of_answers(draftwood, refused, questions, tm
     assert result.exit_code == 0, result.output
     names = [f"{who}-llama-7m-llama-draft-T0-12.jsonl" for who in ("generate", "leviathan-length=2")]
     found = {name: (to / "spec-bench" / name).read_text().splitlines() for name in names}
-    cells = [json.loads(line) for line in (to / "cells.jsonl").read_text().splitlines()]
+    measured = cells(to)
     tokenizer = zoo.tokenizer()
     for who, lines in zip(("generate", CHAIN), found.values(), strict=True):
         assert len(lines) == 2
@@ -45,7 +46,7 @@ def test_every_contender_has_a_file_of_answers(draftwood, refused, questions, tm
             for choice in line["choices"]:
                 own = [
                     cell
-                    for cell in cells
+                    for cell in measured
                     if (cell["kind"], cell.get("contender"), cell.get("prompt"), cell.get("repetition"))
                     == ("text", who, place, choice["index"])
                 ]

@@ -197,11 +197,11 @@ class TestRefused:
         out, rows = tmp_path / "out", tmp_path / "rows"
         call = ("distil", *pair, text, "-o", out, "--rows", rows, *SMALL)
         assert draftwood(*call).exit_code == 0
-        assert 'its recipe is {"steps": 6' in refused(*call, "--steps", 7)
+        assert "recipe.steps was 6 and is 7" in refused(*call, "--steps", 7)
         other = ("distil", *pair, text, "--rows", rows, *SMALL)
-        assert "its rows is" in refused(*other, "-o", tmp_path / "other", "--seed", 1)
+        assert "rows.seed was 0 and is 1" in refused(*other, "-o", tmp_path / "other", "--seed", 1)
         text.write_text(text.read_text() + "And more.\n")
-        assert "its texts is" in refused(*call)
+        assert f"texts.{text}.letters.txt was" in refused(*call)
         taken = tmp_path / "taken"
         taken.mkdir()
         (taken / "letter.txt").write_text("Dear Sir")
@@ -211,6 +211,14 @@ class TestRefused:
     def test_a_run_file_that_is_none(self, refused, pair, text, tmp_path):
         out = tmp_path / "out"
         out.mkdir()
-        for content in ("{", "[]", '{"format": "draftwood-distil", "version": 99}'):
+        version = '{"format": "draftwood-distil", "version": %d}\n'
+        for content, reason in (
+            ("{", "is no file of draftwood distil or train and is left as it is"),
+            ("[]\n", "is no file of draftwood distil or train and is left as it is"),
+            (version % 99, "is of version 99, which"),
+            (version % 1, "is of version 1, which does not say what weights it is made of"),
+            (version % 2, "is damaged: its first line has no configuration"),
+        ):
             (out / "run.json").write_text(content)
-            assert "run.json' is no file of" in refused("distil", *pair, text, "-o", out, *SMALL)
+            assert f"run.json' {reason}" in refused("distil", *pair, text, "-o", out, *SMALL)
+            assert (out / "run.json").read_text() == content

@@ -71,8 +71,8 @@ def test_a_results_folder_of_version_1_is_refused(
     folder = copied("bench-1")
     for words in (["--report"], ["--prompts", 1]):
         assert refused("bench", "--to", folder, *words) == (
-            f"Error: {str(folder / 'run.json')!r} is of version 1, and this draftwood reads version 2; "
-            "measure again with `draftwood bench --to` another folder."
+            f"Error: {str(folder / 'run.json')!r} is of version 1, and this draftwood reads versions 2 and "
+            "3; measure again with `draftwood bench --to` another folder."
         )
 
 

@@ -299,12 +299,12 @@ def test_an_unexpected_error_is_one_sentence(draftwood, monkeypatch):
 
 
 def test_a_trace_that_cannot_be_finished_leaves_the_old_one(monkeypatch, tmp_path: Path):
-    from draftwood.apps import trace
+    from draftwood.whole_files import write_json
 
     file = tmp_path / "trace.json"
-    trace.write_json(file, {"old": 1})
+    write_json(file, {"old": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        trace.write_json(file, {"new": float("nan")})
+        write_json(file, {"new": float("nan")})
     assert json.loads(file.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [file]
 

@@ -17,6 +17,7 @@ from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
 from draftwood.json_text import parse_json
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
+from tests.apps.cells import cells
 from tests.soak.hostile import TUNED
 
 EXAMPLES = settings(max_examples=100, deadline=None)
@@ -197,6 +198,8 @@ def test_a_report_runs_no_code(run, own_module, tmp_path, refused, draftwood):
         "chain+mine:Evil",
     ]
     (theirs / "run.json").write_text(json.dumps(description))
+    _, *lines = (theirs / "cells.jsonl").read_bytes().splitlines(keepends=True)
+    (theirs / "cells.jsonl").write_bytes(b"".join([json.dumps(description).encode() + b"\n", *lines]))
     assert draftwood("bench", "--to", theirs, "--report").exit_code == 0
     assert not (folder / "ran").exists()
 
@@ -228,8 +231,7 @@ def test_an_index_nested_too_deeply(index, tmp_path):
     ],
 )
 def test_a_text_that_cannot_be(run, changes, reason):
-    lines = (run / "cells.jsonl").read_bytes().splitlines()
-    sound = next(cell for line in lines if (cell := json.loads(line))["kind"] == "text")
+    sound = next(cell for cell in cells(run) if cell["kind"] == "text")
     check_cell(sound)
     with pytest.raises(ValueError, match=reason):
         check_cell(sound | changes)

@@ -10,6 +10,7 @@ import torch
 from draftwood import InvalidInput, UnsupportedModel, load, zoo
 from draftwood.apps.bench import measure
 from draftwood.backends.streamed import streamed_modules
+from tests.apps.cells import cells
 from tests.backends.test_checkpoints import checkpoint
 
 ZOO = Path(zoo.__file__).parent
@@ -51,8 +52,8 @@ def test_bench_races_from_the_disk(draftwood: Any, tmp_path: Path, monkeypatch: 
             folder = tmp_path / f"results-{len(texts)}"
             result = draftwood("bench", "--to", folder, *words, *more)
             assert result.exit_code == 0, result.stderr
-            cells = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
-            texts.append({one["contender"]: one["tokens"] for one in cells if one["kind"] == "text"})
+            measured = cells(folder)
+            texts.append({one["contender"]: one["tokens"] for one in measured if one["kind"] == "text"})
     assert set(texts[0]) == {"generate", "dyspec:budget=4"}
     assert texts[0] == texts[1]
     assert [bool(streamed_modules(one.target.model)) for one in loaded] == [False, True]

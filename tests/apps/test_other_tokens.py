@@ -13,6 +13,7 @@ import draftwood as library
 from draftwood import IncompatibleModels, InvalidInput, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.shared_tokens import SharedTokens
+from tests.apps.cells import cells
 
 EXTRA = 150  # tokens that the target lacks: more than padding is
 
@@ -67,12 +68,12 @@ def test_bench_races_it_beside_the_targets_own(
     shared = content["passes"][pairs[1]]["shared_tokens"]
     assert (shared["shared"], shared["target"]) == (4095, 4096)
     assert 0.95 < shared["coverage"] <= 1
-    cells = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    measured = cells(tmp_path)
     for contender in ("dyspec:budget=6", "generate-assisted"):
         own, other = (
             next(
                 one
-                for one in cells
+                for one in measured
                 if (one["kind"], one.get("contender")) == ("text", contender)
                 and (one["pair"], one["temperature"]) == (pair, 0)
             )
@@ -80,7 +81,7 @@ def test_bench_races_it_beside_the_targets_own(
         )
         assert own["tokens"] == other["tokens"]
         assert contender == "generate-assisted" or own["rounds"] == other["rounds"] < 8
-    greedy = [one for one in cells if one["kind"] == "pair" and one["temperature"] == 0]
+    greedy = [one for one in measured if one["kind"] == "pair" and one["temperature"] == 0]
     own, other = (next(one for one in greedy if one["pair"] == pair) for pair in pairs)
     assert other["accepted"] == pytest.approx(own["accepted"], abs=0.01)
     assert sum(other["drawn"]) == pytest.approx(8)

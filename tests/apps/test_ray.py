@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.cells import cells
+
 pytestmark = [pytest.mark.ray, pytest.mark.linux]
 
 MINE = '''
@@ -250,7 +252,7 @@ def test_a_bench_over_a_cluster_measures_the_cells_of_one_here(draftwood, cluste
     assert draftwood(*words, "--to", here).exit_code == 0
 
     def tokens(folder):
-        lines = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
+        lines = cells(folder)
         found = {line["key"]: line.get("tokens") for line in lines}
         assert len(found) == len(lines)
         return found

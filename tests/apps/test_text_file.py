@@ -7,7 +7,8 @@ import os
 import pytest
 
 from draftwood import OutOfMemory
-from draftwood.apps import journal, on_ray
+from draftwood.apps import on_ray, text_file
+from draftwood.apps.journal import Journal
 from draftwood.backends.packed import PackedBackend
 
 pytestmark = pytest.mark.usefixtures("few_reads")
@@ -78,25 +79,28 @@ class _Killed(BaseException):
     """Ends everything, as SIGKILL does."""
 
 
+def killed(*_, **__):
+    raise _Killed
+
+
 @pytest.mark.parametrize("left", [0, 1, 4, 6])
 def test_a_run_that_broke_off_goes_on(draftwood, prompts, whole, tmp_path, monkeypatch, left):
-    out, append = tmp_path / "out.jsonl", journal.append
+    out, append = tmp_path / "out.jsonl", Journal.append
     kept: list[int] = []
 
-    def dying(file, record):
-        if "number" in record:
-            if len(kept) == left:
-                with file.open("ab") as half:  # the disk has a part of the line
-                    half.write(json.dumps(record).encode()[:40])
-                raise _Killed
-            kept.append(record["number"])
-        append(file, record)
+    def dying(self, record):
+        if len(kept) == left:
+            with self.path.open("ab") as half:  # the disk has a part of the line
+                half.write(json.dumps(record).encode()[:40])
+            raise _Killed
+        kept.append(record["number"])
+        return append(self, record)
 
     run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS)
     with monkeypatch.context() as patched:
-        patched.setattr(journal, "append", dying)
-        if left == 6:  # behind the last text, before the file of all of them
-            patched.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(_Killed()))
+        patched.setattr(Journal, "append", dying)
+        if left == 6:  # when the last text is written, before the file of all of them
+            patched.setattr(text_file, "write_bytes", killed)
         draftwood(*run, "--seed", 7)
     assert not out.exists()
     part = tmp_path / "out.jsonl.part"
@@ -118,7 +122,7 @@ def test_a_run_killed_between_the_file_and_the_end_of_the_part(
     out = tmp_path / "out.jsonl"
     run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
     with monkeypatch.context() as patched:
-        patched.setattr(type(out), "unlink", lambda *_, **__: (_ for _ in ()).throw(_Killed()))
+        patched.setattr(Journal, "remove", killed)
         draftwood(*run)
     assert out.exists()
     assert (tmp_path / "out.jsonl.part").exists()
@@ -130,19 +134,21 @@ def test_a_run_killed_between_the_file_and_the_end_of_the_part(
 def test_another_run_is_refused_in_one_sentence(draftwood, refused, prompts, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(_Killed()))
+        patched.setattr(text_file, "write_bytes", killed)
         draftwood("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
     run = ("generate", "--prompts", prompts, "--out", out)
     assert "temperature was 0.8 and is 0.5" in refused(*run, *OPTIONS, "--temperature", 0.5)
     assert "seed was 7 and is 8" in refused(*run, *OPTIONS, "--seed", 8)
     assert 'option was ["budget=4"] and is null' in refused(*run, *OPTIONS[:4])
     prompts.write_text("Another prompt\n")
-    assert "prompts was" in refused(*run, *OPTIONS)
+    assert "prompts.count was 6 and is 1" in refused(*run, *OPTIONS)
     part = tmp_path / "out.jsonl.part"
     part.write_bytes(part.read_bytes() + b"no line\n")
-    assert "line 8: no text of a run that broke off" in refused(*run, *OPTIONS)
+    assert "prompts.count was" in refused(*run, *OPTIONS)
+    prompts.write_text("\n".join(PROMPTS))
+    assert "line 8: no text of this run" in refused(*run, *OPTIONS)
     part.write_text('{"format": "other"}\n')
-    assert "line 1: no text of a run that broke off (the file is not of draftwood generate)" in refused(*run)
+    assert "is no file of draftwood generate and is left as it is" in refused(*run)
 
 
 @pytest.mark.parametrize(
@@ -233,3 +239,27 @@ def test_without_ray_its_option_is_one_sentence(refused, prompts, tmp_path, monk
     run = ("generate", "--prompts", prompts, "--out", tmp_path / "out.jsonl", "--ray", "auto")
     assert "pip install 'draftwood[ray]'" in refused(*run)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_texts_that_a_machine_without_memory_refuses_are_not_lost(draftwood, prompts, whole, tmp_path):
+    """Memory runs out for everything, from the third text on."""
+    out, extend, calls = tmp_path / "out.jsonl", PackedBackend.extend, []
+
+    def none(self, tokens, *rest):
+        calls.append(len(self.lengths))
+        if len(calls) > 6:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate")
+        return extend(self, tokens, *rest)
+
+    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PackedBackend, "extend", none)
+        result = draftwood(*run)
+    assert result.exit_code == 1
+    sentence = result.stderr.splitlines()[-1]
+    assert sentence.startswith("Error: There is no memory even for three tokens (")
+    assert sentence.endswith("; make room and run the same again, which goes on from here.")
+    assert not out.exists()
+    assert b"refused" not in (tmp_path / "out.jsonl.part").read_bytes()
+    assert draftwood(*run).exit_code == 0
+    assert texts(read(out)) == whole

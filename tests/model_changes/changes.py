@@ -90,7 +90,7 @@ def in_single_precision(model: Any, rng: torch.Generator) -> None:
     model.to(torch.float32)
 
 
-# Adapters.
+# Adapters, by peft's own layers.
 
 
 def _lora_layers(model: Any) -> list[Any]:
@@ -100,66 +100,80 @@ def _lora_layers(model: Any) -> list[Any]:
 
 
 def _names(model: Any) -> list[str]:
-    return sorted(getattr(model, "peft_config", {}))
+    return sorted({name for layer in _lora_layers(model) for name in layer.r})
 
 
 @change
 def adapter_added(model: Any, rng: torch.Generator) -> None:
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
 
-    name = f"adapter{len(_names(model))}"
-    if len(_names(model)) < 3:
+    count = len(_names(model))
+    if count < 3:
         names = {part for name, _ in model.named_modules() for part in name.split(".")}
         targets = [one for one in ("q_proj", "query_key_value", "in_proj", "down_proj") if one in names]
         torch.manual_seed(int(torch.randint(2**31, (), generator=rng)))
         options: Any = {"r": 2, "target_modules": targets, "init_lora_weights": False}
-        model.add_adapter(LoraConfig(**options), name)
+        inject_adapter_in_model(LoraConfig(**options), model, f"adapter{count}")
         model.train(model.training)
 
 
 @change
 def adapter_switched(model: Any, rng: torch.Generator) -> None:
     if names := _names(model):
-        model.set_adapter(names[int(torch.randint(len(names), (), generator=rng))])
+        chosen = names[int(torch.randint(len(names), (), generator=rng))]
+        for layer in _lora_layers(model):
+            layer.set_adapter(chosen)
 
 
 @change
 def adapters_disabled(model: Any, rng: torch.Generator) -> None:
-    if _names(model):
-        model.disable_adapters()
+    for layer in _lora_layers(model):
+        layer.enable_adapters(False)
 
 
 @change
 def adapters_enabled(model: Any, rng: torch.Generator) -> None:
-    if _names(model):
-        model.enable_adapters()
+    for layer in _lora_layers(model):
+        layer.enable_adapters(True)
 
 
 @change
 def adapter_weighted(model: Any, rng: torch.Generator) -> None:
-    for layer in _lora_layers(model) if _names(model) else ():
+    for layer in _lora_layers(model):
         for name in layer.scaling:
             layer.scaling[name] *= 1.7
 
 
 @change
 def adapters_merged(model: Any, rng: torch.Generator) -> None:
-    for layer in _lora_layers(model) if _names(model) else ():
+    for layer in _lora_layers(model):
         if not layer.merged_adapters:
             layer.merge()
 
 
 @change
 def adapters_unmerged(model: Any, rng: torch.Generator) -> None:
-    for layer in _lora_layers(model) if _names(model) else ():
-        layer.unmerge()
+    for layer in _lora_layers(model):
+        if layer.merged_adapters:
+            layer.unmerge()
 
 
 @change
 def adapter_deleted(model: Any, rng: torch.Generator) -> None:
-    if names := _names(model):
+    names = _names(model)
+    if len(names) > 1:
         adapters_unmerged(model, rng)
-        model.delete_adapter(names[-1])
+        for layer in _lora_layers(model):
+            layer.set_adapter(names[0])
+            layer.delete_adapter(names[-1])
+
+
+@change
+def adapters_unloaded(model: Any, rng: torch.Generator) -> None:
+    adapters_unmerged(model, rng)
+    for name, layer in [(name, one) for name, one in model.named_modules() if hasattr(one, "base_layer")]:
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer.base_layer)
 
 
 # Code.

@@ -95,6 +95,8 @@ class Changing(RuleBasedStateMachine):
                 written(lambda: used.generate([PROMPT], max_new_tokens=NEW)[0].tolist()), fresh, expected
             )
         ours = written(lambda: plain(self.model, custom_generate=self.loop))
+        if self.captured:  # which a loop is not
+            fresh = written(lambda: plain(self.model, custom_generate=self.fresh_loop()))
         self.judge(ours, fresh, expected)
 
     def judge(self, found: Any, fresh: Any, expected: Any) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from tests.soak import (
+    ends,
     faults,
     fuzzed_requests,
     hostile,
@@ -42,9 +43,8 @@ def _long_texts(given: Given) -> Iterator[SoakResult]:
 
 
 def _kills(given: Given) -> Iterator[SoakResult]:
-    yield kills.kills(given.kills, seed=given.seed)
-    yield kills.full_disk(given.kills, seed=given.seed)
-    yield texts.killed_texts(given.kills, seed=given.seed)
+    for subject in (texts.TEXTS, kills.BENCH):
+        yield ends.ends(subject, given.kills, seed=given.seed)
     if (result := kills.small_disk()) is not None:
         yield result
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--interrupts", type=int, default=500, help="Ctrl-C in generate")
     parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
-    parser.add_argument("--kills", type=int, default=5, help="runs of bench that are killed, or find no room")
+    parser.add_argument("--kills", type=int, default=120, help="early ends of files of texts, and of benches")
     parser.add_argument("--steps", type=int, default=10_000, help="calls on rows of sessions")
     parser.add_argument("--shared-faults", type=int, default=300, help="in a decoder of eight callers")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")

@@ -1,20 +1,19 @@
-"""A bench that is killed, or whose disk is full: nothing is lost, and the next run goes on."""
+"""A bench that ends early, and one on a small disk: nothing is lost, and the next run goes on."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.soak.processes import COMMAND, ENVIRONMENT, forked, server
+from tests.soak.ends import Subject, whole_lines
+from tests.soak.processes import COMMAND, ENVIRONMENT, forked
 from tests.soak.result import SoakResult
 
 WORDS = ("--prompts", 2, "--prompt-length", 12, "--new-tokens", 4, "--temperature", 0.8)
@@ -27,14 +26,7 @@ def _words(folder: Path) -> list[object]:
 
 
 def _keys(folder: Path) -> list[str]:
-    return [json.loads(line)["key"] for line in (folder / CELLS).read_bytes().splitlines()]
-
-
-def _whole_lines(folder: Path) -> bytes:
-    """The lines of the cells' file that were written to their end."""
-    file = folder / CELLS
-    content = file.read_bytes() if file.exists() else b""
-    return content[: content.rfind(b"\n") + 1]
+    return [json.loads(line)["key"] for line in (folder / CELLS).read_bytes().splitlines()[1:]]
 
 
 def _sound(folder: Path, expected: Sequence[str], kept: bytes) -> str | None:
@@ -51,65 +43,29 @@ def _sound(folder: Path, expected: Sequence[str], kept: bytes) -> str | None:
     return None
 
 
-def in_peace(folder: Path, context: Any = None) -> tuple[list[str], float]:
-    """The cells of a run that nobody disturbs, and its seconds."""
-    context = context or server()
-    began = time.perf_counter()
-    code, said = forked(_words(folder), folder.with_suffix(".said"), context=context).finished()
+def in_peace(folder: Path) -> list[str]:
+    """The cells of a run that nobody disturbs."""
+    code, said = forked(_words(folder), folder.with_suffix(".said")).finished()
     assert code == 0, said
-    return _keys(folder), time.perf_counter() - began
+    return _keys(folder)
 
 
-def kills(runs: int, *, seed: int = 0, most: int = 4, context: Any = None) -> SoakResult:
-    """`runs` runs of bench, each killed up to `most` times at random moments before it may end.
-
-    `context`: of multiprocessing; see `forked`.
-    """
-    result, rng = SoakResult("SIGKILL in a bench"), random.Random(seed)
-    with tempfile.TemporaryDirectory() as temporary:
-        base = Path(temporary)
-        expected, whole = in_peace(base / "peace", context)
-        killed = left = 0
-        for number in range(runs):
-            folder, kept, wrong = base / str(number), b"", None
-            for _ in range(rng.randrange(1, most + 1)):
-                one = forked(_words(folder), base / "said", context=context)
-                one.process.join(rng.uniform(0, whole))
-                one.process.kill()
-                one.process.join()
-                if one.process.exitcode == 0:
-                    break
-                killed += 1
-                now = _whole_lines(folder)
-                if not now.startswith(kept):
-                    wrong = wrong or "a kill lost cells that were on disk"
-                kept = now
-            left += kept.count(b"\n")
-            code, said = forked(_words(folder), base / "said", context=context).finished()
-            wrong = wrong or (f"the run that went on ended with {code}: {said[-500:]}" if code else None)
-            result.tried("run", wrong or _sound(folder, expected, kept))
-            shutil.rmtree(folder, ignore_errors=True)
-    result.figures["kills"] = f"{killed}, which left {left} of {runs * len(expected)} cells to go on from"
-    return result
+def _results(folder: Path) -> Any:
+    """The cells in their order with the tokens of texts: all that no clock decides."""
+    lines = [json.loads(line) for line in (folder / "run" / CELLS).read_bytes().splitlines()[1:]]
+    for name in (RUN, RESULTS):
+        json.loads((folder / "run" / name).read_bytes())
+    return [(line["key"], line.get("tokens")) for line in lines]
 
 
-def full_disk(runs: int, *, seed: int = 0) -> SoakResult:
-    """`runs` runs of bench whose files cannot grow beyond some size, and one each that goes on."""
-    result, rng = SoakResult("full disk, a limit of bytes a file"), random.Random(seed)
-    with tempfile.TemporaryDirectory() as temporary:
-        base = Path(temporary)
-        expected, _ = in_peace(base / "peace")
-        largest = (base / "peace" / CELLS).stat().st_size
-        for number in range(runs):
-            folder, limit = base / str(number), rng.randrange(largest)
-            said_file = base / "said"  # is held to the limit too, and what it says is short
-            code, said = forked(_words(folder), said_file, largest=max(limit, 400)).finished()
-            wrong = _one_sentence(code, said)
-            kept = _whole_lines(folder)
-            code, said = forked(_words(folder), base / "again").finished()
-            wrong = wrong or (f"the run that went on ended with {code}: {said[-500:]}" if code else None)
-            result.tried("run", wrong or _sound(folder, expected, kept))
-    return result
+BENCH = Subject(
+    "a bench",
+    words=lambda folder: _words(folder / "run"),
+    journal=lambda folder: folder / "run" / CELLS,
+    finished=lambda folder: (folder / "run" / RESULTS).exists(),
+    content=_results,
+    lines=lambda folder: (folder / "run" / CELLS).read_bytes().splitlines(),
+)
 
 
 def _one_sentence(code: int, said: str) -> str | None:
@@ -139,7 +95,7 @@ def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> SoakResult | None:
     result = SoakResult("full disk, a small one")
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        expected, _ = in_peace(base / "peace")
+        expected = in_peace(base / "peace")
         for kib in sizes:
             disk, said = base / f"disk{kib}", base / f"said{kib}"
             disk.mkdir()
@@ -160,6 +116,6 @@ def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> SoakResult | None:
             if again:
                 wrong = wrong or f"the run that went on: {Path(f'{said}.again').read_text()[-500:]}"
             whole = Path(f"{said}.whole")
-            wrong = wrong or _sound(whole, expected, _whole_lines(Path(f"{said}.kept")))
+            wrong = wrong or _sound(whole, expected, whole_lines(Path(f"{said}.kept", CELLS)))
             result.tried(f"{kib} KiB", wrong and f"{wrong} {done.stderr[-300:]}")
     return result

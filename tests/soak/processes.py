@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
+
+from draftwood.backends.packed import PackedBackend
 
 COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
 ENVIRONMENT = {
@@ -91,37 +94,94 @@ def server() -> Any:
     return context
 
 
-def forked(words: Sequence[object], said: Path, *, largest: int | None = None, context: Any = None) -> Forked:
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a process may have of the machine.
+
+    Attributes:
+        file: bytes that no file it writes may exceed; the system refuses the rest.
+        memory: bytes of addresses that it may ask for beyond those it has.
+        without: passes of the models, counted from 1, for which there is no memory.
+        told: a file for the bytes of addresses that it asked for in all, and the number of passes.
+    """
+
+    file: int | None = None
+    memory: int | None = None
+    without: range = range(0)
+    told: Path | None = None
+
+
+def forked(
+    words: Sequence[object], said: Path, *, limits: Limits | None = None, context: Any = None
+) -> Forked:
     """Run the command line in a forked process.
 
     Args:
         words: its arguments.
         said: where stdout and stderr go.
-        largest: bytes that no file it writes may exceed; the system refuses the rest.
+        limits: what it may have.
         context: of multiprocessing; by default a server forks, which has no threads.
     """
     context = context or server()
-    process = context.Process(target=_run, args=([str(word) for word in words], str(said), largest))
+    given = ([str(word) for word in words], str(said), limits or Limits())
+    process = context.Process(target=_run, args=given)
     process.start()
     return Forked(process, said)
 
 
-def _run(words: list[str], said: str, largest: int | None) -> None:
+def _run(words: list[str], said: str, limits: Limits) -> None:
+    import resource
+
     from draftwood_cli import main
 
     from draftwood.apps.bench import measure
 
-    # Threads that load weights would start torch's pool anew, which fails now and then behind a fork.
+    # Threads that load weights would start torch's pool anew, which fails now and then after a fork.
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    # Behind a fork of pytest these would still be the streams that it captures.
+    # After a fork of pytest these would still be the streams that it captures.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     vars(measure)["_SIZES"] = (1, 2, 4)  # fewer passes are timed
-    if largest is not None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    if limits.file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, resource.RLIM_INFINITY))
+    if limits.memory is not None:
+        _limit_memory(limits.memory)
+    passes = _Passes(limits.without)
+    began = _addresses("VmSize")
     sys.argv = ["draftwood", *words]
-    main()
+    try:
+        main()
+    finally:
+        if limits.told is not None:
+            limits.told.write_text(f"{_addresses('VmPeak') - began} {passes.count}")
+
+
+def _limit_memory(more: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_addresses("VmSize") + more, resource.RLIM_INFINITY))
+
+
+class _Passes:
+    """Counts the passes of all models, and has memory run out in some of them."""
+
+    def __init__(self, without: range) -> None:
+        self.count = 0
+        extend = PackedBackend.extend
+
+        def counted(backend: Any, *arguments: Any) -> Any:
+            self.count += 1
+            if self.count in without:
+                torch.empty(2**46)
+            return extend(backend, *arguments)
+
+        vars_of: Any = PackedBackend
+        vars_of.extend = counted
+
+
+def _addresses(name: str) -> int:
+    """Bytes of addresses of this process: `VmSize` now, `VmPeak` at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from draftwood.errors import InvalidInput
+from draftwood.whole_files import inner_folder, written_whole
 
 from ..text import windows
 
@@ -123,7 +123,8 @@ def written(
     Raises:
         InvalidInput: a stream is shorter than a prompt, or a shard that stands there cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    inner_folder(folder)
     share = torch.tensor([float((shares or {}).get(name, 1.0)) for name in streams])
     for index in range(plan.shards):
         file = folder / f"{index:05d}.pt"
@@ -153,9 +154,8 @@ def read_rows(file: Path) -> Rows:
 
 def save_whole(file: Path, content: Mapping[str, Any]) -> None:
     """`torch.save` that leaves a whole file or none, whenever the process ends."""
-    part = file.with_suffix(".part")
-    torch.save(dict(content), part)
-    os.replace(part, file)
+    with written_whole(file) as part, part.open("wb") as out:
+        torch.save(dict(content), out)
 
 
 def load_whole(file: Path) -> dict[str, Any]:
