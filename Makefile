@@ -23,7 +23,7 @@ help:
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
-	@echo "make soak    faults, Ctrl-C, long texts, killed benches, hostile files, random rows and shared decoders, at length"
+	@echo "make soak    faults, Ctrl-C, long texts, killed benches, hostile files, random rows, shared decoders and requests, at length"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel, and of the tests"
 	@echo "make wheel   build the wheel into dist/"

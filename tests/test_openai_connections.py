@@ -94,6 +94,23 @@ def interim_skipped(stream):
     return found
 
 
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+        (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+        (request("/health", method="GET", headers="Upgrade: websocket\r\nConnection: upgrade\r\n"), 200),
+        (request("http://here:80/health", method="GET"), 200),
+        (request("http://here", method="GET"), 404),
+        (request("/health?all=1", method="GET"), 404),
+        (request("/health", {"a": 1}, method="GET"), 200),
+    ],
+)
+def test_rare_requests_keep_a_connection_in_step(short, data, status):
+    found = answers(short, data + request("/v1/completions", SHORT), 2)
+    assert [one for one, *_ in found] == [status, 200]
+
+
 def chunked(body, sizes):
     data = b""
     for size in sizes:

@@ -17,7 +17,7 @@ SUPPORTED = {*RIGHT, "messages"} - {*part("schema").LABELS}
 @pytest.mark.parametrize("count", [48, pytest.param(500, marks=pytest.mark.thorough)])
 def test_requests_by_the_schema_and_against_it(count):
     result = fuzzed_requests(count)
-    assert result.done > 0.9 * count
+    assert result.done >= count
     assert not result.failures, str(result)
     assert {kind.split(":")[0] for kind in result.attempts} == {"right", "wrong", "one field"}
 

@@ -636,6 +636,19 @@ def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(server, client, mon
     assert server.ask("/v1/completions", {"prompt": "Hi"})[0] == 503
 
 
+def test_a_machine_without_room_for_a_thread_says_so(server, client, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(part("writing"), "Thread", fail)
+    with pytest.raises(openai.InternalServerError, match="can't start new thread") as refused:
+        client.completions.create(model="draftwood", prompt="Hi", max_tokens=100, n=2)
+    assert refused.value.status_code == 503
+    monkeypatch.undo()
+    until(lambda: server.unfinished == 0, 20)
+    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
+
+
 def test_a_bug_is_told_and_the_server_goes_on(server, client, monkeypatch, capsys):
     monkeypatch.setattr(server.server, "tokenizer", None)
     with pytest.raises(openai.InternalServerError, match="its own output says how"):

@@ -267,7 +267,9 @@ def fuzzed_requests(count: int, *, seed: int = 0) -> SoakResult:
             wrong = cases[GenerationMode.NEGATIVE].map(lambda case: case.body)
             single = one_field().map(partial(_merged, base))
             for kind, contents in (("right", right), ("wrong", wrong), ("one field", single)):
-                _search(contents, partial(tried, kind, path, kind == "wrong"), count=count // 6, seed=seed)
+                _search(
+                    contents, partial(tried, kind, path, kind == "wrong"), count=-(-count // 6), seed=seed
+                )
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from http import HTTPStatus
 
 import attrs
 import h11
@@ -44,6 +45,12 @@ class Request:
     target: str
     headers: dict[bytes, bytes]
     body: bytes
+
+    @property
+    def path(self) -> str:
+        """The target without the server's own name, which may be in it."""
+        scheme, name, rest = self.target.partition("://")
+        return f"/{rest.partition('/')[2]}" if name and scheme.startswith("http") else self.target
 
 
 @attrs.define(eq=False)
@@ -118,12 +125,11 @@ class Connection:
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer."""
-        head = h11.Response(status_code=status, headers=list(headers))
-        await self._send(head, h11.Data(data=body), h11.EndOfMessage())
+        await self._send(_head(status, headers), h11.Data(data=body), h11.EndOfMessage())
 
     async def start(self, headers: Headers) -> None:
         """Send the head of a stream of events."""
-        await self._send(h11.Response(status_code=200, headers=list(headers)))
+        await self._send(_head(200, headers))
 
     async def send(self, data: bytes) -> None:
         """Send a part of a stream."""
@@ -171,3 +177,8 @@ class Connection:
                 while await self._reader.read(65_536):
                     pass
         self._writer.close()
+
+
+def _head(status: int, headers: Headers) -> h11.Response:
+    reason = HTTPStatus(status).phrase.encode()
+    return h11.Response(status_code=status, reason=reason, headers=list(headers))

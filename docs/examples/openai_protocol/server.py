@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder
+from draftwood.machine_faults import machine_fault
 from draftwood.randomness import row_seeds
 from openai_protocol.answers import Answer, as_json, usage
 from openai_protocol.connection import Connection, Limits, Request
@@ -148,12 +149,17 @@ class Server:
             await reply.refuse(refused)
         except OSError:
             raise  # the client has gone
-        except Exception:
-            traceback.print_exc()
-            await reply.refuse(Refused(500, "The server failed at this request; its own output says how."))
+        except Exception as error:
+            if (fault := machine_fault(error)) is not None:
+                await reply.refuse(Refused(503, fault.message))
+            else:
+                traceback.print_exc()
+                await reply.refuse(
+                    Refused(500, "The server failed at this request; its own output says how.")
+                )
 
     async def _route(self, reply: Reply, request: Request) -> None:
-        method, target = request.method, request.target
+        method, target = request.method, request.path
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "draftwood"}
         shown: dict[str, Callable[[], dict[str, Any]]] = {
             "/health": self._health,
