@@ -149,7 +149,7 @@ def _check_row(row: Mapping[str, Any]) -> None:
         raise _Refused(f"The request has a field {unknown!r:.60}{nearest(unknown, _FIELDS)}")
     if row.get("method") != "POST":
         raise _Refused(f"method is {_short(row.get('method'))}; give POST.")
-    if row.get("url") not in _URLS:
+    if not isinstance(row.get("url"), str) or row["url"] not in _URLS:
         raise _Refused(f"url is {_short(row.get('url'))}; {' and '.join(_URLS)} are written.")
     if not isinstance(row.get("body"), dict):
         raise _Refused(f"body is {_short(row.get('body'))}; give an object.")

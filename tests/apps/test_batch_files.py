@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from draftwood import zoo
 from draftwood.apps import text_file
@@ -70,6 +72,8 @@ def texts(draftwood, *words: Any) -> list[str]:
 def test_answers_have_the_shape_of_openai(asked):
     one, chat = asked(request("a"), request("b", chat=True, max_completion_tokens=2))
     assert (one["status_code"], chat["status_code"]) == (200, 200)
+    Completion.model_validate(one["body"], strict=True)
+    ChatCompletion.model_validate(chat["body"], strict=True)
     body = one["body"]
     assert body.keys() == {"id", "object", "created", "model", "choices", "usage"}
     assert body["object"] == "text_completion"
@@ -151,6 +155,9 @@ def test_log_probabilities(asked):
         request("a", logprobs=0), request("b", logprobs=2, temperature=0.5, seed=1),
         request("c", chat=True, logprobs=True, top_logprobs=3),
     )  # fmt: skip
+    for response in (plain, one):
+        Completion.model_validate(response["body"], strict=True)
+    ChatCompletion.model_validate(chat["body"], strict=True)
     for response, top in ((plain, 0), (one, 2)):
         choice = response["body"]["choices"][0]
         told = choice["logprobs"]
@@ -373,11 +380,16 @@ NAMES = st.sampled_from(
 )
 
 
-@given(st.lists(st.tuples(NAMES | st.text(max_size=5), JSON), max_size=3), st.booleans(), JSON)
-def test_a_request_is_read_or_refused_whatever_it_holds(tmp_path_factory, fields, chat, whole):
+@given(
+    st.lists(st.tuples(NAMES | st.text(max_size=5), JSON), max_size=3),
+    st.booleans(),
+    st.sampled_from(["method", "url", "body", "more"]),
+    JSON,
+)
+def test_a_request_is_read_or_refused_whatever_it_holds(tmp_path_factory, fields, chat, place, value):
     file = tmp_path_factory.mktemp("b") / "asked.jsonl"
     row = request("a", chat=chat)
-    write(file, {**row, "body": row["body"] | dict(fields)}, {**row, "custom_id": "b", "body": whole})
+    write(file, {**row, "body": row["body"] | dict(fields)}, {**row, "custom_id": "b", place: value})
     for line in read_prompts(file).lines:
         assert (line.refused is None) == bool(line.rows)
         if line.refused is not None:

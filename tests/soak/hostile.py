@@ -18,9 +18,11 @@ from draftwood_cli import app
 from typer.testing import CliRunner
 
 from draftwood import DraftwoodError, read_tuned
-from draftwood.apps import datasets
+from draftwood.apps import datasets, text_file
+from draftwood.apps.asked import PromptLine
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_file
+from draftwood.apps.prompt_file import read_prompts
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from tests.soak.mutated import mutated
 from tests.soak.result import SoakResult
@@ -53,6 +55,32 @@ prompts = 2
 repetitions = 2
 seed = 3
 """
+REQUESTS: list[dict[str, Any]] = [
+    {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {
+            "model": "llama-7m",
+            "prompt": ["Hi", "Dear Sir,"],
+            "max_tokens": 4,
+            "stop": [".", "?"],
+            "n": 2,
+        },
+    },
+    {
+        "custom_id": "b",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "llama-7m",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "temperature": 0.5,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+    },
+]
 QUESTIONS = [
     {"question": "What is 1 + 3?", "answer": "#### 4"},
     {"question": "And 2 * 3?", "answer": "2 * 3 = 6 #### 6"},
@@ -111,6 +139,14 @@ def readers(base: Path) -> dict[str, Reader]:
         (base / name / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
     (base / "texts").mkdir()
     (base / "texts" / "notes.jsonl").write_text(lines)
+    for name, rows in (
+        ("prompts", [{"prompt": "Hi", "id": 1, "tags": {"a": [0.5]}}] * 3),
+        ("requests", REQUESTS),
+    ):
+        (base / name).mkdir()
+        (base / name / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (base / "part").mkdir()
+    _part(base / "part")
     trace = base / "trace" / "trace.json"
     trace.parent.mkdir()
     code, said = _command("generate", "--prompt", "Hi", "--max-new-tokens", 8, "--trace", trace)
@@ -144,6 +180,15 @@ def readers(base: Path) -> dict[str, Reader]:
             )
             for name in ("questions", "chats", "any")
         },
+        **{
+            name: Reader(
+                base / name / "asked.jsonl",
+                True,
+                lambda at: _direct(lambda: read_prompts(at / "asked.jsonl")),
+            )
+            for name in ("prompts", "requests")
+        },
+        "part of texts": Reader(base / "part" / "out.jsonl.part", True, _opened),
         "texts to index": Reader(
             base / "texts" / "notes.jsonl",
             True,
@@ -152,6 +197,39 @@ def readers(base: Path) -> dict[str, Reader]:
         "index.json": Reader(base / "index" / "index.json", False, _index),
         "arrays of an index": Reader(largest, False, _index),
     }
+
+
+LINES = [PromptLine(number=n, shown=f"Count to {n}") for n in range(4)]
+
+
+def _part(at: Path) -> None:
+    """A part with two of four texts."""
+    with text_file.opened(at / "out.jsonl", {"target": "x"}, LINES, 3) as file:
+        for line in LINES[1:3]:
+            file.add({"number": line.number, "prompt": line.shown, "text": "x", "tokens": [1], "seed": 0})
+
+
+def _opened(at: Path) -> tuple[int, str]:
+    """Go on from a part: it is refused, or as it was until something is added."""
+    part = at / "out.jsonl.part"
+    before = part.read_bytes()
+
+    def use() -> None:
+        with text_file.opened(at / "out.jsonl", {"target": "x"}, LINES, 3) as file:
+            first = before.split(b"\n", 1)[0] + b"\n"
+            if part.read_bytes() != before and before.startswith(first) and b"\n" in before[len(first) :]:
+                raise AssertionError("a part was changed by reading it")
+            for line in file.missing:
+                file.add({"number": line.number, "prompt": line.shown, "text": "y"})
+            file.finish()
+
+    try:
+        code, said = _direct(use)
+    except AssertionError as error:
+        return 2, f"Error: {error}\n"
+    if code and part.read_bytes() != before:
+        return 2, f"Error: a part was refused and changed; {said}"
+    return code, said
 
 
 def _report(at: Path) -> tuple[int, str]:
