@@ -14,7 +14,7 @@ from draftwood import Statistics
 from draftwood.apps import models, trace
 from draftwood.apps.cli_errors import INTERRUPTED
 from draftwood.apps.method import Words
-from draftwood.apps.shown import say, show, to_stderr
+from draftwood.apps.shown import say, to_stderr, write_out
 from draftwood.apps.text import IncrementalText, Streamer, decode
 from draftwood.apps.text_file import write_file
 from draftwood.apps.text_input import decoded
@@ -123,10 +123,10 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the most likely token.", show_default="0")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens; 0: from all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this much probability.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this share of the most likely one.")
+        float | None, typer.Option(help="Drop tokens below this share of the most likely one; 0: none.")
     ] = None,
     draft_temperature: Annotated[
         float | None, typer.Option(help="The draft's own; default: the target's, or 1 at 0.")
@@ -224,7 +224,7 @@ def generate(
         seed=seed,
         stop_strings=list(words.stop) or None,
         tokenizer=loaded.tokenizer,
-        streamer=Streamer(IncrementalText(loaded.tokenizer), show) if streamed else None,
+        streamer=Streamer(IncrementalText(loaded.tokenizer), write_out) if streamed else None,
         trace=trace_file is not None,
         return_dict_in_generate=True,
     )
@@ -239,7 +239,7 @@ def generate(
     else:
         for number, written in enumerate(generation.tokens, start=1):
             say(f"--- prompt {number}")
-            show(f"{decode(loaded.tokenizer, written)}\n")
+            write_out(f"{decode(loaded.tokenizer, written)}\n")
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
     to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")

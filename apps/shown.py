@@ -48,7 +48,7 @@ def to_stderr(message: str) -> None:
     typer.echo(visible(message), err=True)
 
 
-def show(text: str) -> None:
+def write_out(text: str) -> None:
     """Write a model's text to stdout: as it is to a file or a pipe, and to a terminal through the door."""
     sys.stdout.write(visible(text, lines=True) if sys.stdout.isatty() else text)
     sys.stdout.flush()

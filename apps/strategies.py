@@ -14,7 +14,7 @@ import typer
 
 from draftwood import Proposal, Recipe, registry
 from draftwood.apps.cli_errors import first_line
-from draftwood.apps.shown import say, show, to_stderr
+from draftwood.apps.shown import say, to_stderr, write_out
 from draftwood.compatibility import registered_laws
 from draftwood.errors import UnknownStrategy, nearest
 
@@ -167,11 +167,11 @@ def strategies(
         if not chosen:
             raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if as_json:
-        show(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1) + "\n")
+        write_out(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1) + "\n")
     elif name is None:
         _list(chosen)
     else:
-        show("\n\n".join(map(_in_full, chosen)) + "\n")
+        write_out("\n\n".join(map(_in_full, chosen)) + "\n")
 
 
 def _list(listed: Sequence[Entry]) -> None:

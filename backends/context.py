@@ -106,8 +106,8 @@ def _loses_text(model: Any) -> bool:
 def _names_in_prepare_inputs(model: Any) -> set[str]:
     """What the code that prepares a step of `generate()` names."""
     inner = getattr(model, "_orig_mod", model)
-    prepare = inspect.unwrap(getattr(type(inner), "prepare_inputs_for_generation", None))
-    code = getattr(prepare, "__code__", None)
+    prepare: Any = getattr(type(inner), "prepare_inputs_for_generation", None)
+    code = getattr(inspect.unwrap(prepare), "__code__", None)
     return set() if code is None else {*code.co_names, *map(str, code.co_consts)}
 
 

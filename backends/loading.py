@@ -32,15 +32,27 @@ from draftwood.backends.weight_files import check_inside
 from draftwood.devices import default_device
 from draftwood.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.machine_faults import machine_fault
+from draftwood.model_key import ModelKey
 from draftwood.protocols import StateBackend
 
 log = logging.getLogger(__name__)
 
 Attention = Literal["auto", "mask", "paths"]
 
-# The self-check's verdict on the methods of running trees, for every model seen: None where one serves it,
-# else the reason against it.
-_verdicts: WeakKeyDictionary[Any, dict[str, str | UnsupportedModel | None]] = WeakKeyDictionary()
+Verdicts = dict[str, str | UnsupportedModel | None]
+"""The self-check's verdict on the methods of running trees: None where one serves a model, else why not."""
+
+# Of every model seen, with a hash of the structure that it had; the structure itself may hold the model.
+_known: WeakKeyDictionary[Any, tuple[int, Verdicts]] = WeakKeyDictionary()
+
+
+def _verdicts_on(model: Any) -> Verdicts:
+    """The verdicts on `model` as it is now."""
+    structure = hash(ModelKey.of(model).structure)
+    known = _known.get(model)
+    if known is None or known[0] != structure:
+        known = _known[model] = structure, {}
+    return known[1]
 
 
 def load(
@@ -100,15 +112,25 @@ def load(
         model = mamba_ssm.converted(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
-    model = served_part(model)
+    return _backend(served_part(model), attention, capture)
+
+
+def _backend(
+    model: Any, attention: Attention, capture: Literal["off", "compile", "cuda-graphs"]
+) -> StateBackend:
+    """The backend of a model as it is now, which takes up later changes by being made here again."""
     refuse_unserved(model.config)
+    backend: Any
     if attention == "mask":
         backend = _by_mask(model)
     elif attention == "paths" and not _is_recurrent(model):
         backend = with_longrope(model, UnrolledBackend)
     else:
         backend = _checked(model, by_mask=attention == "auto")
-    return backend if capture == "off" else with_capture(backend, capture)
+    if capture != "off":
+        backend = with_capture(backend, capture)
+    backend.made_by(model, lambda: _backend(model, attention, capture))
+    return backend  # type: ignore[no-any-return]
 
 
 def load_model(
@@ -265,13 +287,13 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
 
 def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     """The mask backend where the self-check allows it, else paths; the reason is logged once a model."""
-    name, verdicts = type(model).__name__, _verdicts.setdefault(model, {})
+    name, verdicts = type(model).__name__, _verdicts_on(model)
     if by_mask and _verdict(model, "mask", _by_mask) is None:
         return _by_mask(model)
     reason = verdicts.get("mask")
     first = "paths" not in verdicts
     if (worse := _verdict(model, "paths", _by_paths)) is not None:
-        del _verdicts[model]
+        del _known[model]
         recurrent = _is_recurrent(model)
         if isinstance(reason, UnsupportedModel) and recurrent:
             raise reason
@@ -302,7 +324,7 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
 
 def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> str | UnsupportedModel | None:
     """Why trees cannot run by this method, found out once a model."""
-    verdicts = _verdicts.setdefault(model, {})
+    verdicts = _verdicts_on(model)
     if method not in verdicts:
         try:
             verdicts[method] = self_check(make, model)

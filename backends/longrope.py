@@ -15,6 +15,7 @@ from draftwood.backends import validation
 from draftwood.backends.context import end_of_positions, longrope_switch, recomputes_at_switch
 from draftwood.backends.layers import shared_copy
 from draftwood.backends.model import ModelBackend
+from draftwood.backends.renewal import RenewedBackend
 from draftwood.protocols import StateBackend
 
 
@@ -80,7 +81,7 @@ class _Call:
         return _Call(self.tokens[rows], self.parents[rows], [self.counts[row] for row in rows])
 
 
-class LongRopeBackend(StateBackend):
+class LongRopeBackend(RenewedBackend):
     """Keeps a text by its short rotation, by its long one, or, while a tree leads over the switch, by both.
 
     Both run on the same weights. What is short is as it was before the switch; what is long was read again
@@ -99,6 +100,7 @@ class LongRopeBackend(StateBackend):
         switch = longrope_switch(model.config)
         assert switch is not None
         self._switch, self._make = switch, make
+        self.made_by(model, lambda: LongRopeBackend(model, make))
         self._short, self._long = (make(_pinned(model, switch=switch, long=long)) for long in (False, True))
         self.max_length = end_of_positions(model)
         self._short.max_length = self._long.max_length = self.max_length

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from draftwood.backends.context import end_of_context
 from draftwood.backends.features import FeatureRequest, Features, Through
@@ -16,12 +19,13 @@ from draftwood.backends.layers import body, count_layers, without_layers
 from draftwood.backends.output_head import OutputHead
 from draftwood.backends.probe import disagreement
 from draftwood.backends.recurrent.rebuild import reference
+from draftwood.backends.renewal import RenewedBackend
 from draftwood.backends.sharded import local_bytes, ranks_of
 from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
 
-class ModelBackend(StateBackend):
+class ModelBackend(RenewedBackend):
     """Abstract: a backend that runs a decoder-only transformers model.
 
     Attributes:
@@ -46,7 +50,7 @@ class ModelBackend(StateBackend):
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
-        refuse_training(model)
+        refuse_chance(model)
         if chunk < 1:
             raise InvalidInput(f"A prefill chunk of {chunk} tokens is empty; give 1 or more.")
         text = model.config.get_text_config(decoder=True)
@@ -56,6 +60,9 @@ class ModelBackend(StateBackend):
         self._options: dict[str, Any] = {"chunk": chunk}
         # What runs: the model, or a copy of its structure over the same weights.
         self._module = model
+        self._training = model.training
+        # Not by a method of this object, which would then be in a circle and be freed late.
+        self.made_by(model, partial(_again, type(self), model, self._options))
         self.vocab_size = int(getattr(head, "out_features", None) or text.vocab_size)
         self.max_length = end_of_context(model)
         self.weight_bytes = sum(map(local_bytes, model.parameters()))
@@ -95,7 +102,17 @@ class ModelBackend(StateBackend):
                 f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
                 "use a draft model."
             )
+        smaller.made_by(self._origin.model, lambda: self._still_without(layers))
         return smaller
+
+    def _still_without(self, layers: Sequence[int]) -> StateBackend:
+        self.renew()
+        return self.without_layers(layers)
+
+    def _hand_on(self, fresh: Any) -> None:
+        if self._reader is not None:
+            request = self._reader.request
+            fresh.keep_features(request.layers, last=request.last, through=request.through)
 
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
@@ -143,12 +160,21 @@ class ModelBackend(StateBackend):
         blank = torch.zeros(0, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
         return [self._reader.joined(pieces, blank=blank) for pieces in rows]
 
+    def _check_mode(self) -> None:
+        """Refuse a model whose mode was switched since rows joined."""
+        if self.model.training != self._training:
+            now = "training" if self.model.training else "evaluation"
+            raise InvalidInput(
+                f"{type(self.model).__name__} was switched to {now} mode while rows were held; switch it "
+                "between calls."
+            )
+
     def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
         """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds.
 
         Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
         """
-        refuse_training(self._module)
+        self._check_mode()
         options[self._cache_name] = cache
         options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
         if self._reader is not None:
@@ -176,19 +202,42 @@ def served_part(model: Any) -> Any:
     return model.get_base_model()
 
 
-def refuse_training(model: Any) -> None:
-    """`InvalidInput` for a model in training mode."""
-    if model.training:
-        raise InvalidInput(
-            f"{type(model).__name__} is in training mode, where dropout makes its output random; call "
-            "model.eval()."
-        )
+def _again(kind: Any, model: Any, options: dict[str, Any]) -> StateBackend:
+    backend: StateBackend = kind(model, **options)
+    return backend
+
+
+_BY_CHANCE = re.compile(r"dropout|pdrop|layerdrop|jitter")
+"""What modules call the numbers by which they drop or shake something while they are trained."""
+
+
+def refuse_chance(model: Any) -> None:
+    """`InvalidInput` for a model in training mode whose output is random, or which keeps no cache there."""
+    if not model.training:
+        return
+    name = type(model).__name__
+    for path, module in model.named_modules():
+        if not module.training:
+            continue
+        if getattr(module, "gradient_checkpointing", False):
+            raise InvalidInput(
+                f"{name} is in training mode with gradient checkpointing, where it keeps no cache; call "
+                "model.eval() or model.gradient_checkpointing_disable()."
+            )
+        shares = {"p": module.p} if isinstance(module, _DropoutNd) else vars(module)
+        for attribute, share in shares.items():
+            by_chance = attribute == "p" or _BY_CHANCE.search(attribute)
+            if by_chance and isinstance(share, float) and share > 0:
+                raise InvalidInput(
+                    f"{name} is in training mode, where {path or name} makes its output random "
+                    f"({attribute} is {share}); call model.eval()."
+                )
 
 
 def _generation(model: Any, name: str) -> Any:
-    """A special token by the generation config, which `generate` follows, else by the model's own."""
-    value = getattr(getattr(model, "generation_config", None), name, None)
-    return getattr(model.config.get_text_config(decoder=True), name, None) if value is None else value
+    """A special token by the generation config, which `generate` follows; without one by the model's own."""
+    config = getattr(model, "generation_config", None)
+    return getattr(model.config.get_text_config(decoder=True) if config is None else config, name, None)
 
 
 def _as_list(value: int | Sequence[int] | None) -> list[int]:

@@ -17,7 +17,6 @@ from draftwood.backends.captured_levels import LevelsShape, widths_that_pay
 from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.heavy_paths import in_heavy_paths
-from draftwood.backends.model import refuse_training
 from draftwood.backends.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.region import Accepted, Region
 from draftwood.errors import InvalidInput
@@ -90,7 +89,10 @@ class PackedBackend(PackedPasses):
             self._states.settle(joined)
             if self.captured is not None:
                 self.captured.renew()
-        self._rows += [PackedRow(lengths[row], features=features[row]) for row in range(more)]
+        # The root of a row whose prompt was scored is the first written token, and none of the prompt.
+        self._rows += [
+            PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)
+        ]
         self._base = max(self.lengths)
         return self._stacked(first)
 
@@ -206,7 +208,7 @@ class PackedBackend(PackedPasses):
                 kind: reach.first(positions) if reach in limited else None
                 for kind, reach in self._kinds.items()
             }
-            refuse_training(self._module)
+            self._check_mode()
             found = captured.grow(
                 shape,
                 tree,

@@ -26,7 +26,7 @@ from draftwood.backends.capture import Capture, Captured
 from draftwood.backends.features import Pieces
 from draftwood.backends.kv import RowCache
 from draftwood.backends.masks import Reach
-from draftwood.backends.model import ModelBackend, refuse_training
+from draftwood.backends.model import ModelBackend
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.region import Ints, Region, Staged, chain_bits
 from draftwood.backends.staging import send
@@ -43,7 +43,7 @@ class PackedRow:
 
     Attributes:
         length: committed tokens.
-        fresh: whether it has committed nothing since it joined.
+        fresh: whether the next token is the last one of its prompt.
         features: those of its tokens since `take_features`, `[length, width]` a piece, where they are kept.
     """
 
@@ -175,7 +175,7 @@ class PackedPasses(ModelBackend):
         self._make_room(rows, text=self._base, stop=start + nodes)
         captured = self.captured if self._settled else None
         if captured is not None:
-            refuse_training(self._module)
+            self._check_mode()
             plan = self._cache.plan
             old = old_bucket(staged.start) if self._states.layers else 0
             shape = Shape(plan.rows, nodes, plan.slots - self._room, self._room, old)

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from draftwood.backends.context import rope_depends_on_length
-from draftwood.backends.forward import plain_logits
+from draftwood.backends.forward import cache_argument, guarded_pass, input_device, plain_logits, takes
 from draftwood.backends.length_settings import SMALL
 from draftwood.backends.quantized import quantized
-from draftwood.backends.recurrent.rebuild import recurrent_layers
+from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers
 from draftwood.errors import UnsupportedModel
 from draftwood.machine_faults import machine_fault
 from draftwood.protocols import StateBackend
@@ -51,8 +52,6 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     nodes = [root, *fillers, *chain]
     parents = [-1] + [0] * (FILLERS + 1) + [FILLERS + 1]
     path, leaf = [0, FILLERS + 1, FILLERS + 2], FILLERS
-    # A longer text may change the logits at each of its tokens.
-    by_length = rope_depends_on_length(model)
     try:
         rows = [torch.tensor(prefix) for prefix in prefixes]
         first = None
@@ -68,14 +67,12 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
         differences, rounding = [], 0.0
         for row, prefix in enumerate(prefixes):
             text, n = [*prefix, root, *chain, last], len(prefix)
-            along, aside = plain_logits(model, text), plain_logits(model, [*prefix, root, fillers[-1]])
-            logits, steps = torch.cat([tree[row, [*path, leaf]], after[row]]), along[n:]
-            if by_length:
-                ends = range(n + 1, len(text) + 1)
-                steps = torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
+            along, steps = plain_logits(model, text), decoded_logits(model, prefix, text[n:])
+            aside = decoded_logits(model, prefix, [root, fillers[-1]])
+            logits = torch.cat([tree[row, [*path, leaf]], after[row]])
             expected = torch.cat([steps[:-1], aside[-1:], steps[-1:]])
             if first is not None:
-                begin = plain_logits(model, prefix)[-1:] if by_length else along[n - 1 : n]
+                begin = plain_logits(model, prefix)[-1:]
                 logits, expected = torch.cat([logits, first[row, None]]), torch.cat([expected, begin])
             differences.append(difference(logits, expected))
             if not row:
@@ -87,8 +84,9 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
-    least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(model.dtype).eps)
-    most = COARSE if quantized(model) else LIMIT.get(model.dtype, 0.2)
+    dtype = arithmetic(model)
+    least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(dtype).eps)
+    most = COARSE if quantized(model) else LIMIT.get(dtype, 0.2)
     limit = min(most, max(ROUNDING * rounding, least))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):
@@ -97,6 +95,49 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
             f"than {limit:.2g}"
         )
     return None
+
+
+def decoded_logits(model: Any, prompt: list[int], written: list[int]) -> Tensor:
+    """Logits `[len(written), vocab]` after each of the tokens `written` one by one after `prompt`.
+
+    One forward over the whole text gives them, unless its length changes the logits at each of its tokens, or
+    the model reads a prompt otherwise than it decodes; then its own decoding does.
+    """
+    text = [*prompt, *written]
+    if rope_depends_on_length(model):
+        ends = range(len(prompt) + 1, len(text) + 1)
+        return torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
+    if not clamps_steps(model):
+        return plain_logits(model, text)[len(prompt) :]
+    name, device = cache_argument(model), input_device(model)
+    options: dict[str, Any] = {name: DynamicCache(config=model.config), "use_cache": True}
+    logits, start = [], 0
+    with guarded_pass(1):
+        for piece in (prompt, *([token] for token in written)):
+            ids = torch.tensor([piece], device=device)
+            if takes(model, "position_ids"):
+                options["position_ids"] = torch.arange(start, start + len(piece), device=device).unsqueeze(0)
+            logits.append(model(input_ids=ids, **options).logits[0, -1:])
+            start += len(piece)
+    return torch.cat(logits[1:])
+
+
+def arithmetic(model: Any) -> torch.dtype:
+    """The dtype of the model's matrix products: a narrower one than its weights' under autocast.
+
+    Seen in a pass, as autocast may be inside the forward, where accelerate puts it.
+    """
+    seen: list[torch.dtype] = []
+    head = model.get_output_embeddings()
+    if head is None:
+        return model.dtype  # type: ignore[no-any-return]
+    hook = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    try:
+        plain_logits(model, [1, 2, 3])
+    finally:
+        hook.remove()
+    dtypes: list[torch.dtype] = [model.dtype, *(dtype for dtype in seen if dtype.is_floating_point)]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def difference(logits: Tensor, expected: Tensor) -> float:

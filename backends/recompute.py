@@ -60,6 +60,11 @@ class RecomputingBackend(StateBackend):
         """Committed tokens of every row."""
         return self.backend.lengths
 
+    def renew(self) -> None:
+        """As `PackedBackend.renew`."""
+        self.backend.renew()
+        self.__init__(self.backend)  # type: ignore[misc]
+
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """As `PackedBackend.prefill`; rows may join while others hold uncommitted nodes."""
         self.backend.prefill(rows)

@@ -36,6 +36,7 @@ class RecurrentBackend(PackedBackend):
         self._check_attention(model, list(kinds))
         module, states = with_mixers(model, snapshots=snapshots, standing=capture != "off")
         super().__init__(model, module, kinds=kinds, states=states, chunk=chunk, capture=capture)
+        self._options["snapshots"] = snapshots
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:
         """Refuse attention layers of these kinds where they are not served."""

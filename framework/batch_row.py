@@ -44,7 +44,7 @@ class BatchRow:
         slot: its position among the rows that target and drafter hold; None where they do not hold it.
         unread: tokens of its text that the target is still to read: the prompt of a row that waits, or what
             follows the text of a row that goes on.
-        undrafted: tokens of its text that the drafter is still to read.
+        undrafted: tokens of its text that the drafter is still to read; None where the drafter holds the row.
         error: the exception that ends it, raised by code that the row's caller handed in; None otherwise.
     """
 
@@ -64,13 +64,20 @@ class BatchRow:
     grown: TokenTree | None = attrs.field(default=None, init=False)
     idle: bool = attrs.field(default=False, init=False)
     slot: int | None = attrs.field(default=None, init=False)
-    undrafted: list[int] = attrs.field(factory=list, init=False)
+    undrafted: list[int] | None = attrs.field(default=None, init=False)
     error: BaseException | None = attrs.field(default=None, init=False)
 
     @property
     def reads_prefix(self) -> bool:
         """Whether a distribution depends on more than the logits."""
         return self.prefix is not None or self.constraint is not None
+
+    def reachable(self, path: Path) -> bool:
+        """Whether the text may go on after `path`: not after its end, and not beyond its limit.
+
+        One token after another, nobody would ask what follows an unreachable node.
+        """
+        return len(path) < self.stops.room and self.stops.eos_token_ids.isdisjoint(path)
 
     def guarded(self, call: Callable[[], T], *, otherwise: T) -> T:
         """Returns `call()`, which runs code of the row's caller; an exception ends this row and no other.

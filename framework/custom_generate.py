@@ -18,6 +18,7 @@ from draftwood.errors import InvalidInput
 from draftwood.generate_call import Call, watch
 from draftwood.generate_options import limits, refuse_unserved
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.model_key import ModelKey
 from draftwood.prompts import as_prompts
 from draftwood.protocols import Drafter, TreePolicy, Verifier
 from draftwood.randomness import row_seeds
@@ -71,6 +72,7 @@ class CustomGenerate:
     tokenizer: Any = None
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
+    _structure: Any = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         watch(type(self))
@@ -194,13 +196,12 @@ class CustomGenerate:
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
 
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
-        """The decoder of the last model, or a new one: for another model, or one that was resized."""
-        width = getattr(model.get_output_embeddings(), "out_features", None)
-        decoder = self._decoder
-        if decoder is None or self._model is not model or width not in (None, decoder.target.vocab_size):
-            decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
-            self._decoder, self._model = decoder, model
-        return decoder
+        """The decoder of the last model, or a new one: for another model, or another structure of it."""
+        structure = ModelKey.of(model).structure
+        if self._decoder is None or self._model is not model or self._structure != structure:
+            self._decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._model, self._structure = model, structure
+        return self._decoder
 
 
 def _untold() -> Call:

@@ -24,7 +24,7 @@ from draftwood.randomness import SpawnedSeeds, row_seeds
 from draftwood.round_records import Round, Statistics, TokenDetails
 from draftwood.row_settings import RowSettings
 from draftwood.sampling import SamplingParams
-from draftwood.session import Session, checked_count
+from draftwood.session import Session, checked_count, renew
 from draftwood.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
@@ -263,6 +263,7 @@ class SpeculativeDecoder:
         The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
+        renew(self.target, *self.drafter.backends)
         sampling = sampling or SamplingParams()
         check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)
@@ -272,8 +273,8 @@ class SpeculativeDecoder:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
-        ends = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        ends = frozenset([ends] if isinstance(ends, int) else ends)
+        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        ends = frozenset([given] if isinstance(given, int) else given)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:

@@ -24,6 +24,7 @@ def with_forced_tokens(
     *,
     laws: Collection[type[Proposal]],
     like: Tensor,
+    deepest: int,
 ) -> TokenTree:
     """`tree` with its leaves followed by the tokens that the constraint forces.
 
@@ -35,6 +36,7 @@ def with_forced_tokens(
         constraint: of the tree's row.
         laws: those of the policy; one of them is the law of the new nodes.
         like: a draft distribution `[..., vocab]`, for dtype and device.
+        deepest: depth of the deepest node that may be added; the constraint is asked about no deeper one.
 
     Returns:
         A tree whose first `tree.size` nodes are those of `tree`, or `tree` itself.
@@ -42,8 +44,11 @@ def with_forced_tokens(
     tokens, parents = tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist()
     paths = paths_of(tokens, parents)
     proposals = dict(tree.proposals)
-    growing = [(leaf, paths[leaf]) for leaf in tree.leaves]
+    growing = [(leaf, paths[leaf]) for leaf in tree.leaves if constraint.ends.isdisjoint(paths[leaf])]
     for _ in range(_LONGEST):
+        growing = [(leaf, path) for leaf, path in growing if len(path) < deepest]
+        if not growing:
+            break
         forced = zip(growing, _forced(constraint, [path for _, path in growing]), strict=True)
         growing = []
         for (leaf, path), token in forced:
@@ -53,8 +58,6 @@ def with_forced_tokens(
                 growing.append((len(tokens), (*path, token)))
                 tokens.append(token)
                 parents.append(leaf)
-        if not growing:
-            break
     if len(tokens) == tree.size:
         return tree
     device = tree.tokens.device

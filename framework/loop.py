@@ -58,7 +58,7 @@ class RoundLoop:
     target: StateBackend
     drafter: Drafter
     verifier: Verifier
-    held: list[BatchRow] = attrs.field(factory=list, converter=list)
+    held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
 
@@ -189,7 +189,7 @@ class RoundLoop:
         self.target.release(batch.slots)
         # Rows that the drafter has not read joined last, so they have the last slots.
         self.drafter.release(
-            [row.slot for row in batch.rows if row.undrafted is None and row.slot is not None]
+            [slot for slot, row in zip(batch.slots, batch.rows, strict=True) if row.undrafted is None]
         )
         gone = set(batch.slots)
         self.held = [row for row in self.held if row.slot not in gone]
@@ -342,11 +342,14 @@ class RoundLoop:
         for position, log in logs.items():
             row, request = batch.rows[position], requests[position]
             probs[position] = 0
-            paths = [log.path(number) for number in log.take(request)] if request is not None else []
-            if paths:
-                of_row = logits[position, : len(paths)]
-                own = partial(self._row_draft_probs, row, paths, of_row)
-                probs[position, : len(paths)] = row.guarded(own, otherwise=torch.zeros_like(of_row))
+            if request is None:
+                continue
+            of_node = {node: log.path(number) for node, number in enumerate(log.take(request))}
+            asked = [node for node, path in of_node.items() if row.reachable(path)]
+            if asked:
+                of_row = logits[position, asked]
+                own = partial(self._row_draft_probs, row, [of_node[node] for node in asked], of_row)
+                probs[position, asked] = row.guarded(own, otherwise=torch.zeros_like(of_row)).to(probs.dtype)
         return probs
 
     def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -384,10 +387,19 @@ class RoundLoop:
         return scores, probs
 
     def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
-        paths: Sequence[Path] = ()
-        if row.reads_prefix:
-            paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
-        return row.settings.sampling.scores(row.constrained(logits[: tree.size], paths), row.prefixes(paths))
+        sampling, logits = row.settings.sampling, logits[: tree.size]
+        if not row.reads_prefix:
+            return sampling.scores(logits)
+        paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
+        asked = [node for node, path in enumerate(paths) if row.reachable(path)]
+        paths = [paths[node] for node in asked]
+        own = sampling.scores(row.constrained(logits[asked], paths), row.prefixes(paths))
+        if len(asked) == len(logits):
+            return own
+        # Nothing that is drawn after the others is kept.
+        scores = torch.zeros(logits.shape, dtype=own.dtype, device=own.device)
+        scores[asked] = own
+        return scores
 
     def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
         sampling = row.settings.sampling
@@ -409,7 +421,7 @@ def root_alone(row: BatchRow) -> TokenTree:
 def _with_forced_tokens(row: BatchRow, tree: TokenTree, room: int, *, like: Tensor) -> TokenTree:
     if row.constraint is None:
         return tree
-    return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=like).truncated(room)
+    return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=like, deepest=room)
 
 
 def _advanced(growing: RowGrowth, probs: Tensor | None) -> tuple[Requests | None, Sequence[TokenTree]]:

@@ -247,6 +247,13 @@ class StateBackend(Protocol):
         """Committed tokens of every row."""
         ...
 
+    def renew(self) -> None:
+        """Take up what has changed in the model since the last call, or refuse it in one sentence.
+
+        Called while there are no rows, before the first ones join (law R).
+        """
+        return
+
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none)."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -214,8 +215,11 @@ class RowQueue:
         row = next((row for row, running in self._running.items() if running is text), None)
         if row is not None and self._session is not None:
             del self._running[row]
-            self._session.cancel(row)
-            self._session.forget(row)
+            try:
+                self._session.cancel(row)
+                self._session.forget(row)
+            except Exception:  # such as a lack of memory where the states of the others move up
+                self._abandon()
 
     def close(self) -> None:
         """Release the states of all rows; what was being written waits."""
@@ -227,6 +231,11 @@ class RowQueue:
         self._waiting.extendleft(reversed(again))
         if session is not None:
             session.close()
+
+    def _abandon(self) -> None:
+        """Close a session that has failed, whatever that raises: it has tried twice to release its rows."""
+        with suppress(Exception):
+            self.close()
 
     def _round(self, session: Session) -> list[QueuedText]:
         if refused := self._let_in(session):
@@ -290,11 +299,11 @@ class RowQueue:
         running = list(self._running.values())
         self._since = 0
         if len(running) > 1:
-            self.close()
+            self._abandon()
             self._room = len(running) // 2
             return []
         self._running.clear()
-        self.close()
+        self._abandon()
         self._room = self.rows
         for text in running:
             text.refuse(error)

@@ -154,7 +154,7 @@ def _asked(turns: Sequence[RowTurn]) -> list[Cut]:
     rows = [turn.row for turn in turns if turn.row.error is None]
     if not rows:
         return []
-    cuts = rows[0].guarded(criteria.ask, otherwise=[])
+    cuts = rows[0].guarded(criteria.ask, otherwise=list[Cut]())
     for row in rows[1:]:
         row.error = rows[0].error
     return cuts

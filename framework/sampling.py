@@ -17,6 +17,9 @@ from draftwood.prefixes import Prefixes
 from draftwood.processing import process, reads_prefix
 from draftwood.scratch import Scratch
 
+COLDEST = 1e-30
+"""The lowest temperature above 0: logits of up to 3e8 stay finite in float32 when they are divided by it."""
+
 
 def _within(low: float, high: float, remedy: str, *, kind: type = Real) -> Callable[..., None]:
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
@@ -26,9 +29,23 @@ def _within(low: float, high: float, remedy: str, *, kind: type = Real) -> Calla
     return check
 
 
-def _temperature(_: object, __: object, value: Any) -> None:
+def check_temperature(value: Any) -> None:
+    """Raise `InvalidInput` for a value that logits cannot be divided by, and that is not 0 (greedy)."""
     if not _is_a(Real, value) or not 0 <= value < float("inf"):
-        raise InvalidInput(f"temperature is {value!r}; it must be 0 (greedy) or above.")
+        raise InvalidInput(f"temperature is {value!r}; give 0 (greedy) or a finite number above it.")
+    if 0 < value < COLDEST:
+        raise InvalidInput(
+            f"temperature={value!r} is too small: the logits overflow when divided by it. Use 0 for greedy "
+            "decoding."
+        )
+
+
+def _temperature(_: object, __: object, value: Any) -> None:
+    check_temperature(value)
+
+
+def _off_at_zero(value: Any) -> Any:
+    return None if _is_a(Real, value) and value == 0 else value
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -38,6 +55,9 @@ def _is_a(kind: type, value: Any) -> bool:
 def _processors(processors: Any) -> tuple[Any, ...]:
     if not isinstance(processors, Iterable) or not all(map(callable, values := tuple(processors))):
         raise InvalidInput(f"processors is {processors!r:.80}; give a list of logits processors.")
+    for processor in values:
+        if type(processor).__name__ == "TemperatureLogitsWarper":
+            check_temperature(processor.temperature)
     return values
 
 
@@ -49,19 +69,23 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 takes the most likely token (the first of equal ones), as `generate` does.
-        top_k: keep this many tokens; None keeps all.
+        top_k: keep this many tokens; 0, which becomes None, keeps all, as in `generate`.
         top_p: keep the smallest set that has this probability, in (0, 1].
-        min_p: drop tokens below this share of the most likely one's probability, in (0, 1].
+        min_p: drop tokens below this share of the most likely one's probability, in [0, 1]; 0 becomes None.
         processors: any `transformers.LogitsProcessor`s. One that reads the prefix sees, for every node
             of a tree, the text and the path of that node.
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
     top_k: int | None = attrs.field(
-        default=None, validator=_within(0, float("inf"), "keep at least 1 token", kind=Integral)
+        default=None,
+        converter=_off_at_zero,
+        validator=_within(0, float("inf"), "keep at least 1 token, or 0 for all", kind=Integral),
     )
     top_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
-    min_p: float | None = attrs.field(default=None, validator=_within(0, 1, "it must lie in (0, 1]"))
+    min_p: float | None = attrs.field(
+        default=None, converter=_off_at_zero, validator=_within(0, 1, "it must lie in [0, 1]")
+    )
     processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=_processors)
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
 
@@ -181,8 +205,8 @@ class SamplingParams:
         scores = logits if logits.dtype == dtype else logits.to(dtype)
         if device.type == "cpu" and self._warps_more and not self.processors:
             cooled = torch.div(scores, self.temperature).view(-1, shape[-1])
-            limits = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-            if filtered(cooled, **limits, out=probs.view(-1, shape[-1])):
+            flat = probs.view(-1, shape[-1])
+            if filtered(cooled, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, out=flat):
                 return probs
         if self.processors or self._warps_more:
             scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)

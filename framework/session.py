@@ -23,7 +23,7 @@ from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts
-from draftwood.protocols import TreePolicy
+from draftwood.protocols import StateBackend, TreePolicy
 from draftwood.randomness import SpawnedSeeds, Streams
 from draftwood.round_records import Round, Statistics, peak_memory
 from draftwood.row_settings import RowSettings
@@ -69,6 +69,8 @@ class Session:
     _started: float = attrs.field(factory=perf_counter, init=False)
     _open: bool = attrs.field(default=False, init=False)
     _broken: BaseException | None = attrs.field(default=None, init=False)
+    # Whether the backends were renewed and no row has joined since.
+    _fresh: bool = attrs.field(default=True, init=False)
 
     def __enter__(self) -> Session:
         """Lock target and drafter for this session.
@@ -222,7 +224,9 @@ class Session:
         Raises:
             InvalidInput: a row that is not there or still runs.
         """
-        self._loop.release([self._idle(row)])
+        state = self._idle(row)
+        with self._breaking():
+            self._loop.release([state])
         del self._rows[row]
 
     def cancel(self, row: int) -> None:
@@ -237,7 +241,8 @@ class Session:
         if state.slot is None:
             self._waiting.remove(state)
         else:
-            self._loop.release([state])
+            with self._breaking():
+                self._loop.release([state])
         del self._rows[row]
 
     def forget(self, row: int) -> None:
@@ -327,6 +332,9 @@ class Session:
     def _read(self, joining: Sequence[BatchRow]) -> tuple[Tensor | None, float]:
         """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
         started = perf_counter()
+        if not self._fresh and not self._loop.held:
+            renew(self._loop.target, *self._loop.drafter.backends)
+        self._fresh = False
         logits = self._loop.prefill(joining)
         for _ in joining:
             self._waiting.popleft()
@@ -413,6 +421,13 @@ class Session:
         if criteria and asked is None:
             asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
         return RowStops(row, self._ends, min(wish, room), room < wish, asked)
+
+
+def renew(*backends: StateBackend) -> None:
+    """Let backends that hold no rows take up what has changed in their models (law R)."""
+    for backend in backends:
+        if not backend.lengths:
+            backend.renew()
 
 
 def checked_count(name: str, count: Any, *, least: int = 1) -> int:

@@ -148,6 +148,11 @@ class SharedDecoder:
         self._thread.join()
 
     @property
+    def closed(self) -> DraftwoodError | None:
+        """The reason why no text can be added any more, or None while texts can be."""
+        return self._closed
+
+    @property
     def unfinished(self) -> int:
         """Texts that are being written, or wait."""
         return len(self._texts)

@@ -40,6 +40,7 @@ def test_every_example_is_here_and_on_its_page():
 @pytest.mark.parametrize("name", sorted(PRINTED))
 def test_it_runs(name, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", [f"{name}.py"])
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a program
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     for part in PRINTED[name]:

@@ -1,77 +1,76 @@
-"""The example server, asked by OpenAI's own client and by clients that misbehave."""
+"""The example server, asked by OpenAI's own client; its texts are those of the decoder without a server."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
-import runpy
+import signal
 import socket
-import threading
-import time
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 
+import attrs
+import openai
 import pytest
+import torch
 
-from draftwood import SamplingParams, zoo
+from draftwood import InvalidInput, OutOfMemory, SamplingParams, zoo
+from draftwood.randomness import row_seeds
 from draftwood.row_queue import RowQueue
-from tests.test_examples import EXAMPLES
-
-openai = pytest.importorskip("openai", reason="needs the openai client, which the extra `test` brings")
+from tests.served import EXAMPLES, decoder, part, served, until
 
 TEMPERATURE, NEW = 0.8, 10
 PROMPTS = [f"Question: Tom has {n} apples. How many apples are there?\nAnswer:" for n in range(16)]
-
-
-@pytest.fixture(scope="module")
-def example():
-    return runpy.run_path(str(EXAMPLES / "openai_server.py"))
-
-
-@pytest.fixture(scope="module")
-def decoder(example):
-    return example["decoder_of"](str(zoo.path("llama-7m")), str(zoo.path("llama-draft")), 8)
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Is the sky blue?"}]
 
 
 @pytest.fixture
-def server(example, decoder):
-    one = example["Server"](
-        decoder,
-        zoo.tokenizer(),
-        address=("127.0.0.1", 0),
-        name="draftwood",
-        temperature=TEMPERATURE,
-        most=20,
-        longest=100_000,
-    )
-    threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
-    yield one
-    one.shutdown()
-    one.server_close()
+def server():
+    with served(temperature=TEMPERATURE, most=20, longest=200) as one:
+        yield one
 
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{server.server_address[1]}/v1", api_key="none", max_retries=0, timeout=300
-    ) as one:
+    with client_of(server) as one:
         yield one
 
 
-def post(server, path, content):
-    """Status and answer of a request, which need not be JSON."""
-    client = HTTPConnection("127.0.0.1", server.server_address[1], timeout=300)
-    client.request("POST", path, content if isinstance(content, bytes) else json.dumps(content))
-    answer = client.getresponse()
-    return answer.status, json.loads(answer.read())
+def client_of(server):
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
-def alone(decoder, prompt, seed, new=NEW):
-    """The text that the decoder writes without a server."""
-    ids = zoo.tokenizer()(prompt)["input_ids"]
-    sampling = SamplingParams(temperature=TEMPERATURE)
-    row = decoder.generate([ids], max_new_tokens=new, seed=seed, sampling=sampling)[0, len(ids) :]
+def alone(server, prompt, seed, new=NEW, **settings):
+    """The text that the decoder writes without a server, which is closed for it."""
+    server.server.shared.close()
+    ids = encoded(prompt) if isinstance(prompt, str) else prompt
+    sampling = SamplingParams(**{"temperature": TEMPERATURE, **settings})
+    row = decoder().generate([ids], max_new_tokens=new, seed=seed, sampling=sampling)[0, len(ids) :]
     return zoo.tokenizer().decode(row, skip_special_tokens=True)
+
+
+def encoded(text):
+    return zoo.tokenizer()(text)["input_ids"]
+
+
+def streamed(chunks):
+    """By choice: the joined text, why it ended, and the logprobs of all events; and the usage."""
+    texts, finishes, logprobs, usage = {}, {}, {}, None
+    for chunk in chunks:
+        assert usage is None, "an event follows the usage"
+        usage = chunk.usage
+        for choice in chunk.choices:
+            said = choice.text if hasattr(choice, "text") else choice.delta.content or ""
+            texts[choice.index] = texts.get(choice.index, "") + said
+            assert choice.index not in finishes, "an event follows the end of its choice"
+            if choice.finish_reason is not None:
+                finishes[choice.index] = choice.finish_reason
+            if choice.logprobs is not None:
+                logprobs.setdefault(choice.index, []).append(choice.logprobs)
+    return texts, finishes, logprobs, usage
 
 
 def test_sixteen_streams_at_once_are_each_as_alone(server, client, monkeypatch):
@@ -79,124 +78,627 @@ def test_sixteen_streams_at_once_are_each_as_alone(server, client, monkeypatch):
 
     def when_all_have_asked(queue):
         if not most:
-            until(lambda: server.shared.unfinished == len(PROMPTS))
-            most.append(server.shared.unfinished)
+            until(lambda: server.unfinished == len(PROMPTS))
+            most.append(server.unfinished)
         return run(queue)
 
     monkeypatch.setattr(RowQueue, "run", when_all_have_asked)
 
     def ask(seed):
-        pieces = []
-        for chunk in client.completions.create(
-            model="draftwood",
-            prompt=PROMPTS[seed],
-            max_tokens=NEW,
-            seed=seed,
-            stream=True,
-            stream_options={"include_usage": True},
-        ):
-            pieces += [choice.text for choice in chunk.choices]
-            usage = chunk.usage
-        return "".join(pieces), len(pieces), usage
+        return streamed(
+            client.completions.create(
+                model="draftwood",
+                prompt=PROMPTS[seed],
+                max_tokens=NEW,
+                seed=seed,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
 
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         found = list(threads.map(ask, range(len(PROMPTS))))
-    server.shared.close()  # the decoder is free for what follows
-    decoder = server.shared.queue.open.func.__self__
     assert most == [len(PROMPTS)]
-    assert [text for text, *_ in found] == [alone(decoder, prompt, n) for n, prompt in enumerate(PROMPTS)]
-    assert len({text for text, *_ in found}) > 8
-    for _, pieces, usage in found:
+    texts = [texts[0] for texts, *_ in found]
+    assert texts == [alone(server, prompt, n) for n, prompt in enumerate(PROMPTS)]
+    assert len(set(texts)) > 8
+    for _, finishes, _, usage in found:
+        assert finishes[0] in ("stop", "length")
         assert usage.completion_tokens <= NEW
-        assert 2 <= pieces <= usage.completion_tokens + 2
         assert usage.draftwood["rounds"] >= 1
 
 
 def test_a_chat_streamed_and_whole(server, client):
-    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Is the sky blue?"}]
-    options = {"model": "draftwood", "messages": messages, "max_tokens": NEW, "seed": 3}
+    options = {"model": "draftwood", "messages": MESSAGES, "max_completion_tokens": NEW, "seed": 3}
     whole = client.chat.completions.create(**options)
-    streamed = "".join(
-        chunk.choices[0].delta.content for chunk in client.chat.completions.create(**options, stream=True)
-    )
+    chunks = list(client.chat.completions.create(**options, stream=True))
     (choice,) = whole.choices
-    assert choice.message.content == streamed
-    assert choice.finish_reason == "length"
+    assert choice.message.role == chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    texts, finishes, _, usage = streamed(chunks)
+    assert (choice.message.content, choice.finish_reason) == (texts[0], finishes[0])
+    assert usage is None
+    assert not any("usage" in chunk.model_fields_set for chunk in chunks)
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + NEW
+    assert texts[0] == alone(server, "System: Be short.\nUser: Is the sky blue?\nAssistant:", 3)
+
+
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.3},
+    {"top_p": 0.5},
+    {"top_k": 3},
+    {"min_p": 0.2},
+    {"temperature": 1.5, "top_p": 0.9, "top_k": 50},
+    {"top_k": -1, "top_p": 1, "min_p": 0},
+]
+
+
+def test_texts_of_different_settings_at_once_are_each_as_alone(server, client):
+    def ask(number):
+        given = dict(SETTINGS[number])
+        own = {name: given.pop(name) for name in ("top_k", "min_p") if name in given}
+        answer = client.completions.create(
+            model="draftwood", prompt=PROMPTS[0], max_tokens=NEW, seed=7, extra_body=own, **given
+        )
+        return answer.choices[0].text
+
+    with ThreadPoolExecutor(len(SETTINGS)) as threads:
+        found = list(threads.map(ask, range(len(SETTINGS))))
+    used = [
+        {name: value for name, value in one.items() if value not in (-1, 0) or name == "temperature"}
+        for one in SETTINGS
+    ]
+    assert found == [alone(server, PROMPTS[0], 7, **one) for one in used]
+    assert len(set(found)) > 4
+
+
+def test_several_texts_have_seeds_of_their_own(server, client):
+    prompts = PROMPTS[:3]
+    forms = [prompts, [encoded(prompt) for prompt in prompts]]
+    found = []
+    for form in forms:
+        options = {"model": "draftwood", "prompt": form, "n": 2, "max_tokens": NEW, "seed": 11}
+        whole = client.completions.create(**options)
+        texts, finishes, _, usage = streamed(
+            client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+        )
+        assert [choice.index for choice in whole.choices] == list(range(6))
+        assert [choice.text for choice in whole.choices] == [texts[n] for n in range(6)]
+        assert [choice.finish_reason for choice in whole.choices] == [finishes[n] for n in range(6)]
+        assert usage.prompt_tokens == whole.usage.prompt_tokens == sum(len(encoded(one)) for one in prompts)
+        assert usage.completion_tokens == whole.usage.completion_tokens <= 6 * NEW
+        found.append([choice.text for choice in whole.choices])
+    single = client.completions.create(model="draftwood", prompt=encoded(prompts[0]), max_tokens=NEW, seed=11)
+    assert single.choices[0].text == found[0][0]
+    unseeded = [
+        client.completions.create(model="draftwood", prompt=prompts[0], max_tokens=NEW).choices[0].text
+        for _ in "123"
+    ]
+    assert len(set(unseeded)) > 1
+    assert found[0] == found[1]
+    seeds = row_seeds(11, 6)
+    assert found[0] == [alone(server, prompts[n // 2], seeds[n]) for n in range(6)]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_stop_strings_end_texts_and_are_no_part_of_them(server, client, chat):
+    create = client.chat.completions.create if chat else client.completions.create
+    asked = {"messages": MESSAGES} if chat else {"prompt": PROMPTS[0]}
+    # The words of the prompt are not searched.
+    options = {"model": "draftwood", "seed": 5, "max_tokens": 40, "logprobs": True if chat else 1, **asked}
+    whole = text_of(create(**options).choices[0])
+    for start, length in [(30, 3), (17, 1), (20, 12), (len(whole) - 2, 2), (0, 2)]:
+        stop = whole[start : start + length]
+        cut = whole[: whole.index(stop)]
+        others = ["not there at all", f"{whole[start - 3 : start + length]}???"]
+        for given in (stop, [*others, stop])[start % 2 :]:
+            answer = create(**options, stop=given)
+            choice = answer.choices[0]
+            assert (text_of(choice), choice.finish_reason) == (cut, "stop")
+            texts, finishes, logprobs, usage = streamed(
+                create(**options, stop=given, stream=True, stream_options={"include_usage": True})
+            )
+            assert (texts[0], finishes[0]) == (cut, "stop")
+            assert usage.completion_tokens == answer.usage.completion_tokens
+            names = token_names([choice.logprobs], chat)
+            assert names == token_names(logprobs.get(0, []), chat)
+            assert "".join(names).startswith(cut)
+            assert len("".join(names[:-1])) < max(len(cut), 1)
+    absent = create(**options, stop=["not there at all"])
+    assert text_of(absent.choices[0]) == whole
+    assert absent.choices[0].finish_reason == "length"
+
+
+def text_of(choice):
+    return choice.message.content if hasattr(choice, "message") else choice.text
+
+
+def token_names(logprobs, chat):
+    if chat:
+        return [token.token for one in logprobs for token in one.content]
+    return [token for one in logprobs for token in one.tokens]
+
+
+def test_logprobs_are_the_targets_own(server, client):
+    options = {"model": "draftwood", "prompt": PROMPTS[:2], "max_tokens": NEW, "seed": 2, "logprobs": 3}
+    answer = client.completions.create(**options)
+    _, _, pieces, _ = streamed(client.completions.create(**options, stream=True))
+    model, tokenizer = zoo.load("llama-7m"), zoo.tokenizer()
+    for choice in answer.choices:
+        prompt, found = PROMPTS[choice.index], choice.logprobs
+        assert "".join(found.tokens) == choice.text
+        for token, offset in zip(found.tokens, found.text_offset, strict=True):
+            assert (prompt + choice.text)[offset:].startswith(token)
+        ids = encoded(prompt)
+        written = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(choice.text))
+        assert tokenizer.decode(written) == choice.text
+        for step, (token, value, likeliest) in enumerate(
+            zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+        ):
+            with torch.no_grad():
+                law = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            (this,) = [
+                one
+                for one in range(len(law))
+                if tokenizer.decode([one]) == token and abs(law[one] - value) < 1e-3
+            ]
+            top = law.topk(3)
+            wanted = {tokenizer.decode([one]): law[one].item() for one in [*top.indices.tolist(), this]}
+            assert likeliest == pytest.approx(wanted, abs=1e-3), step
+            ids = [*ids, this]
+        for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(found, field) == [
+                one for piece in pieces[choice.index] for one in getattr(piece, field)
+            ]
+    none = client.completions.create(**{**options, "logprobs": 0}).choices[0].logprobs
+    assert none.top_logprobs is None
+    assert none.token_logprobs == answer.choices[0].logprobs.token_logprobs
+    assert client.completions.create(**{**options, "logprobs": None}).choices[0].logprobs is None
+
+
+def test_logprobs_of_a_chat_have_the_shape_of_a_chat(client):
+    options = {"model": "draftwood", "messages": MESSAGES, "max_tokens": NEW, "seed": 2, "logprobs": True}
+    (choice,) = client.chat.completions.create(**options, top_logprobs=4).choices
+    _, _, pieces, _ = streamed(client.chat.completions.create(**options, top_logprobs=4, stream=True))
+    tokens = choice.logprobs.content
+    assert tokens == [token for piece in pieces[0] for token in piece.content]
+    assert "".join(token.token for token in tokens) == choice.message.content
+    for token in tokens:
+        assert bytes(token.bytes).decode() == token.token
+        assert len(token.top_logprobs) == 4
+        values = [one.logprob for one in token.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert token.logprob <= values[0]
+    (plain,) = client.chat.completions.create(**options).choices
+    assert [token.top_logprobs for token in plain.logprobs.content] == [[]] * len(tokens)
+
+
+def test_penalties_are_openais(client):
+    model, tokenizer = zoo.load("llama-7m"), zoo.tokenizer()
+    ids = encoded("The cat and the dog and the cat")
+    found = {}
+    for presence, frequency in [(0, 0), (1.5, 0), (0, 0.7), (-1, 1.2)]:
+        text = list(ids)
+        for _ in range(24):
+            with torch.no_grad():
+                scores = model(torch.tensor([text])).logits[0, -1].double()
+            for token in set(text[len(ids) :]):
+                scores[token] -= presence + frequency * text[len(ids) :].count(token)
+            text.append(int(scores.argmax()))
+        answer = client.completions.create(
+            model="draftwood",
+            prompt=ids,
+            temperature=0,
+            max_tokens=24,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+        )
+        found[presence, frequency] = answer.choices[0].text
+        assert answer.choices[0].text == tokenizer.decode(text[len(ids) :], skip_special_tokens=True)
+    assert len(set(found.values())) == 4
+
+
+COMPLETION = {"prompt": "Hi", "max_tokens": 4, "seed": 1}
+CHAT = {"messages": MESSAGES, "max_tokens": 4, "seed": 1}
+PLAIN = {
+    "audio": None,
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "function_call": "auto",
+    "functions": [],
+    "logit_bias": {},
+    "metadata": {"a": "b"},
+    "min_p": 0,
+    "modalities": ["text"],
+    "model": None,
+    "n": 1,
+    "parallel_tool_calls": True,
+    "prediction": None,
+    "presence_penalty": 0.0,
+    "prompt_cache_key": "a",
+    "reasoning_effort": "none",
+    "response_format": {"type": "text"},
+    "safety_identifier": "a",
+    "service_tier": "auto",
+    "stop": [],
+    "store": False,
+    "stream": False,
+    "stream_options": None,
+    "suffix": None,
+    "temperature": TEMPERATURE,
+    "tool_choice": "none",
+    "tools": [],
+    "top_k": 0,
+    "top_p": 1.0,
+    "user": "a",
+    "verbosity": "medium",
+    "web_search_options": None,
+}
+
+
+@pytest.mark.parametrize(("path", "base"), [("completions", COMPLETION), ("chat/completions", CHAT)])
+def test_fields_at_their_plain_values_change_nothing(server, path, base):
+    def said(given):
+        status, answer = server.ask(f"/v1/{path}", {**base, **given})
+        assert status == 200, answer
+        return [choice.get("text", choice.get("message")) for choice in answer["choices"]]
+
+    plain = said({})
+    assert said(PLAIN) == plain
+    assert said(dict.fromkeys(PLAIN)) == plain
+    # A client's own words, given back as it got them.
+    if path != "completions":
+        turn = {
+            "role": "assistant",
+            "content": "Yes.",
+            "refusal": None,
+            "annotations": [],
+            "tool_calls": None,
+        }
+        given = {**base, "messages": [*MESSAGES, turn, {"role": "user", "content": "Why?"}]}
+        assert server.ask(f"/v1/{path}", given)[0] == 200
+
+
+REFUSED = [
+    ({"max_tokens": 0}, "max_tokens is 0; give an integer above 0."),
+    ({"max_tokens": False}, "max_tokens is false; give"),
+    ({"max_tokens": ""}, 'max_tokens is ""; give'),
+    ({"max_tokens": []}, "max_tokens is []; give"),
+    ({"max_tokens": 10**6}, "max_tokens is 1000000; give 200 at most."),
+    ({"max_tokens": 4.0}, "max_tokens is 4.0; give"),
+    ({"max_completion_tokens": 5}, "max_tokens is 4 and max_completion_tokens 5; give one of them."),
+    ({"stream": "false"}, 'stream is "false"; give true or false.'),
+    ({"stream": 1}, "stream is 1; give"),
+    ({"stream_options": {"include_usage": True}}, "stream_options is given and stream is not true"),
+    ({"stream": True, "stream_options": {"x": 1}}, "does not know the field stream_options.x; leave it out."),
+    (
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage is 1; give true",
+    ),
+    ({"temperature": -0.1}, "temperature is -0.1; give a number from 0 to 2."),
+    ({"temperature": True}, "temperature is true; give"),
+    ({"temperature": "1"}, 'temperature is "1"; give'),
+    ({"temperature": 5e-324}, "temperature=5e-324 is too small: the logits overflow"),
+    ({"top_p": 0}, "top_p is 0; give a number above 0"),
+    ({"top_k": -2}, "top_k is -2; give"),
+    ({"min_p": 1.1}, "min_p is 1.1; give"),
+    ({"n": 0}, "n is 0; give"),
+    ({"n": 21}, "The request is for 21 texts; ask for 20 at most."),
+    ({"best_of": 2}, "best_of is 2 and n is 1"),
+    ({"seed": -1}, "seed is -1; give"),
+    ({"seed": 2**63}, "seed is 9223372036854775808; give"),
+    ({"stop": ["a"] * 5}, "a string or a list of up to four"),
+    ({"stop": ""}, 'stop is ""; give'),
+    ({"stop": ["a", 5]}, "stop[1] is 5; give"),
+    ({"presence_penalty": 3}, "presence_penalty is 3; give a number from -2 to 2."),
+    ({"logit_bias": {"5": 1}}, 'logit_bias is {"5": 1}; this server supports only {} there'),
+    ({"echo": True}, "echo is true; this server supports only false there, or leave it out."),
+    ({"echo": 0}, "echo is 0; this server"),
+    ({"suffix": "x"}, 'suffix is "x"; this server'),
+    ({"store": True}, "store is true; this server"),
+    ({"service_tier": "flex"}, 'supports only "auto" or "default" there'),
+    ({"tools": [{}]}, "tools is [{}]; this server"),
+    ({"response_format": {"type": "json_object"}}, "response_format is"),
+    ({"metadata": {"a": 1}}, "metadata.a is 1; give an object of up to 16 strings."),
+    ({"audio": {}}, "audio is {}; leave it out."),
+    ({"user": 5}, "user is 5; give a string."),
+    ({"frobnicate": None}, "This server does not know the field frobnicate; leave it out."),
+    ({"Max_tokens": 5}, "does not know the field Max_tokens"),
+    ({"logprobs": "1"}, 'logprobs is "1"; give'),
+]
+OF_COMPLETIONS = [
+    ({"prompt": ""}, 'prompt is ""; give a string, a list of strings'),
+    ({"prompt": None}, "prompt is null; give"),
+    ({"prompt": []}, "prompt is []; give"),
+    ({"prompt": [[]]}, "prompt[0] is []; give"),
+    ({"prompt": [1, "a"]}, "give a string, a list of strings"),
+    ({"prompt": [True]}, "prompt[0] is true; give"),
+    ({"prompt": [-1]}, "prompt[0] is -1; give"),
+    ({"prompt": [5000]}, "token 5000, outside the vocabulary of 4096"),
+    ({"prompt": "word " * 5000}, "give 1 to 4096."),
+    ({"logprobs": True}, "logprobs is true; give an integer from 0 to 5."),
+    ({"logprobs": 6}, "logprobs is 6; give"),
+    ({"top_logprobs": 1}, "does not know the field top_logprobs"),
+    ({"messages": []}, "does not know the field messages"),
+]
+OF_CHATS = [
+    ({"messages": []}, "messages is []; give a list of messages that is not empty."),
+    ({"messages": "Hi"}, 'messages is "Hi"; give'),
+    ({"messages": [1]}, "messages[0] is 1; give"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content is missing; give a string, or a list of"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content is null; give"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is []; give"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 'messages[0].role is "tool"; give "system"'),
+    ({"messages": [{"content": "x"}]}, 'messages[0].role is missing; give "system"'),
+    (
+        {"messages": [{"role": "user", "content": "x", "mood": 1}]},
+        "know the field messages[0].mood; leave it out.",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "messages[0].tool_calls is [{}]",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        'messages[0].content[0].type is "image_url"; give "text": this server reads no images',
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text is missing",
+    ),
+    ({"logprobs": 1}, "logprobs is 1; give true or false."),
+    ({"top_logprobs": 2}, "top_logprobs is given and logprobs is not true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; give an integer from 0 to 20."),
+    ({"prompt": "x"}, "does not know the field prompt"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "table"),
+    [
+        ("completions", COMPLETION, [*REFUSED, *OF_COMPLETIONS]),
+        ("chat/completions", CHAT, [*REFUSED, *OF_CHATS]),
+    ],
+)
+def test_a_refusal_is_a_sentence(server, path, base, table):
+    for given, sentence in table:
+        status, answer = server.ask(f"/v1/{path}", {**base, **given})
+        assert (status, answer.keys()) == (400, {"error"}), given
+        error = answer["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert sentence in error["message"], (given, error)
+        assert error["message"].endswith(".")
+        assert len(error["message"]) < 250
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "The body is no JSON that this server reads: Expecting value"),
+        (b"no json", "The body is no JSON that this server reads: Expecting value"),
+        (b"[1]", "The body is JSON and no object; send an object."),
+        (b"\xef\xbb\xbf{}", "begins with a byte order mark; leave it out."),
+        ('{"prompt": "Hi"}'.encode("utf-16"), "The body is not UTF-8 at byte 0"),
+        (b'{"prompt": "\xff"}', "The body is not UTF-8 at byte 12"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"prompt": "a", "user": "\\udc00\\ud800"}', "half of a surrogate pair"),
+        (b'{"prompt": "a", "\\ud800": 1}', "half of a surrogate pair"),
+        (b'{"prompt": "a", "prompt": "b"}', 'the field "prompt" is there twice.'),
+        (b'{"prompt": "a", "metadata": {"a": "b", "a": "c"}}', 'the field "a" is there twice.'),
+        (b"[" * 10**5, "nested too deeply"),
+        (b'{"prompt": "a", "tools": ' + b"[" * 970 + b"]" * 970 + b"}", ""),
+        (b'{"a":' * 10**5, "nested too deeply"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN is no number."),
+        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is no number."),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature is Infinity; give a number from 0 to 2."),
+        (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "(4300 digits)"),
+        (b'{"prompt": "a", "seed": ' + b"1" * 4000 + b"}", "seed is 1111"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(server, body, sentence):
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        status, answer = server.ask(path, body)
+        assert status == 400
+        if path == "/v1/completions":
+            assert sentence in answer["error"]["message"]
+    assert server.ask("/v1/completions", {"prompt": "\U0001f600 Hi", "max_tokens": 1})[0] == 200
+
+
+def test_models_are_listed_and_others_unknown(server, client):
     assert [model.id for model in client.models.list()] == ["draftwood"]
-    server.shared.close()
-    decoder = server.shared.queue.open.func.__self__
-    asked = "System: Be short.\nUser: Is the sky blue?\nAssistant:"
-    assert streamed == alone(decoder, asked, 3)
+    assert client.models.retrieve("draftwood").owned_by == "draftwood"
+    with pytest.raises(openai.NotFoundError, match='no model "a/b" here; it is "draftwood"') as refused:
+        client.models.retrieve("a/b")
+    assert refused.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match='no model "gpt-4" here') as refused:
+        client.completions.create(model="gpt-4", prompt="Hi")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    assert server.ask("/health", None, method="GET") == (200, {"status": "ok"})
+
+
+def test_requests_that_a_program_of_coroutines_gives_up_free_their_rows(server):
+    async def give_up():
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.base_url}/v1", api_key="none", max_retries=0
+        ) as client:
+            asked = {"model": "draftwood", "prompt": "def f(x):", "max_tokens": 200, "n": 2}
+            stream = await client.completions.create(**asked, stream=True)
+            await anext(aiter(stream))
+            await stream.close()
+            tasks = [asyncio.create_task(client.completions.create(**asked)) for _ in range(8)]
+            await asyncio.sleep(0.2)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(task.cancelled() for task in tasks)
+
+    asyncio.run(give_up())
+    until(lambda: server.unfinished == 0, 20)
+
+
+def test_parts_of_a_message_are_one_text(server, client):
+    parts = [{"type": "text", "text": "Is the sky"}, {"type": "text", "text": " blue?"}]
+    given = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": parts, "name": "Anna"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    answer = client.chat.completions.create(model="draftwood", messages=given, max_tokens=NEW, seed=3)
+    text = "Developer: Be short.\nUser (Anna): Is the sky blue?\nAssistant: Yes.\nAssistant:"
+    assert answer.usage.prompt_tokens == len(encoded(text))
+    assert answer.choices[0].message.content == alone(server, text, 3)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('A system message comes first') }}{% endif %}"
+    "{% if m.role != 'user' or loop.length < 4 %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_the_models_own_template_is_used():
+    tokenizer = copy.deepcopy(zoo.tokenizer())
+    tokenizer.chat_template = TEMPLATE
+    with served(tokenizer=tokenizer, temperature=TEMPERATURE) as server, client_of(server) as client:
+
+        def ask(*turns, **more):
+            given = [{"role": role, "content": content, **more} for role, content in turns]
+            return client.chat.completions.create(model="draftwood", messages=given, max_tokens=NEW, seed=3)
+
+        answer = ask(("developer", "Be short."), ("user", "Hi"))
+        for turns, sentence in [
+            (
+                [("user", "Hi"), ("system", "x")],
+                "does not take these messages: A system message comes first.",
+            ),
+            (
+                [("system", "x"), ("user", "Hi"), ("user", "a"), ("user", "b")],
+                "leaves out what the user says",
+            ),
+        ]:
+            with pytest.raises(openai.BadRequestError, match=sentence):
+                ask(*turns)
+        with pytest.raises(openai.BadRequestError, match="has no place for names"):
+            ask(("user", "Hi"), name="Anna")
+        text = "<system>Be short.<user>Hi<assistant>"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert answer.choices[0].message.content == alone(server, ids, 3)
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "sentence"),
+    ("error", "status"),
     [
-        ({"temperature": 0.1}, 400, "all texts share 0.8"),
-        ({"top_p": 0.5}, 400, "does not serve 'top_p'=0.5"),
-        ({"n": 2}, 400, "does not serve 'n'=2"),
-        ({"stop": ["x"]}, 400, "does not serve 'stop'"),
-        ({"tools": [{}]}, 400, "does not serve 'tools'"),
-        ({"model": "gpt-4"}, 404, "There is no model 'gpt-4' here"),
-        ({"max_tokens": 10**6}, 400, "max_tokens is 1000000; give an integer of at most 100000."),
-        ({"max_tokens": "x"}, 400, "max_tokens is 'x'"),
-        ({"max_tokens": -1}, 400, "max_tokens is -1"),
-        ({"seed": -1}, 400, "seed is -1"),
-        ({"prompt": ""}, 400, "prompt is not a text"),
-        ({"prompt": 5}, 400, "prompt is not a text"),
-        ({"prompt": "word " * 5000, "stream": False}, 400, "tokens; give 4096 at most."),
+        (InvalidInput("This cannot be."), openai.BadRequestError),
+        (OutOfMemory("There is no room."), openai.InternalServerError),
+        (MemoryError(), openai.InternalServerError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), openai.InternalServerError),
+        (ZeroDivisionError("division by zero"), openai.InternalServerError),
     ],
 )
-def test_what_is_not_served_is_refused_in_a_sentence(server, asked, status, sentence):
-    found, answer = post(server, "/v1/completions", {"prompt": "Hi", **asked})
-    assert found == status
-    assert sentence in answer["error"]["message"]
+def test_faults_of_the_machine_are_no_faults_of_the_request(server, client, monkeypatch, error, status):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("draftwood.session.Session.add", fail)
+    for stream in (False, True):
+        with pytest.raises(status) as refused:
+            client.completions.create(model="draftwood", prompt="Hi", max_tokens=4, stream=stream)
+        assert refused.value.type == (
+            "invalid_request_error" if status is openai.BadRequestError else "server_error"
+        )
+        assert refused.value.status_code == {InvalidInput: 400, ZeroDivisionError: 500}.get(type(error), 503)
+    monkeypatch.undo()
+    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        (b"no json", 400),
-        (b"[1]", 400),
-        (b"[" * 10**5, 400),
-        (b'{"messages": [1]}', 400),
-        (b"x" * 1_100_000, 413),
-    ],
-)
-def test_a_body_that_is_none(server, content, status):
-    found, answer = post(server, "/v1/chat/completions", content)
-    assert found == status
-    assert answer["error"]["message"].endswith(".")
-    assert post(server, "/v1/nothing", {})[0] == 404
-    assert post(server, "/v1/completions", {"prompt": "Hi", "max_tokens": 1})[0] == 200
+def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(server, client, monkeypatch):
+    run, rounds = RowQueue.run, []
+
+    def fails_later(queue):
+        rounds.append(queue)
+        if len(rounds) > 3:
+            server.server.shared.queue.open = None
+            raise OSError(28, "No space left on device")
+        return run(queue)
+
+    monkeypatch.setattr(RowQueue, "run", fails_later)
+    texts = []
+    with pytest.raises(openai.APIError, match="No space left on device"):  # noqa: PT012
+        for chunk in client.completions.create(model="draftwood", prompt="Hi", max_tokens=100, stream=True):
+            texts += [choice.text for choice in chunk.choices]
+    assert texts
+    status, answer = server.ask("/health", None, method="GET")
+    assert (status, answer["error"]["type"]) == (503, "server_error")
+    assert server.ask("/v1/completions", {"prompt": "Hi"})[0] == 503
 
 
-def until(condition):
-    ends = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+def test_a_machine_without_room_for_a_thread_says_so(server, client, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(part("writing"), "Thread", fail)
+    with pytest.raises(openai.InternalServerError, match="can't start new thread") as refused:
+        client.completions.create(model="draftwood", prompt="Hi", max_tokens=100, n=2)
+    assert refused.value.status_code == 503
+    monkeypatch.undo()
+    until(lambda: server.unfinished == 0, 20)
+    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
 
 
-def test_a_client_that_goes_away_frees_its_row_and_one_too_many_is_told(server):
-    sockets = []
-    for _ in range(server.most):
-        one = socket.create_connection(server.server_address)
-        body = json.dumps({"prompt": "def f(x):", "stream": True, "max_tokens": 100_000}).encode()
-        one.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        sockets.append(one)
-    until(lambda: server.shared.unfinished == server.most)
-    status, answer = post(server, "/v1/completions", {"prompt": "Hi"})
-    assert status == 429
-    assert "20 texts are being written or wait already" in answer["error"]["message"]
-    for one in sockets:
-        one.close()
-    until(lambda: server.shared.unfinished == 0)
-    assert post(server, "/v1/completions", {"prompt": "Hi", "max_tokens": 2})[0] == 200
+def test_a_bug_is_told_and_the_server_goes_on(server, client, monkeypatch, capsys):
+    monkeypatch.setattr(server.server, "tokenizer", None)
+    with pytest.raises(openai.InternalServerError, match="its own output says how"):
+        client.completions.create(model="draftwood", prompt="Hi")
+    assert "TypeError" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
 
 
-def test_the_page_says_what_the_example_refuses(example):
+@attrs.define
+class OddTokenizer:
+    """Decodes to halves of surrogate pairs, as a slow tokenizer of somebody's own may."""
+
+    chat_template = None
+
+    def __call__(self, text):
+        return {"input_ids": encoded(text)}
+
+    def decode(self, tokens, **options):
+        return "\ud800" * len(tokens)
+
+
+def test_an_answer_with_half_a_surrogate_pair_is_sent():
+    with served(tokenizer=OddTokenizer(), temperature=TEMPERATURE) as server:
+        status, answer = server.ask("/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
+        assert status == 200
+        assert answer["choices"][0]["text"] == "\ud800" * 3
+        given = {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "stream": True}
+        status, _, body = server.exchange("/v1/chat/completions", given)
+        events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "\ud800" * 3
+
+
+def test_the_page_names_every_field():
     page = (Path(EXAMPLES).parent / "serving.md").read_text(encoding="utf-8")
-    for field in ("temperature", "top_p", "stop", "tools", "n"):
-        assert f"`{field}`" in page
+    schema = part("schema")
+    for field in {**schema.CompletionAsked.model_fields, **schema.ChatAsked.model_fields}:
+        assert f"`{field}`" in page, field
+
+
+@pytest.mark.posix
+@pytest.mark.thorough
+def test_the_program_answers_at_its_port_until_ctrl_c():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "openai_server.py", "--port", str(port)]
+    with subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == f"http://127.0.0.1:{port}/v1, model draftwood; Ctrl-C ends it.\n"
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+            answer = client.completions.create(model="draftwood", prompt="Once upon a time", max_tokens=4)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 0
+    assert answer.choices[0].finish_reason == "length"

@@ -13,6 +13,7 @@ from tests.soak.faults import faults
 from tests.soak.hostile import hostile
 from tests.soak.kills import BENCH
 from tests.soak.long_text import long_text
+from tests.soak.shared_faults import SUBJECTS, shared_faults
 from tests.soak.texts import TEXTS
 
 pytestmark = pytest.mark.linux
@@ -36,6 +37,10 @@ def test_faults_in_calls_of_all_kinds():
     survived(result)
     parts = {kind.split()[1].split(".")[0] for kind in result.attempts}
     assert {"target", "draft", "drafter", "policy", "verifier", "of"} <= parts
+
+
+def test_faults_in_a_shared_decoder():
+    survived(shared_faults(30, subjects=SUBJECTS[:3]))
 
 
 @pytest.mark.thorough  # Ctrl-C in each command has a test of its own

@@ -18,6 +18,7 @@ from draftwood.apps.prompts import interleaved
 from draftwood.apps.text_input import read_text
 from draftwood.devices import default_device
 from draftwood.errors import InvalidInput, nearest
+from draftwood.sampling import check_temperature
 from draftwood.validators import at_least
 
 BUILT_IN = "built-in"
@@ -38,6 +39,11 @@ def _several(*kinds: type, low: float | None = None) -> Any:
                 raise InvalidInput(f"{field.name} holds {one!r:.80}; give {what}{bound}.")
 
     return check
+
+
+def _temperatures(_: object, __: object, value: Sequence[float]) -> None:
+    for temperature in value:
+        check_temperature(temperature)
 
 
 def _is(*kinds: type) -> Any:
@@ -104,7 +110,7 @@ class BenchPlan:
     )
     data: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_several(str))
     temperatures: tuple[float, ...] = attrs.field(
-        default=(0.0,), converter=_tuple, validator=[_several(int, float, low=0), _filled]
+        default=(0.0,), converter=_tuple, validator=[_several(int, float, low=0), _filled, _temperatures]
     )
     budgets: tuple[int, ...] = attrs.field(default=(), converter=_tuple, validator=_several(int, low=1))
     prompt_lengths: tuple[int, ...] = attrs.field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from draftwood.apps import identity, models
 from draftwood.apps.distil import pair, row_options, run, show, target_text, texts
 from draftwood.apps.machine import device_name, versions
 from draftwood.apps.shown import to_stderr
-from draftwood.errors import InvalidInput
+from draftwood.sampling import check_temperature
 from draftwood.whole_files import write_json
 from draftwood.zoo.distil.fit import fit
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
@@ -84,8 +83,8 @@ def distil(
       draftwood generate --target big/ --drafter better-small --prompt "Hi"
     """
     served = tuple(temperature or _TEMPERATURES)
-    if not all(map(math.isfinite, served)):
-        raise InvalidInput(f"temperature is {max(served)}; give finite numbers of at least 0.")
+    for one in served:
+        check_temperature(one)
     known = run.finished(out)
     files = texts.files_of(text)
     models.quiet()

@@ -20,7 +20,7 @@ class Pass:
 
     Attributes:
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
-        fresh: bool `[rows]`, whether a row has committed nothing since it joined; None in a prompt.
+        fresh: bool `[rows]`, whether a row's root is the last token of its prompt; None in a prompt.
         paths: of the nodes; see `mamba1_tree`.
     """
 

@@ -95,19 +95,12 @@ def _check_weights(model: Any) -> None:
 def reference(model: Any) -> Any:
     """`model`, or a copy of it over the same weights, to compare ours with.
 
-    Its scans over many tokens clamp no step, which transformers does in a prompt, but not when it decodes
-    token by token. And it runs where the model's weights are: where `mamba_ssm` can be imported, transformers
-    takes that package's kernels for CPU tensors too, which fails.
+    It runs where the model's weights are: where `mamba_ssm` can be imported, transformers takes that
+    package's kernels for CPU tensors too, which fails.
     """
-    plain = model
-    if clamps_steps(model):
-        plain = shared_copy(model)
-        for module in plain.modules():
-            if hasattr(module, "time_step_limit"):
-                module.time_step_limit = OPEN
     if model.device.type != "cpu" or not any(map(_package_functions, model.modules())):
-        return plain
-    plain = shared_copy(model) if plain is model else plain
+        return model
+    plain = shared_copy(model)
     for module in plain.modules():
         if functions := _package_functions(module):
             forward: Any = inspect.unwrap(type(module).forward)
@@ -139,6 +132,9 @@ def _package_functions(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def clamps_steps(model: Any) -> bool:
-    """Whether scans of `model` over many tokens clamp the step."""
+    """Whether `model` clamps the step where it reads several tokens at once, such as a prompt.
+
+    Decoding token by token, transformers clamps none. So its forward over a whole text is not its decoding.
+    """
     limits = (getattr(module, "time_step_limit", None) for module in model.modules())
     return any(limit is not None and tuple(limit) != OPEN for limit in limits)

@@ -68,6 +68,7 @@ def _pieces(
         before[:, piece] = state
         state = torch.addcmul(added[:, piece], state, left[:, piece, :, -1:].unsqueeze(-1))
     found = queries @ before.view(rows, count, groups, -1, n).transpose(-1, -2)
-    found = found.transpose(2, 3).reshape(out.shape)
+    # With a group for each head nothing is reshaped, and the transposed view cannot be viewed as a text.
+    found = found.transpose(2, 3).reshape(out.shape).contiguous()
     found = torch.addcmul(out, found, left.transpose(2, 3).unsqueeze(-1), out=found)
     return found.view(rows, tokens, heads, dim), state

@@ -129,8 +129,9 @@ class StaticTree(SingleLawPolicy):
             tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
             ranks, below = paths.ranks[where], paths.below[where]
             if self.law is Deterministic:
-                picked = np.take_along_axis(tokens, np.maximum(ranks, 0), 2)
-                tokens = np.where(ranks >= 0, picked, -1)
+                at = np.maximum(ranks, 0)
+                tokens = np.where(ranks >= 0, np.take_along_axis(tokens, at, 2), -1)
+                chances = np.where(ranks >= 0, np.take_along_axis(chances, at, 2), 0)
             most = tokens.shape[2]
             tokens = tokens.reshape(len(roots), -1)
             new = trees.add(level.nodes.repeat(most, 1), tokens, tokens >= 0)

@@ -70,7 +70,7 @@ def test_a_text_goes_to_a_pipe_as_it_is_and_to_a_terminal_visibly(monkeypatch):
         out = io.StringIO()
         monkeypatch.setattr(out, "isatty", lambda terminal=terminal: terminal, raising=False)
         monkeypatch.setattr(sys, "stdout", out)
-        shown.show(EVIL + "\n\t")
+        shown.write_out(EVIL + "\n\t")
         assert out.getvalue() == said
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import resource
 import signal
 import tempfile
 import threading
@@ -90,6 +89,8 @@ FULL: dict[str, Provoke] = {
 
 def _told(name: str, error: BaseException, handle: int) -> NoReturn:
     # More memory is needed to tell of it than there is.
+    import resource  # systems after POSIX have it
+
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
     fault = machine_fault(error)
     line = {
@@ -116,11 +117,15 @@ def _apart(name: str, provoke: Provoke, handle: int, limit: Callable[[], None] =
 
 
 def _limit_memory(more: int) -> None:
+    import resource  # systems after POSIX have it
+
     used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
 
 
 def _limit_files() -> None:
+    import resource  # systems after POSIX have it
+
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_SMALL, _SMALL))
 
@@ -155,7 +160,9 @@ def _lost_rank(name: str, lose: Callable[[], None], handle: int) -> None:
 
 
 def _alone_in_store() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=1))
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=1)
+    )
     store.get("nobody sets this")
 
 

@@ -124,7 +124,7 @@ def bare(*tokens, parents=None):
 
 def longer(tree, ends=(), laws=(WithoutReplacement,)):
     like = torch.zeros(3, dtype=torch.float64)
-    return with_forced_tokens(tree, row_of(SPANS, ends), laws=laws, like=like)
+    return with_forced_tokens(tree, row_of(SPANS, ends), laws=laws, like=like, deepest=99)
 
 
 def test_every_leaf_goes_on_as_far_as_it_must():
@@ -141,7 +141,7 @@ def test_every_leaf_goes_on_as_far_as_it_must():
 def test_a_span_is_bounded_and_never_adds_an_end():
     for_ever = Table({0: {1: 0}})
     like = torch.zeros(3)
-    actual = with_forced_tokens(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like)
+    actual = with_forced_tokens(bare(0), row_of(for_ever), laws=[WithoutReplacement], like=like, deepest=99)
     assert actual.size == 1 + forced_module._LONGEST
     assert longer(bare(0, 1), ends={0}).tokens.tolist() == [0, 1, 2]
     assert longer(bare(0, 1), ends={2}).tokens.tolist() == [0, 1]

@@ -142,3 +142,14 @@ def test_the_global_seed_repeats_a_sampled_text():
     assert torch.equal(sampled(1), sampled(1))
     assert not torch.equal(sampled(1), sampled(2))
     assert len({tuple(row) for row in sampled(1).tolist()}) == 3
+
+
+def test_filters_of_zero_change_nothing_and_a_temperature_that_overflows_is_told():
+    options = {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_k": 0}
+    texts = []
+    for filters in ({}, {"min_p": 0.0}):
+        torch.manual_seed(5)
+        texts.append(model("llama").generate(IDS, **options, **filters, custom_generate=loop()))
+    assert torch.equal(*texts)
+    with pytest.raises(InvalidInput, match=r"temperature=5e-324 is too small.*Use 0 for greedy decoding\."):
+        model("llama").generate(IDS, **options | {"temperature": 5e-324}, custom_generate=loop())

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _damaged(folder: Path) -> None:
     torch.load(folder / "file")
 
 
-MISTAKES = {
+MISTAKES: dict[str, Callable[[Path], Any]] = {
     "shapes": lambda _: torch.ones(2, 3) @ torch.ones(2, 3),
     "index": lambda _: torch.ones(2)[5],
     "dtypes": lambda _: torch.ones(2, 2) @ torch.ones(2, 2).long(),
@@ -183,14 +184,15 @@ def test_an_error_while_a_fault_was_handled_is_one_unless_that_is_hidden() -> No
     assert machine_fault(_raised(stopped)) is None
 
 
-def test_the_reason_is_the_first_errors(tmp_path: Path) -> None:
+def test_the_reason_is_the_first_errors() -> None:
     class Full:
         def write(self, data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "answers.pt")
 
         def flush(self) -> None: ...
 
-    fault = machine_fault(_raised(lambda: torch.save(torch.ones(9), Full())))
+    full: Any = Full()
+    fault = machine_fault(_raised(lambda: torch.save(torch.ones(9), full)))
     assert fault is not None
     assert fault.message == (
         f"'answers.pt' cannot be written: {os.strerror(errno.ENOSPC)}; make room and run it again."

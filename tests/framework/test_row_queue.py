@@ -242,3 +242,42 @@ def test_a_writer_that_fails_tells_everyone():
     with pytest.raises(DraftwoodError, match="ZeroDivisionError: of the driver"):
         shared.add([1], seed=0).wait()
     shared.close()
+
+
+def test_a_cancelled_row_whose_release_fails_takes_no_other_with_it():
+    class Fails(ToyBackend):
+        fails = False
+
+        def release(self, rows=None):
+            if rows is not None and self.fails:
+                self.fails = False
+                torch.empty(2**50)
+            super().release(rows)
+
+    target, prompts = Fails(TARGET), queue(3)
+    with queue_of(target) as rows:
+        texts = [rows.add(prompt, seed=number) for number, prompt in enumerate(prompts)]
+        rows.run()
+        target.fails = True
+        rows.cancel(texts[1])
+        assert not target.fails
+        while rows.unfinished:
+            rows.run()
+        assert target.lengths == []
+    assert [texts[n].tokens for n in (0, 2)] == [alone(prompts[n], n) for n in (0, 2)]
+
+
+def test_a_session_whose_release_fails_can_only_be_closed():
+    class Fails(ToyBackend):
+        def release(self, rows=None):
+            if rows is not None:
+                torch.empty(2**50)
+            super().release(rows)
+
+    with decoder(target=Fails(TARGET)).session() as session:
+        row = session.add([1, 2])
+        session.run()
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            session.cancel(row)
+        with pytest.raises(InvalidInput, match=r"has failed \(RuntimeError\)"):
+            session.run()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from draftwood import InvalidDistribution, InvalidInput, SamplingParams
 from draftwood.prefixes import Prefixes, RowText
+from draftwood.sampling import COLDEST
+from draftwood.scratch import Scratch
 
 
 @given(
@@ -32,6 +34,28 @@ def test_the_transform_is_that_of_generate(seed, temperature, top_k, top_p, min_
             scores = warper(None, scores)
     params = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     torch.testing.assert_close(params.distribution(logits), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.9, "min_p": 0.1}])
+def test_the_coldest_temperature_takes_the_most_likely_token(dtype, filters):
+    logits = torch.tensor([[-65504.0, 65504.0, 65000.0], [1e-3, 0.0, -3e4], [2.0, 2.0, -2.0]], dtype=dtype)
+    params = SamplingParams(COLDEST, **filters)
+    for probs in (
+        params.distribution(logits),
+        params.targets(logits, Scratch()),
+        params.proposals(logits, Scratch()),
+    ):
+        assert probs.tolist() == [[0, 1, 0], [1, 0, 0], [0.5, 0.5, 0]]
+
+
+def test_filters_of_zero_keep_all_as_in_generate():
+    assert SamplingParams(0.7, top_k=0, min_p=0.0) == SamplingParams(0.7, min_p=0) == SamplingParams(0.7)
+    logits = torch.randn(3, 20)
+    assert torch.equal(
+        SamplingParams(0.7, top_k=0, top_p=0.6, min_p=0.0).distribution(logits),
+        SamplingParams(0.7, top_p=0.6).distribution(logits),
+    )
 
 
 def test_temperature_zero_takes_the_first_of_equal_logits():
@@ -93,7 +117,12 @@ def test_a_row_without_any_token_is_no_proposal_or_an_error():
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": False}, "top_k is False"),
+        ({"min_p": False}, "min_p is False"),
+        ({"temperature": 5e-324}, "temperature=5e-324 is too small: .* Use 0 for greedy decoding"),
+        ({"temperature": 9e-31}, "temperature=9e-31 is too small"),
+        ({"processors": [transformers.TemperatureLogitsWarper(5e-324)]}, "temperature=5e-324 is too small"),
         ({"min_p": -1}, "min_p is -1"),
         ({"temperature": "1"}, "temperature is '1'"),
         ({"temperature": True}, "temperature is True"),

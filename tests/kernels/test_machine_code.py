@@ -1,9 +1,13 @@
 """Loops that run as machine code: what they give, and where their code cannot be kept."""
 
+import gc
+import signal
 import threading
+from collections import Counter
 
 import numba
 import numpy as np
+import pytest
 
 from draftwood.kernels.machine_code import compiled
 
@@ -14,6 +18,10 @@ def running_product(values):
         product *= values[place]
         products[place] = product
     return products
+
+
+def places_and_values(values):
+    return np.full(values.shape, -1), values * 1.0
 
 
 def test_a_loop_gives_what_python_gives():
@@ -48,6 +56,44 @@ def test_no_interrupt_comes_while_it_compiles(monkeypatch):
     monkeypatch.setattr(numba, "njit", recorded)
     loop, values = compiled(running_product), np.array([2.0, 3.0])
     assert loop(values).tolist() == loop(values).tolist() == [2, 6]
-    compiling, first, second = threads
-    assert threading.main_thread() not in (compiling, first)
+    assert loop(values[::2]).tolist() == [2]  # an array of another layout, for which numba compiles again
+    compiling, first, second, other = threads
+    assert threading.main_thread() not in (compiling, first, other)
     assert second is threading.main_thread()
+
+
+@pytest.mark.posix
+def test_ctrl_c_is_heard_wherever_it_comes():
+    loop, values = compiled(places_and_values), np.array([2.0, 3.0])
+    loop(values)
+    came, outcomes = 0, Counter()
+
+    def ring(*_):
+        nonlocal came
+        came += 1
+        raise Rang
+
+    def forever():
+        while True:
+            loop(values)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    gc.disable()  # what is raised in the callbacks of a collection is only printed
+    try:
+        for number in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + number * 1e-6)
+                forever()
+            except BaseException as error:
+                outcomes[type(error)] += 1
+    finally:
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert outcomes == {Rang: 400}
+    assert came == 400
+    assert [array.tolist() for array in loop(values)] == [[-1, -1], [2, 3]]
+
+
+class Rang(BaseException):
+    """Raised by a signal's handler, as KeyboardInterrupt is."""

@@ -11,7 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from tests.soak import ends, faults, hostile, interrupts, kills, long_text, texts
+from tests.soak import (
+    ends,
+    faults,
+    fuzzed_requests,
+    hostile,
+    interrupts,
+    kills,
+    long_text,
+    rows,
+    shared_faults,
+    texts,
+)
 from tests.soak.result import SHOWN, SoakResult
 
 Given = argparse.Namespace
@@ -38,8 +49,20 @@ def _kills(given: Given) -> Iterator[SoakResult]:
         yield result
 
 
+def _rows(given: Given) -> Iterator[SoakResult]:
+    yield rows.rows(given.steps, seed=given.seed)
+
+
+def _shared(given: Given) -> Iterator[SoakResult]:
+    yield shared_faults.shared_faults(given.shared_faults, seed=given.seed)
+
+
 def _files(given: Given) -> Iterator[SoakResult]:
     yield hostile.hostile(given.files, seed=given.seed)
+
+
+def _requests(given: Given) -> Iterator[SoakResult]:
+    yield fuzzed_requests.fuzzed_requests(given.requests, seed=given.seed)
 
 
 PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
@@ -48,6 +71,9 @@ PARTS: dict[str, Callable[[Given], Iterator[SoakResult]]] = {
     "long-texts": _long_texts,
     "kills": _kills,
     "files": _files,
+    "rows": _rows,
+    "shared": _shared,
+    "requests": _requests,
 }
 
 
@@ -82,7 +108,10 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=10, help="Ctrl-C on the command line")
     parser.add_argument("--tokens", type=int, default=20_000, help="of each long text")
     parser.add_argument("--kills", type=int, default=120, help="early ends of files of texts, and of benches")
+    parser.add_argument("--steps", type=int, default=10_000, help="calls on rows of sessions")
+    parser.add_argument("--shared-faults", type=int, default=300, help="in a decoder of eight callers")
     parser.add_argument("--files", type=int, default=2000, help="hostile files")
+    parser.add_argument("--requests", type=int, default=1000, help="to the example server, by a fuzzer")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")

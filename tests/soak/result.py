@@ -31,11 +31,15 @@ class SoakResult:
     seconds: float = 0.0
     _began: float = attrs.field(factory=perf_counter, init=False, repr=False)
 
+    def tell_time(self) -> None:
+        """Note the time that the part has taken so far."""
+        self.seconds = perf_counter() - self._began
+
     def tried(self, kind: str, wrong: str | None) -> None:
         """Count one attempt; `wrong` is None where it was survived."""
         self.done += 1
         self.attempts[kind] += 1
-        self.seconds = perf_counter() - self._began
+        self.tell_time()
         if wrong is not None:
             self.failures.append(f"{kind}: {wrong}")
 

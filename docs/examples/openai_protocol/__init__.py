@@ -1,0 +1,1 @@
+"""OpenAI's protocol: its schema, its connections, its texts, its answers, and the server made of them."""
