@@ -23,7 +23,7 @@ help:
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
-	@echo "make soak    faults, Ctrl-C, long texts, killed benches, hostile files, random rows, shared decoders and requests, at length"
+	@echo "make soak    faults, Ctrl-C, long texts, runs that end early, hostile files, random rows, shared decoders and requests, at length"
 	@echo "make lint    check style, formatting and layering"
 	@echo "make types   check types over the installed wheel, and of the tests"
 	@echo "make wheel   build the wheel into dist/"
@@ -65,7 +65,7 @@ thorough: .venv/.ready-test
 	  --ignore=tests/framework --ignore=tests/strategies tests
 
 soak: .venv/.ready-test
-	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 25 minutes on two cores."
+	@echo "Soaking: faults, interrupts, long texts, kills, hostile files. This takes some 40 minutes on two cores."
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 DRAFTWOOD_KERNELS=off \
 	  .venv/bin/python -m tests.soak $(ARGS)
 

@@ -85,7 +85,7 @@ class TextWriter:
 
     def write_shared(self, shared: SharedDecoder, line: PromptLine) -> Record:
         """The line of texts for `line`, by a decoder that other threads use too; errors as of `write`."""
-        for _ in range(2):
+        for again in (False, True):
             try:
                 begun = [(row, _begun(shared, self._request(row))) for row in line.rows]
             except InvalidInput as error:
@@ -93,8 +93,8 @@ class TextWriter:
             texts = [Written(row, text.wait()) for row, text in begun]
             if (lacking := _Open(line, texts).lacked_memory) is None:
                 break
-        else:
-            _check_written(_begun(shared, _tiny(lacking)).wait())
+            if again:
+                _check_written(_begun(shared, _tiny(lacking)).wait())
         return self._record(line, texts)
 
     def _request(self, row: Row) -> TextRequest:
