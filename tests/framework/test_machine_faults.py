@@ -123,7 +123,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "damaged": _damaged,
     "recursion": lambda folder: MISTAKES["recursion"](folder),
     "group": lambda _: dist.all_reduce(torch.ones(1)),
-    "key": lambda _: {}["memory"],
+    "key": lambda _: dict[str, int]()["memory"],
 }
 
 
@@ -163,7 +163,7 @@ def test_an_error_while_a_fault_was_handled_is_one_unless_that_is_hidden() -> No
         try:
             raise MemoryError
         except MemoryError:
-            {}["cleaning up"]
+            dict[str, int]()["cleaning up"]
 
     def hidden() -> None:
         try:
