@@ -138,7 +138,6 @@ def test_generate_raises_the_error_itself(kind):
         ({"constraint": Anything("start", Raises(0, MemoryError("no room")))}, "Memory ran out"),
         ({"constraint": Anything("masks", Raises(0, MemoryError("no room")))}, "Memory ran out"),
     ],
-    ids=str,
 )
 def test_a_queue_refuses_that_text_and_writes_the_others(options, said):
     with queue_of(rows=4) as rows:

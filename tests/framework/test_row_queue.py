@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import select
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -281,3 +285,50 @@ def test_a_session_whose_release_fails_can_only_be_closed():
             session.cancel(row)
         with pytest.raises(InvalidInput, match=r"has failed \(RuntimeError\)"):
             session.run()
+
+
+@pytest.mark.linux
+def test_a_fork_of_a_process_with_an_open_decoder_is_told():
+    with SharedDecoder(queue_of(rows=2)) as shared:
+        texts = [shared.add([number], seed=number) for number in range(4)]
+        calls = {
+            "add": lambda: shared.add([1], seed=0),
+            "next": lambda: next(texts[3]),
+            "wait": texts[3].wait,
+            "cancel": texts[3].cancel,
+        }
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            # The child must not run what pytest has to do at its end.
+            for name, call in calls.items():
+                try:
+                    call()
+                except DraftwoodError as error:
+                    os.write(writing, f"{name}: {error}\n".encode())
+            shared.close()
+            os.write(writing, b"closed\n")
+            os._exit(0)
+        os.close(writing)
+        try:
+            said = _read_within(reading, seconds=20)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reading)
+        assert [text.wait().tokens for text in texts] == [alone([number], number) for number in range(4)]
+    *sentences, last = said.splitlines()
+    assert last == "closed"
+    assert [sentence.split(": ", 1)[0] for sentence in sentences] == list(calls)
+    for sentence in sentences:
+        assert f"belongs to process {os.getpid()}, and a fork takes no threads along" in sentence
+        assert f"make another one in process {child}." in sentence
+
+
+def _read_within(descriptor, *, seconds):
+    """All that is written to a pipe until it is closed, or for so many seconds."""
+    parts, end = [], time.monotonic() + seconds
+    while select.select([descriptor], [], [], max(end - time.monotonic(), 0))[0]:
+        if not (part := os.read(descriptor, 4096)):
+            break
+        parts.append(part)
+    return b"".join(parts).decode()

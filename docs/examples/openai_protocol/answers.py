@@ -44,7 +44,7 @@ class Answer:
     def whole(
         self, writings: Sequence[Writing], found: Sequence[Sequence[Piece]], usage: dict[str, Any]
     ) -> dict[str, Any]:
-        """All of it, from the pieces that were found of every text."""
+        """Returns the whole answer, made of the pieces of every text."""
         shown = []
         for index, (writing, pieces) in enumerate(zip(writings, found, strict=True)):
             text = "".join(piece.text for piece in pieces)
@@ -61,23 +61,23 @@ class Answer:
         return {**self.common, "object": kind, "choices": shown, "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The first event of a chat's choice; None where there is none such."""
+        """Returns the first event of a chat's choice; None for completions, which have no such event."""
         if not self.chat:
             return None
         return self._event(index, {"delta": {"role": "assistant", "content": "", "refusal": None}})
 
     def piece(self, index: int, piece: Piece, start: int) -> dict[str, Any]:
-        """An event that carries a part of a choice."""
+        """Returns an event that carries a part of a choice."""
         said = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
         logprobs = None if self.likeliest is None else self._logprobs(piece.tokens, start)
         return self._event(index, said, logprobs=logprobs)
 
     def closing(self, index: int, finish: str) -> dict[str, Any]:
-        """The last event of a choice."""
+        """Returns the last event of a choice."""
         return self._event(index, {"delta": {}} if self.chat else {"text": ""}, finish=finish)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last event of a stream."""
+        """Returns the last event of a stream."""
         return {**self.common, "object": self._streamed, "choices": [], "usage": usage}
 
     @property
@@ -113,14 +113,14 @@ def _shown(name: str, logprob: float) -> dict[str, Any]:
 
 
 def _top(token: Token) -> dict[str, float]:
-    """The likeliest tokens, and the written one where it is none of them."""
+    """Returns the likeliest tokens, and the written one where it is none of them."""
     return {
         name: max(logprob, LEAST) for name, logprob in {**token.likeliest, token.name: token.logprob}.items()
     }
 
 
 def usage(writings: Sequence[Writing]) -> dict[str, Any]:
-    """The counts of OpenAI's protocol, and how well the drafts did in all texts together."""
+    """Returns the counts of OpenAI's protocol, and the statistics of all texts together."""
     texts = [writing.text.text for writing in writings if writing.text.text is not None]
     together = QueuedText(0, texts[0].request)
     together.counts = {name: sum(text.counts[name] for text in texts) for name in together.counts}
@@ -133,5 +133,5 @@ def usage(writings: Sequence[Writing]) -> dict[str, Any]:
 
 
 def as_json(content: Any) -> bytes:
-    """JSON in ASCII, so that a text with half of a surrogate pair has a form too."""
+    """Returns JSON in ASCII, which can hold a text with half of a surrogate pair too."""
     return json.dumps(content).encode()

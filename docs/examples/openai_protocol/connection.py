@@ -17,7 +17,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What one client may take.
+    """Limits of one client.
 
     Attributes:
         head: bytes of a request's head, where it comes in several pieces.
@@ -35,7 +35,7 @@ class Limits:
 
 @attrs.frozen
 class Request:
-    """A request that is there as a whole.
+    """A request that has arrived as a whole.
 
     Attributes:
         headers: names in lower case.
@@ -71,7 +71,7 @@ class Connection:
         self._writer.transport.set_write_buffer_limits(0)
 
     async def request(self) -> Request | None:
-        """The next request; None where the client is done.
+        """Returns the next request; None where the client is done.
 
         Raises:
             Refused: it is no request, too large or too slow. Then the connection can only be closed.
@@ -124,19 +124,19 @@ class Connection:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole answer."""
+        """Sends a whole answer."""
         await self._send(_head(status, headers), h11.Data(data=body), h11.EndOfMessage())
 
     async def start(self, headers: Headers) -> None:
-        """Send the head of a stream of events."""
+        """Sends the head of a stream of events."""
         await self._send(_head(200, headers))
 
     async def send(self, data: bytes) -> None:
-        """Send a part of a stream."""
+        """Sends a part of a stream."""
         await self._send(h11.Data(data=data))
 
     async def end(self) -> None:
-        """Say that the stream is complete."""
+        """Ends a stream."""
         await self._send(h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
@@ -148,7 +148,7 @@ class Connection:
             raise ConnectionResetError("the client takes nothing") from None
 
     async def left(self) -> None:
-        """Return when the client has gone. What it sends meanwhile is kept for the next requests."""
+        """Returns when the client has gone. Data that it sends meanwhile is kept for the next requests."""
         ahead = 0
         while ahead <= self.limits.body and (data := await self._reader.read(65_536)):
             self._http.receive_data(data)
@@ -167,7 +167,7 @@ class Connection:
             pause = min(2 * pause, 2.0)
 
     async def close(self) -> None:
-        """Close it, when the client has read the answer or has had time for that.
+        """Closes the connection, when the client has read the answer or has had time for that.
 
         A connection closed while the client still sends would be reset, and the answer lost.
         """

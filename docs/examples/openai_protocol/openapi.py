@@ -36,7 +36,7 @@ MEANINGS = {
 
 
 def document(*, longest: int, most: int) -> dict[str, Any]:
-    """OpenAPI 3.1, for at most `longest` new tokens of a text and `most` texts of a request."""
+    """Returns the OpenAPI document; `longest` and `most` are those of the server."""
     paths: dict[str, Any] = {
         path: {"get": {"responses": {"200": _content("An object.", {"type": "object"})}}}
         for path in ("/health", "/v1/models")

@@ -14,7 +14,7 @@ Prompt = tuple[list[int], int]
 
 
 def of_completion(asked: CompletionAsked, tokenizer: Any) -> list[Prompt]:
-    """The prompts of a completion, in order."""
+    """Returns the prompts of a completion, in order."""
     given = asked.prompt
     several: Sequence[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     return [
@@ -26,7 +26,7 @@ def of_completion(asked: CompletionAsked, tokenizer: Any) -> list[Prompt]:
 
 
 def of_chat(asked: ChatAsked, tokenizer: Any) -> list[Prompt]:
-    """The prompt of a chat.
+    """Returns the prompt of a chat.
 
     Raises:
         Refused: the template does not take these messages, or leaves one of them or a name out.

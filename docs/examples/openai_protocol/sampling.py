@@ -26,14 +26,14 @@ class Penalties:
     frequency: float
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `[nodes, vocab]` for prefixes `[nodes, length]`."""
+        """Returns scores `[nodes, vocab]` for prefixes `[nodes, length]`."""
         written = input_ids[:, self.start :]
         counts = zeros_like(scores).scatter_add_(1, written, ones_like(written, dtype=scores.dtype))
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
 def sampling(asked: Asked, *, temperature: float, start: int) -> SamplingParams:
-    """How the rows of a request are sampled.
+    """Returns the settings by which the rows of a request are sampled.
 
     Args:
         temperature: where the request has none.

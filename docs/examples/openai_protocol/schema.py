@@ -25,7 +25,7 @@ LABELS = ("user", "safety_identifier", "prompt_cache_key", "metadata", "parallel
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal; false is not 0, and 0 is 0.0."""
+    """Returns whether two values of JSON are equal; false is not 0, and 0 is 0.0."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -58,7 +58,7 @@ class Only:
 
 
 def told(advice: str, **limits: Any) -> Any:
-    """A field that may be left out; `advice` completes "give ..." where its value is refused."""
+    """Returns a field that may be left out; `advice` completes "give ..." where its value is refused."""
     return Field(default=None, description=advice, **limits)
 
 
@@ -212,7 +212,7 @@ class ChatAsked(Asked):
 
 
 def refuse(sentence: str) -> None:
-    """Refuse fields that do not go together."""
+    """Refuses fields that do not go together."""
     raise PydanticCustomError("together", "{sentence}", {"sentence": sentence})
 
 
@@ -221,7 +221,7 @@ Path = list[str | int]
 
 
 def read(body: bytes, kind: type[Kind]) -> Kind:
-    """The request of a body.
+    """Returns the request in a body.
 
     Raises:
         Refused: status 400; the body is no such request, and the sentence says why.
@@ -238,7 +238,7 @@ def read(body: bytes, kind: type[Kind]) -> Kind:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; no field twice, no half of a surrogate pair, no NaN, no byte order mark."""
+    """Returns a JSON object: no field twice, no half of a surrogate pair, no NaN, no byte order mark."""
     if body.startswith(BOM_UTF8):
         raise Refused(400, "The body begins with a byte order mark; leave it out.")
     try:
@@ -273,7 +273,7 @@ def _no_number(name: str) -> Any:
 
 
 def explain(error: ValidationError, kind: type[Part], given: Mapping[str, Any]) -> tuple[str, str]:
-    """The name of the field that is wrong, and a sentence about it without its full stop."""
+    """Returns the name of the field that is wrong, and a sentence about it without its full stop."""
     # A type with alternatives tells of each of them; the deepest is the one that was meant.
     errors = [(_path(one, given), one) for one in error.errors(include_url=False)]
     path, found = max(errors, key=lambda one: len(one[0]))
@@ -291,7 +291,7 @@ def explain(error: ValidationError, kind: type[Part], given: Mapping[str, Any]) 
 
 
 def _path(error: ErrorDetails, given: Any) -> Path:
-    """The place of an error in the request, without pydantic's names of alternatives."""
+    """Returns the place of an error in the request, without pydantic's names of alternatives."""
     path: Path = []
     for step in error["loc"]:
         with suppress(LookupError, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 import socket
 import traceback
@@ -14,7 +15,7 @@ from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
-from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder
+from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder, SpeculativeDecoder
 from draftwood.machine_faults import machine_fault
 from draftwood.randomness import row_seeds
 from openai_protocol.answers import Answer, as_json, usage
@@ -53,7 +54,7 @@ class Server:
 
     def __init__(
         self,
-        decoder: Any,
+        decoder: SpeculativeDecoder,
         tokenizer: Any,
         *,
         name: str = "draftwood",
@@ -64,21 +65,22 @@ class Server:
         longest_prompt: int = 4096,
         limits: Limits | None = None,
     ) -> None:
-        self.tokenizer, self.name, self.temperature = tokenizer, name, temperature
+        # The thread that reads requests has a tokenizer of its own, since one is for one thread at a time.
+        self.tokenizer, self._decoding = copy.deepcopy(tokenizer), tokenizer
+        self.name, self.temperature = name, temperature
         self.most, self.longest, self.longest_prompt = most, longest, longest_prompt
         self.limits = limits or Limits()
         session = partial(
             decoder.session, max_new_tokens=longest, sampling=SamplingParams(temperature=temperature)
         )
         self.shared = SharedDecoder(RowQueue(session, rows))
-        # One thread, since a tokenizer is for one at a time.
         self._reading = ThreadPoolExecutor(1)
         self._clients: set[asyncio.Task[None]] = set()
         self._document = document(longest=longest, most=most)
 
     @contextmanager
     def running(self, port: int = 0) -> Iterator[tuple[str, int]]:
-        """Answer clients of this machine in a thread, as long as the block runs; the address.
+        """Answers clients of this machine in a thread, as long as the block runs; returns the address.
 
         Raises:
             OSError: the port is taken.
@@ -105,7 +107,7 @@ class Server:
         self._reading.shutdown()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection, one after another."""
+        """Answers the requests of one connection, one after another."""
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
@@ -121,7 +123,7 @@ class Server:
             writer.transport.abort()
 
     async def _next(self, connection: Connection) -> bool:
-        """Answer one request; whether another may follow."""
+        """Answers one request; returns whether another may follow."""
         try:
             request = await connection.request()
         except Refused as refused:
@@ -207,11 +209,11 @@ class Server:
         return asked
 
     async def _aside(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function that may take a while for a large request, and go on with others meanwhile."""
+        """Calls a function that may take long for a large request, while others are answered."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, function, *arguments)
 
     async def _write(self, reply: Reply, asked: Asked, given: Sequence[Prompt], *, chat: bool) -> None:
-        """Write the texts of a request, and answer with them."""
+        """Writes the texts of a request, and answers with them."""
         options = asked.stream_options
         answer = Answer(self.name, chat, asked.likeliest, bool(options and options.include_usage))
         writings: list[Writing] = []
@@ -226,7 +228,7 @@ class Server:
                 writing.text.cancel()  # nothing where it has ended; its row is free where the client has gone
 
     def _begin(self, asked: Asked, given: Sequence[Prompt], writings: list[Writing]) -> None:
-        """Give the texts of a request to the decoder; `n` for each prompt, in order."""
+        """Gives the texts of a request to the decoder; `n` for each prompt, in order."""
         limit, n = self.longest if asked.limit is None else asked.limit, asked.n or 1
         if limit > self.longest:
             raise Refused(400, f"max_tokens is {limit}; give {self.longest} at most.", field="max_tokens")
@@ -248,7 +250,7 @@ class Server:
                 )
             except DraftwoodError as error:  # the decoder was closed, or failed
                 raise Refused(503, str(error)) from error
-            choice = Choice(self.tokenizer, asked.stops, asked.likeliest)
+            choice = Choice(self._decoding, asked.stops, asked.likeliest)
             writings.append(Writing(text, choice, tokens, start, first=number % n == 0))
 
     async def _whole(self, reply: Reply, answer: Answer, writings: Sequence[Writing]) -> None:
@@ -293,14 +295,14 @@ class Reply:
             self._headers.append((b"connection", b"close"))
 
     async def send(self, status: int, content: Any, more: Headers | None = None) -> None:
-        """Answer with an object."""
+        """Answers with an object."""
         body = as_json(content)
         length = (b"content-length", str(len(body)).encode())
         headers = [*JSON, length, *self._headers, *(more or [])]
         await self._connection.answer(status, headers, b"" if self._bodiless else body)
 
     async def refuse(self, refused: Refused) -> None:
-        """Answer with an error; in a stream that has begun, as its last event."""
+        """Answers with an error; in a stream that has begun, as its last event."""
         if self._connection.started:
             await self.event(refused.content)
             await self._connection.end()
@@ -309,12 +311,12 @@ class Reply:
             await self.send(refused.status, refused.content, allowed)
 
     async def event(self, content: Any) -> None:
-        """Send an event of a stream, which begins with the first."""
+        """Sends an event of a stream, which begins with the first."""
         if not self._connection.started:
             await self._connection.start([*EVENTS, *self._headers])
         await self._connection.send(b"data: " + as_json(content) + b"\n\n")
 
     async def end(self) -> None:
-        """The stream is complete."""
+        """Ends the stream."""
         await self._connection.send(b"data: [DONE]\n\n")
         await self._connection.end()

@@ -17,7 +17,7 @@ Likely = Sequence[tuple[int, float]]
 
 @attrs.define(eq=False)
 class Stops:
-    """Finds the first of several strings in a text that comes in pieces.
+    """A search for the first of several strings in a text that comes in pieces.
 
     The one that is complete first counts, and of several that end at the same character the longest. So
     nothing depends on where the pieces were cut. What may still become a part of one is kept back.
@@ -27,7 +27,7 @@ class Stops:
     _kept: str = ""
 
     def add(self, piece: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string was found at its end."""
+        """Returns the text that is certain now, and whether a stop string follows it."""
         text = self._kept + piece
         places = [(at + len(stop), at) for stop in self.strings if (at := text.find(stop)) >= 0]
         if places:
@@ -38,13 +38,13 @@ class Stops:
         return text[: len(text) - kept], False
 
     def rest(self) -> str:
-        """What was kept back, at the end of the text."""
+        """Returns the text that was kept back, at the end."""
         kept, self._kept = self._kept, ""
         return kept
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`, without all of it."""
+    """Returns how many characters at the end of `text` are a beginning of `stop`, not all of it."""
     return next(n for n in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:n]))
 
 
@@ -99,7 +99,7 @@ class Choice:
         self._decoding, self._searching = IncrementalText(self.tokenizer), Stops(self.stops)
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[float], likeliest: Sequence[Likely]) -> Piece:
-        """What `tokens` make certain.
+        """Returns the piece that `tokens` make certain.
 
         Args:
             tokens: the next ones. Those that follow a stop string are left out.
@@ -117,7 +117,7 @@ class Choice:
         return self._piece(text)
 
     def end(self, finished: str) -> Piece:
-        """What was kept back, when the row has ended for the reason `finished`."""
+        """Returns the piece that was kept back, when the row has ended for the reason `finished`."""
         if finished == "eos" and self._tokens:
             self._tokens.pop()  # it is no part of the text
         text = self._search(self._decoding.rest())
@@ -150,7 +150,7 @@ class Choice:
         return Token(self._decoded, name, logprob, named)
 
     def _name(self, token: int) -> str:
-        """What `token` adds to the text."""
+        """Returns the characters that `token` adds to the text, or its number."""
         before = self._decoding.tokens[-1:]
         text = self._decode([*before, token])[len(self._decode(before)) :]
         return text if text and "\N{REPLACEMENT CHARACTER}" not in text else f"token_id:{token}"

@@ -34,10 +34,10 @@ class Writing:
     told: int = attrs.field(default=0, init=False)
 
     def take(self, came: list[int] | Exception | None) -> Piece:
-        """What becomes certain by tokens that came, by the end of the text (None), or by an error.
+        """Returns the piece that becomes certain by tokens, or by the end of the text (None).
 
         Raises:
-            Refused: the text cannot be written.
+            Refused: an error came, since the text cannot be written.
         """
         if isinstance(came, Exception):
             raise self._refusal(came)
@@ -61,7 +61,7 @@ class Writing:
 
 
 async def pieces(writings: Sequence[Writing]) -> AsyncIterator[tuple[int, Piece]]:
-    """Pieces of all texts as rounds bring them, each with the number of its text.
+    """Yields pieces of all texts as rounds bring them, each with the number of its text.
 
     Raises:
         Refused: one of them cannot be written.
