@@ -66,12 +66,14 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="A file of many prompts, one a line, or .jsonl; their texts go to --out."),
+        typer.Option(
+            help="A file of many prompts: one per line, .jsonl, or requests as in OpenAI's batch files."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A .jsonl file, a line for every prompt of --prompts; a run that broke off goes on."
+            help="A .jsonl file, a line for every prompt of --prompts; a run that ended early goes on."
         ),
     ] = None,
     rows: Annotated[

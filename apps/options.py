@@ -63,7 +63,9 @@ def assign(words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
                 registry.check_not_gone(name, option)
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
-            raise UnknownStrategy(f"There is no option {option!r} of {names}{nearest(option, everything)}")
+            raise UnknownStrategy(
+                f"There is no option {option!r:.80} of {names}{nearest(option, everything)}"
+            )
         assigned[index][option] = convert(option, word, known[index][option])
     return assigned
 

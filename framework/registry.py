@@ -101,7 +101,7 @@ def get(kind: str, name: str) -> Any:
     try:
         entry = _entries(kind)[name]
     except KeyError:
-        raise UnknownStrategy(f"There is no {singular} {name!r}{nearest(name, names(kind))}") from None
+        raise UnknownStrategy(f"There is no {singular} {name!r:.80}{nearest(name, names(kind))}") from None
     return entry.load()
 
 

@@ -100,7 +100,7 @@ def paper(name: str) -> Paper:
         UnknownStrategy: there is none; the message names the nearest.
     """
     if name not in papers():
-        raise UnknownStrategy(f"There is no table {name!r} of a paper{nearest(name, papers())}")
+        raise UnknownStrategy(f"There is no table {name!r:.80} of a paper{nearest(name, papers())}")
     return papers()[name]
 
 

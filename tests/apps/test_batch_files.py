@@ -90,7 +90,8 @@ def test_answers_have_the_shape_of_openai(asked):
     assert body["usage"]["completion_tokens"] == 2
 
 
-def test_each_request_is_written_as_the_command_writes_it_with_its_settings(asked, draftwood):
+@pytest.mark.parametrize("draft", [(), ("--draft-temperature", 1.4)])
+def test_each_request_is_written_as_the_command_writes_it_with_its_settings(asked, draftwood, draft):
     """Rows of different settings share rounds, and each is the text of a command with those settings."""
     settings: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
         ({"temperature": 0}, ("--temperature", 0)),
@@ -100,9 +101,10 @@ def test_each_request_is_written_as_the_command_writes_it_with_its_settings(aske
         ({"temperature": 0.5, "min_p": 0.1, "seed": 4}, ("--temperature", 0.5, "--min-p", 0.1, "--seed", 4)),
         ({"max_tokens": 3}, ("--max-new-tokens", 3)),
     ]
-    written = asked(*(request(str(n), **body) for n, (body, _) in enumerate(settings)))
+    usual = (*DEFAULT, *draft)
+    written = asked(*(request(str(n), **body) for n, (body, _) in enumerate(settings)), words=usual)
     for response, (_, words) in zip(written, settings, strict=True):
-        (expected,) = texts(draftwood, "--prompt", ASKED, *DEFAULT, *words)
+        (expected,) = texts(draftwood, "--prompt", ASKED, *usual, *words)
         assert response["body"]["choices"][0]["text"] == expected
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from draftwood import zoo
-from draftwood.apps import journal, text_file
+from draftwood import InvalidInput, zoo
+from draftwood.apps import journal, on_ray, text_file
 from draftwood.apps.journal import Journal
 from draftwood.apps.text_writer import TextWriter
 from tests.apps.others import altered, snapshot
@@ -246,6 +246,18 @@ def test_two_models_in_folders_of_one_name(refused, here, left, changed, drafter
     before = snapshot(here)
     assert reason in refused(*texts(drafter))
     assert snapshot(here) == before
+
+
+def test_workers_with_other_models_are_refused():
+    files = {"target_files": "a", "drafter_files": None}
+    on_ray._check_files(files, dict(files))
+    for other in (
+        {**files, "target_files": "b"},
+        {**files, "drafter_files": "c"},
+        {"target_files": "a", "code": {}},
+    ):
+        with pytest.raises(InvalidInput, match="files|code"):
+            on_ray._check_files(files, other)
 
 
 def test_the_same_models_elsewhere_go_on(draftwood, here, left):
