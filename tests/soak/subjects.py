@@ -33,6 +33,7 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel
@@ -50,6 +51,7 @@ STRATEGIES: list[tuple[Callable[[], TreePolicy], Callable[[], Verifier]]] = [
     (lambda: LayeredDySpec(6), Traversal),
     (lambda: FixedTree(2, 2, law="top-k"), RecursiveRejection),
     (lambda: FixedTree(2, 2), ClassOrderedRejection),
+    (lambda: FixedTree(3, 2), RaceTraversal),  # whose sums are machine code
     (lambda: Beam(2, 3), Greedy),
     (lambda: DynaTree(budget=6, depth=3), RecursiveRejection),
     (lambda: DynamicDepth(Chain(3)), RecursiveRejection),
