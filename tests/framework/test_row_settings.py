@@ -65,7 +65,8 @@ rows_of = st.fixed_dictionaries(
 )
 @settings(max_examples=60, deadline=None)
 def test_rows_of_different_settings_are_each_written_as_alone(rows, target, strategy):
-    one = decoder(*strategy, target=target(TARGET))
+    policy, verifier = strategy
+    one = decoder(policy, verifier, target=target(TARGET))
     with one.session(max_rows=4) as session:
         numbers = [session.add(**row) for row in rows]
         drain(session)
@@ -165,7 +166,8 @@ def test_stop_strings_belong_to_a_row():
         RecursiveRejection(),
     )
     prompt = tokenizer("Once upon a time")["input_ids"]
-    whole = one.generate([prompt], max_new_tokens=40)[0, len(prompt) :].tolist()
+    sequences: Any = one.generate([prompt], max_new_tokens=40)
+    whole = sequences[0, len(prompt) :].tolist()
     stop = tokenizer.decode(whole[5:8])
     with one.session(max_new_tokens=40, tokenizer=tokenizer) as session:
         stopped = session.add(prompt, stop_strings=stop)

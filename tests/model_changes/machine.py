@@ -50,7 +50,7 @@ class Changing(RuleBasedStateMachine):
             self.stack.enter_context(
                 mock.patch("draftwood.backends.capture._inductor", return_value=as_traced)
             )
-        self.used = self.decoder()
+        self.used: SpeculativeDecoder | None = self.decoder()
         self.loop = self.fresh_loop()
         self.call()
 
@@ -86,14 +86,12 @@ class Changing(RuleBasedStateMachine):
 
     def call(self) -> None:
         expected = written(lambda: plain(self.model))
-        fresh = written(lambda: self.decoder().generate([PROMPT], max_new_tokens=NEW)[0].tolist())
+        fresh = written(lambda: text_of(self.decoder()))
         if self.used is None:
             self.used = self.decoder_or_none()
         if self.used is not None:
             used = self.used
-            self.judge(
-                written(lambda: used.generate([PROMPT], max_new_tokens=NEW)[0].tolist()), fresh, expected
-            )
+            self.judge(written(lambda: text_of(used)), fresh, expected)
         ours = written(lambda: plain(self.model, custom_generate=self.loop))
         if self.captured:  # which a loop is not
             fresh = written(lambda: plain(self.model, custom_generate=self.fresh_loop()))
@@ -112,6 +110,12 @@ class Changing(RuleBasedStateMachine):
 
 def autocast(model: Any) -> bool:
     return "autocast" in repr(vars(model).get("forward"))
+
+
+def text_of(decoder: SpeculativeDecoder) -> list[int]:
+    sequences = decoder.generate([PROMPT], max_new_tokens=NEW)
+    assert isinstance(sequences, torch.Tensor)
+    return sequences[0].tolist()  # type: ignore[no-any-return]
 
 
 def plain(model: Any, **options: Any) -> list[int]:
