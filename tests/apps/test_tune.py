@@ -239,7 +239,7 @@ def test_the_race_counts_all_prompts_together():
         ({"draft": {"name": "x"}}, ["draft is {'name': 'x'}", "vocab_size"]),
         ({"dtype": "int3"}, ["dtype is 'int3'"]),
         ({"draft_temperature": "hot"}, ["draft_temperature is 'hot'", "not float or int or null"]),
-        ({"draft_temperature": -1}, ["temperature is -1", "0 (greedy) or above"]),
+        ({"draft_temperature": -1}, ["temperature is -1", "0 (greedy) or a finite number above it"]),
         ({"vocabulary": "0" * 64}, ["another tokenizer"]),
         (
             {"target": {"name": "llama-7m", "vocab_size": 32000, "weight_bytes": 29377536}},

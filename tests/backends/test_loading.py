@@ -20,7 +20,7 @@ from draftwood.backends.self_check import self_check
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, OutOfMemory, UnsupportedModel
-from tests.backends.attention_models import VOCAB, bloom, tiny
+from tests.backends.attention_models import VOCAB, against, bloom, tiny
 
 
 @pytest.fixture
@@ -158,9 +158,20 @@ def test_what_is_no_model(source: Any) -> None:
         load(source)
 
 
-def test_training_mode() -> None:
-    with pytest.raises(InvalidInput, match=r"model\.eval"):
-        load(tiny().train())
+def test_training_mode_is_served_where_nothing_is_random() -> None:
+    model = tiny().train()
+    against(model, load(model)).prefill([[1, 2, 3]])
+    model.model.layers[1].self_attn.attention_dropout = 0.25
+    with pytest.raises(
+        InvalidInput,
+        match=r"is in training mode, where .*layers\.1.* \(attention_dropout is 0\.25\); call model\.eval",
+    ):
+        load(model)
+    model.model.layers[1].self_attn.attention_dropout = 0.0
+    model.gradient_checkpointing_enable()
+    with pytest.raises(InvalidInput, match=r"keeps no cache; call model\.eval\(\) or model\.gradient_check"):
+        load(model)
+    load(model.eval())
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c"])

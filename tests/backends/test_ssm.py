@@ -184,20 +184,20 @@ def test_a_backend_that_does_not_fit() -> None:
         UnsupportedModel, match="LlamaForCausalLM keeps recurrent states in layers that are not"
     ):
         HybridBackend(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL)).eval())
-    for name in ("mamba2", "bamba"):
-        with pytest.raises(InvalidInput, match="training mode"):
-            load(build(name).train())
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_models_own_decoding_and_training_in_between_change_nothing(name: str) -> None:
+def test_the_models_own_decoding_in_between_changes_nothing(name: str) -> None:
     model = build(name)
     mirror = Mirror(served(model), Stepwise(build(name)))
     mirror.prefill([[1, 2, 3]])
     mirror.extend([[(4, -1), (5, 0), (6, 0)]])
     model.generate(torch.tensor([[7, 8]]), max_new_tokens=3, do_sample=False)
-    model.train()
     mirror.commit([[0, 2]])
+    model.train()
+    with pytest.raises(InvalidInput, match="was switched to training mode while rows were held"):
+        mirror.backend.extend(torch.tensor([[4]]), torch.tensor([[-1]]))
+    model.eval()
     mirror.extend([[(4, -1)]])
     mirror.check_state()
 
@@ -261,6 +261,11 @@ def test_layers_left_out(name: str) -> None:
     model = build(name)
     backend = load(model)
     for layer in range(backend.skippable_layers):
+        if name == "nemotron_h" and layer == 1:
+            # Its forward asks an attention layer how much the cache holds, and this is the only one.
+            with pytest.raises(UnsupportedModel, match="does not work without the layers \\[1\\]"):
+                backend.without_layers([layer])
+            continue
         smaller, oracle = backend.without_layers([layer]), passing_through(model, [layer])
         assert smaller.weight_bytes < backend.weight_bytes
         rounds(Mirror(smaller, lambda tokens, o=oracle: plain(o, tokens)), seed=layer)  # type: ignore[misc]
