@@ -1,0 +1,180 @@
+"""What comes of a case: whether `generate()` of an untouched model and ours agree."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from typing import Any
+
+import attrs
+import torch
+import transformers as hf
+from torch import Tensor
+
+from draftwood import DraftwoodError, Generation, SpeculativeDecoder, StateBackend, load
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.dyspec import DySpec
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.backends.recurrent_models import Doubled
+from tests.cache_names import cache_name
+from tests.configurations.case import Case
+from tests.configurations.drawing import VOCAB, Draw
+
+EQUAL, REFUSED, NOT_THERE = "equal", "refused in a sentence", "generate() raises"
+WRONG, RAW = "wrong", "a raw error"
+FINE = (EQUAL, REFUSED, NOT_THERE)
+CLOSE = 1e-3
+"""Difference of two logits that nothing but rounding needs to explain."""
+POLICIES = (FixedTree(3, 2, law="top-k"), FixedTree(5, 1, law="top-k"), DySpec(7))
+
+
+@attrs.frozen
+class Verdict:
+    """What came of a case, and why in words."""
+
+    case: Case
+    kind: str
+    detail: str = ""
+
+
+def verdict(case: Case) -> Verdict:
+    """Returns what comes of `case`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            written = [generated(case.model(), prompt, case.new) for prompt in case.prompts]
+        except Exception as error:
+            return Verdict(case, NOT_THERE, f"{type(error).__name__}: {error}")
+        try:
+            return Verdict(case, *_judged(case, written))
+        except DraftwoodError as error:
+            return Verdict(case, REFUSED, str(error))
+        except Exception as error:
+            return Verdict(case, RAW, f"{type(error).__name__}: {error}")
+
+
+def generated(model: Any, prompt: list[int], new: int) -> tuple[list[int], Tensor]:
+    """Returns the tokens that the model's own `generate()` writes, and the logits `[new, vocab]` of each."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
+
+
+def _judged(case: Case, written: list[tuple[list[int], Tensor]]) -> tuple[str, str]:
+    draw = Draw(f"strategy {case.number}")
+    backend = load(case.model())
+    drafter = ModelDrafter(load(case.model(noise=0.03)))
+    decoder = SpeculativeDecoder(backend, drafter, draw.choice(POLICIES), RecursiveRejection())
+    found = decoder.generate(
+        case.prompts,
+        max_new_tokens=case.new,
+        eos_token_id=[],
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    assert isinstance(found, Generation)
+    longest = max(map(len, case.prompts))
+    for row, (prompt, (tokens, logits)) in enumerate(zip(case.prompts, written, strict=True)):
+        ours = found.sequences[row, longest:].tolist()
+        assert found.logits is not None
+        theirs = torch.stack([step[row] for step in found.logits])
+        same = next((i for i, pair in enumerate(zip(ours, tokens, strict=False)) if pair[0] != pair[1]), None)
+        steps = case.new if same is None else same + 1
+        if len(ours) != case.new:
+            return WRONG, f"row {row} of {len(prompt)} tokens ends after {len(ours)} of {case.new}"
+        off = (theirs[:steps] - logits[:steps]).abs().amax(-1)
+        if not float(off.max()) <= CLOSE and not _rounding(case, prompt, tokens, logits, off):
+            place = int((~(off <= CLOSE)).nonzero()[0])
+            return WRONG, f"row {row} of {len(prompt)} tokens is off by {float(off[place]):.1e} at {place}"
+    return _trees(case, backend, written, draw)
+
+
+def _rounding(case: Case, prompt: list[int], tokens: list[int], logits: Tensor, off: Tensor) -> bool:
+    """Whether the differences `off` are as large as what single precision does to the model itself."""
+    exact = Steps(case.model().double())
+    with Doubled():
+        steps = [exact(prompt, tokens[:step]) for step in range(len(off))]
+    itself = (torch.stack(steps) - logits[: len(off)]).abs().amax(-1)
+    return bool((off <= 20 * itself.cummax(0).values + CLOSE).all())
+
+
+class Steps:
+    """Logits of `model` as `generate()` has them: after a prompt read at once, then token by token."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._after: dict[tuple[int, ...], tuple[Tensor, Any]] = {}
+
+    @torch.no_grad()
+    def __call__(self, prompt: list[int], path: list[int]) -> Tensor:
+        """Returns the logits `[vocab]` after `prompt` and then `path`."""
+        if self.model.config.model_type == "recurrent_gemma":  # which keeps its states in itself
+            return self.model(torch.tensor([prompt + path]), use_cache=False).logits[0, -1]  # type: ignore[no-any-return]
+        return self._step(tuple(prompt), tuple(path))[0]
+
+    def _step(self, prompt: tuple[int, ...], path: tuple[int, ...]) -> tuple[Tensor, Any]:
+        if (prompt + path) not in self._after:
+            if path:
+                cache = copy.deepcopy(self._step(prompt, path[:-1])[1])
+                tokens, start = path[-1:], len(prompt + path) - 1
+            else:
+                cache, tokens, start = hf.DynamicCache(config=self.model.config), prompt, 0
+            options: dict[str, Any] = {cache_name(self.model): cache}
+            if self._takes_positions:
+                options["position_ids"] = torch.arange(start, start + len(tokens)).unsqueeze(0)
+            out = self.model(torch.tensor([tokens]), use_cache=True, **options)
+            self._after[prompt + path] = out.logits[0, -1], cache
+        return self._after[prompt + path]
+
+
+def _trees(
+    case: Case, backend: StateBackend, written: list[tuple[list[int], Tensor]], draw: Draw
+) -> tuple[str, str]:
+    """Random trees after prompts that are read up to their last token, which is the first root."""
+    if case.family == "minimax":  # whose cache cannot be copied
+        return EQUAL, ""
+    oracle, exact = Steps(case.model()), Steps(case.model().double())
+    backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in case.prompts])
+    texts = [prompt[:-1] for prompt in case.prompts]
+    roots = [prompt[-1] for prompt in case.prompts]
+    for _ in range(2):
+        nodes = draw.randint(1, 6)
+        parents = [[-1, *(draw.randrange(node) for node in range(1, nodes))] for _ in texts]
+        tokens = [[root, *(draw.randrange(VOCAB) for _ in range(1, nodes))] for root in roots]
+        scored = backend.extend(torch.tensor(tokens), torch.tensor(parents))
+        paths, roots = [], []
+        for row, prompt in enumerate(case.prompts):
+            for node in range(nodes):
+                path = [tokens[row][one] for one in _path(parents[row], node)]
+                after = (texts[row] + path)[len(prompt) :]
+                expected = oracle(prompt, after)
+                off = float((scored[row, node] - expected).abs().max())
+                if not off <= CLOSE:
+                    with Doubled():
+                        itself = float((exact(prompt, after) - expected).abs().max())
+                    if not off <= 20 * itself + CLOSE:
+                        return WRONG, (
+                            f"node {node} of row {row}, {len(after)} after {len(prompt)} tokens, is off by "
+                            f"{off:.1e}"
+                        )
+            paths.append(_path(parents[row], draw.randrange(nodes)))
+            texts[row] = texts[row] + [tokens[row][one] for one in paths[-1]]
+            roots.append(draw.randrange(VOCAB))
+        backend.commit(paths)
+    backend.release()
+    return EQUAL, ""
+
+
+def _path(parents: list[int], node: int) -> list[int]:
+    return [] if node < 0 else [*_path(parents, parents[node]), node]
