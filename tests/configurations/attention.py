@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers as hf
 
-from tests.configurations.drawing import ACTIVATIONS, LETTERS, POSITIONS, VOCAB, Draw
+from tests.configurations.drawing import LETTERS, POSITIONS, VOCAB, Draw
 
 PARTS = (0.5, 1.0)
 
@@ -258,9 +258,7 @@ def minimax(draw: Draw) -> Any:
 ATTENTION: dict[str, Callable[[Draw], Any]] = {
     "llama": lambda draw: llama(draw, hf.LlamaConfig, mlp_bias=draw.flag(), head_dim=draw.of(None, 4, 10)),
     "mistral": lambda draw: windowed(draw, hf.MistralConfig, head_dim=draw.of(None, 4, 10)),
-    "mixtral": lambda draw: windowed(
-        draw, hf.MixtralConfig, **draw.experts(count="num_local_experts")
-    ),
+    "mixtral": lambda draw: windowed(draw, hf.MixtralConfig, **draw.experts(count="num_local_experts")),
     "qwen2": lambda draw: qwen(draw, hf.Qwen2Config),
     "qwen3": lambda draw: qwen(draw, hf.Qwen3Config, head_dim=draw.of(4, 8), attention_bias=draw.flag()),
     "qwen3_moe": lambda draw: llama(
@@ -300,7 +298,9 @@ ATTENTION: dict[str, Callable[[Draw], Any]] = {
     "cohere2": lambda draw: mixed(draw, hf.Cohere2Config, logit_scale=draw.of(0.2, 1.0)),
     "stablelm": stablelm,
     "starcoder2": lambda draw: windowed(draw, hf.Starcoder2Config, use_bias=draw.flag()),
-    "deepseek_v2": lambda draw: latent(draw, hf.DeepseekV2Config, topk_method=draw.of("greedy", "group_limited_greedy")),
+    "deepseek_v2": lambda draw: latent(
+        draw, hf.DeepseekV2Config, topk_method=draw.of("greedy", "group_limited_greedy")
+    ),
     "deepseek_v3": lambda draw: latent(draw, hf.DeepseekV3Config, rope_interleave=draw.flag()),
     "gpt_oss": lambda draw: mixed(
         draw, hf.GptOssConfig, **draw.rope() | draw.experts(count="num_local_experts")
