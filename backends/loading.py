@@ -204,8 +204,8 @@ def refuse_unserved(config: Any) -> None:
         ) from error
     if any(type(layer) is DynamicSlidingWindowLayer and layer.sliding_window == 1 for layer in layers):
         raise UnsupportedModel(
-            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps the "
-            "whole text, so that its generate() and its forward differ; use a window of 2 or more."
+            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps "
+            "the whole text, so that its generate() and its forward differ; use a window of 2 or more."
         )
 
 

@@ -47,8 +47,6 @@ def qwen(draw: Draw, config: Any, **options: Any) -> Any:
 
 
 def gemma(draw: Draw, config: Any, **options: Any) -> Any:
-    block = draw.block()
-    del block["hidden_act"]
     return mixed(
         draw,
         config,

@@ -77,9 +77,6 @@ def _randomise(name: str, parameter: torch.Tensor, size: float) -> None:
         parameter.normal_()
     elif "norm" in name or ".ln_" in name:
         parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    elif "embed" in name or "wte" in name:
-        # Embeddings that are small beside what layers add, or tied ones repeat the last token for ever.
-        parameter.normal_(0.0, size)
     else:
         parameter.normal_(0.0, size)
 

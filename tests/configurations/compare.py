@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -116,26 +117,45 @@ class Steps:
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._after: dict[tuple[int, ...], tuple[Tensor, Any]] = {}
 
-    @torch.no_grad()
     def __call__(self, prompt: list[int], path: list[int]) -> Tensor:
         """Returns the logits `[vocab]` after `prompt` and then `path`."""
         if self.model.config.model_type == "recurrent_gemma":  # which keeps its states in itself
-            return self.model(torch.tensor([prompt + path]), use_cache=False).logits[0, -1]  # type: ignore[no-any-return]
+            with torch.no_grad():
+                return self.model(torch.tensor([prompt + path]), use_cache=False).logits[0, -1]  # type: ignore[no-any-return]
         return self._step(tuple(prompt), tuple(path))[0]
 
-    def _step(self, prompt: tuple[int, ...], path: tuple[int, ...]) -> tuple[Tensor, Any]:
-        if (prompt + path) not in self._after:
-            if path:
-                cache = copy.deepcopy(self._step(prompt, path[:-1])[1])
-                tokens, start = path[-1:], len(prompt + path) - 1
-            else:
-                cache, tokens, start = hf.DynamicCache(config=self.model.config), prompt, 0
-            options: dict[str, Any] = {cache_name(self.model): cache}
+    def after(self, prompt: list[int], path: list[int]) -> Any:
+        """Returns a copy of the cache after `prompt` and then `path`."""
+        return copy.deepcopy(self._step(tuple(prompt), tuple(path))[1])
+
+    @torch.no_grad()
+    def on(self, cache: Any, pieces: Sequence[Sequence[int]], *, start: int) -> Tensor:
+        """Returns the logits `[pieces, vocab]` after each piece, which is read at once.
+
+        Args:
+            cache: of the text before the pieces; it is written to.
+            pieces: the next tokens.
+            start: length of the text before.
+        """
+        logits, options = [], {cache_name(self.model): cache}
+        for piece in pieces:
             if self._takes_positions:
-                options["position_ids"] = torch.arange(start, start + len(tokens)).unsqueeze(0)
-            out = self.model(torch.tensor([tokens]), use_cache=True, **options)
-            self._after[prompt + path] = out.logits[0, -1], cache
-        return self._after[prompt + path]
+                options["position_ids"] = torch.arange(start, start + len(piece)).unsqueeze(0)
+            out = self.model(torch.tensor([piece]), use_cache=True, **options)
+            logits.append(out.logits[0, -1])
+            start += len(piece)
+        return torch.stack(logits)
+
+    def _step(self, prompt: tuple[int, ...], path: tuple[int, ...]) -> tuple[Tensor, Any]:
+        key = prompt + path
+        if key not in self._after:
+            if path:
+                cache, piece = copy.deepcopy(self._step(prompt, path[:-1])[1]), path[-1:]
+            else:
+                cache, piece = hf.DynamicCache(config=self.model.config), prompt
+            logits = self.on(cache, [piece], start=len(key) - len(piece))
+            self._after[key] = logits[0], cache
+        return self._after[key]
 
 
 def _trees(

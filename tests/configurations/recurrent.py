@@ -35,7 +35,7 @@ def mamba(draw: Draw, config: Any) -> Any:
 
 
 def heads(draw: Draw) -> tuple[int, int, int, int]:
-    """Heads of Mamba-2, their size, their groups, and a hidden size that twice over is as wide as they are."""
+    """Heads of Mamba-2, their size and groups, and a hidden size that is half as wide as they are."""
     count = draw.of(1, 2, 4, 6, 8)
     dim = draw.of(2, 4, 8, 12)
     return count, dim, draw.divisor(count), count * dim // 2
@@ -118,7 +118,7 @@ def falcon_h1(draw: Draw) -> Any:
 def granite(draw: Draw) -> Any:
     sizes = bamba_heads(draw)
     del sizes["head_dim"]
-    sizes["num_attention_heads"] = draw.divisor(sizes["hidden_size"] // 2)
+    sizes["num_attention_heads"] = draw.divisor(max(1, sizes["hidden_size"] // 2))
     sizes["num_key_value_heads"] = draw.divisor(sizes["num_attention_heads"])
     layers = draw.layers("linear_attention", "full_attention")
     return hf.GraniteMoeHybridConfig(
@@ -136,7 +136,7 @@ def granite(draw: Draw) -> Any:
 
 
 def zamba(draw: Draw) -> Any:
-    kinds = draw.layers("linear_attention", "hybrid")
+    kinds = ["linear_attention", *draw.layers("linear_attention", "hybrid", "hybrid")]
     hidden, count = draw.of(8, 16, 32), draw.of(1, 2, 4)
     return hf.ZambaConfig(
         **draw.block(hidden_size=hidden, num_attention_heads=4, num_key_value_heads=4)
@@ -177,7 +177,7 @@ def zamba2(draw: Draw) -> Any:
         use_shared_attention_adapter=draw.flag(),
         adapter_rank=draw.of(1, 4),
         num_mem_blocks=draw.of(1, 2),
-        time_step_floor=draw.of(1e-4, 0.5),
+        time_step_min=draw.of(1e-3, 0.5),
     )
 
 
@@ -200,8 +200,7 @@ def nemotron_h(draw: Draw) -> Any:
         mlp_hidden_act=draw.of("relu2", "silu"),
         attention_bias=draw.flag(),
         mlp_bias=draw.flag(),
-        time_step_floor=draw.of(1e-4, 0.5),
-        time_step_limit=draw.choice(LIMITS),
+        time_step_min=draw.of(1e-3, 0.5),
         moe_intermediate_size=8,
         moe_shared_expert_intermediate_size=8,
         n_routed_experts=4,
