@@ -88,13 +88,13 @@ def read(session: Any, row: int) -> Tensor:
     ("name", "capture"),
     [
         *((name, "off") for name in (*UPPER, *FLOOR)),
-        pytest.param("mamba2", "compile", id="mamba2-captured"),
+        pytest.param("mamba2", "compile", id="mamba2-captured", marks=pytest.mark.thorough),  # traces
     ],
 )
 def test_a_kept_rows_next_turn_is_read_as_a_prompt(
     name: str, capture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood.backends.capture._inductor", lambda *_: as_traced)
+    monkeypatch.setattr("draftwood.backends.capture._inductor", lambda *_, **__: as_traced)
     turn = [(5 * i + 2) % VOCAB for i in range(70)]
     steps = Steps(limited(name))
     one = decoder_of(limited(name), capture=capture)

@@ -58,7 +58,7 @@ class Case:
         # A loop over experts, since grouped products round otherwise for other numbers of tokens.
         model = hf.AutoModelForCausalLM.from_config(self.config, experts_implementation="eager")
         # Both Zambas multiply rounding a hundredfold at the size that the others need.
-        size = 0.12 if "zamba" in self.family else 0.25
+        size = 1.0 if "zamba" in self.family else 2.0
         for name, parameter in model.named_parameters():
             _randomise(name, parameter, size)
         if noise:
@@ -70,15 +70,19 @@ class Case:
 
 @torch.no_grad()
 def _randomise(name: str, parameter: torch.Tensor, size: float) -> None:
-    """Weights large enough that logits differ from token to token."""
+    """Weights with which texts go on to new tokens: embeddings are small compared with what layers add."""
     if "A_log" in name:
         parameter.uniform_(-2.0, 1.0)
     elif "dt_bias" in name or name.endswith((".D", "sinks")):
         parameter.normal_()
     elif "norm" in name or ".ln_" in name:
         parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    elif re.search("embed|wte|wpe", name):
+        parameter.normal_(0.0, 0.1)
+    elif parameter.dim() < 2:
+        parameter.normal_(0.0, 0.2)
     else:
-        parameter.normal_(0.0, size)
+        parameter.normal_(0.0, size / parameter.shape[-1] ** 0.5)
 
 
 def _boundaries(config: Any) -> list[int]:

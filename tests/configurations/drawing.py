@@ -55,8 +55,8 @@ class Draw(Random):
 
     def own_head_dim(self) -> dict[str, Any]:
         """Returns sizes of attention whose heads together are wider or narrower than the hidden size."""
-        heads = self.heads()
-        return heads | {"head_dim": self.of(2, 4, 8, 12), "hidden_size": self.of(8, 12, 24, 32)}
+        # Some families want the one to be a multiple of the other's heads all the same.
+        return self.heads(dims=(4, 6, 10)) | {"head_dim": self.of(2, 4, 8, 12)}
 
     def rope(self, *, parts: tuple[float, ...] = (1.0,)) -> dict[str, Any]:
         """Returns the parameters of a rotation, of such a part of every head."""
