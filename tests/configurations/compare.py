@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +25,10 @@ from tests.configurations.case import Case
 from tests.configurations.drawing import VOCAB, Draw
 
 EQUAL, REFUSED, NOT_THERE = "equal", "refused in a sentence", "generate() raises"
-WRONG, RAW = "wrong", "a raw error"
+WRONG, RAW, UNEXPECTED = "wrong", "a raw error", "refused without a cause"
 FINE = (EQUAL, REFUSED, NOT_THERE)
+REFUSALS = re.compile("an attention window of 1 token|MiniMaxForCausalLM is recurrent, but none of its parts")
+"""What may be refused."""
 CLOSE = 1e-3
 """Difference of two logits that nothing but rounding needs to explain."""
 ROUNDING = 20.0
@@ -53,7 +56,7 @@ def verdict(case: Case) -> Verdict:
         try:
             return Verdict(case, *_judged(case, written))
         except DraftwoodError as error:
-            return Verdict(case, REFUSED, str(error))
+            return Verdict(case, REFUSED if REFUSALS.search(str(error)) else UNEXPECTED, str(error))
         except Exception as error:
             return Verdict(case, RAW, f"{type(error).__name__}: {error}")
 

@@ -37,7 +37,7 @@ def mamba(draw: Draw, config: Any) -> Any:
 def heads(draw: Draw) -> tuple[int, int, int, int]:
     """Heads of Mamba-2, their size and groups, and a hidden size that is half as wide as they are."""
     count = draw.of(1, 2, 4, 6, 8)
-    dim = draw.of(2, 4, 8, 12)
+    dim = draw.of(8, 12) if count == 1 else draw.of(4, 8, 12)
     return count, dim, draw.divisor(count), count * dim // 2
 
 
