@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from numbers import Integral, Real
 from typing import Any
@@ -125,6 +125,10 @@ class SamplingParams:
         import transformers
 
         return tuple(getattr(transformers, name)(v) for name, v in settings if v is not None)
+
+    def after(self, processors: Sequence[Any]) -> SamplingParams:
+        """Returns the same with these processors before its own."""
+        return attrs.evolve(self, processors=(*processors, *self.processors)) if processors else self
 
     @property
     def reads_prefix(self) -> bool:
