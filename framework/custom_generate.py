@@ -199,7 +199,13 @@ class CustomGenerate:
         """The decoder of the last model, or a new one: for another model, or another structure of it."""
         structure = ModelKey.of(model).structure
         if self._decoder is None or self._model is not model or self._structure != structure:
-            self._decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._decoder = SpeculativeDecoder(
+                model,
+                self.drafter,
+                self.policy,
+                self.verifier,
+                follows_defaults=False,  # generate() has made processors of them
+            )
             self._model, self._structure = model, structure
         return self._decoder
 

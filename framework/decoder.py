@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from os import PathLike
@@ -18,6 +19,7 @@ from draftwood.constraints import Constraint
 from draftwood.errors import IncompatibleModels, InvalidInput
 from draftwood.generation import Generation, PartialGeneration
 from draftwood.loop import RoundLoop
+from draftwood.model_defaults import ModelDefaults
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import SpawnedSeeds, row_seeds
@@ -29,6 +31,8 @@ from draftwood.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
+
+log = logging.getLogger(__name__)
 
 
 def as_backend(target: Any) -> StateBackend:
@@ -55,6 +59,8 @@ class SpeculativeDecoder:
         drafter: a `Drafter`, or a model or backend that drafts.
         policy: grows the trees.
         verifier: accepts a path.
+        follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
+            hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
 
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
@@ -66,6 +72,8 @@ class SpeculativeDecoder:
     drafter: Drafter = attrs.field(converter=as_drafter)
     policy: TreePolicy
     verifier: Verifier
+    follows_defaults: bool = attrs.field(default=True, kw_only=True)
+    _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
@@ -264,8 +272,6 @@ class SpeculativeDecoder:
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
         renew(self.target, *self.drafter.backends)
-        sampling = sampling or SamplingParams()
-        check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)
         if stop_strings:
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
@@ -275,6 +281,9 @@ class SpeculativeDecoder:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
         given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
         ends = frozenset([given] if isinstance(given, int) else given)
+        processors = self._defaults(ends, sampled_by_default=sampling is None)
+        sampling = (sampling or SamplingParams()).after(processors)
+        check_sampling_fits(self.verifier, sampling)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:
@@ -295,6 +304,7 @@ class SpeculativeDecoder:
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
             RowSettings.of(sampling, draft_sampling, keep),
             ends,
+            processors=processors,
             max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             criteria=criteria,
@@ -304,6 +314,22 @@ class SpeculativeDecoder:
             batch=padded,
             together=together,
         )
+
+    def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
+        """The processors of the target's own defaults; what is left out of them is said once."""
+        if not self.follows_defaults:
+            return ()
+        defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
+        left_out = (*defaults.left_out, *(defaults.sampling if sampled_by_default else ()))
+        if left_out and (said := ", ".join(left_out)) not in self._said:
+            self._said.add(said)
+            log.warning(
+                "The generation config of %s asks for %s, which a SpeculativeDecoder leaves out; give it as "
+                "an argument of the call, or use generate(custom_generate=...).",
+                type(self.target.model).__name__,
+                said,
+            )
+        return defaults.processors
 
     def _agreed(self, seeds: Seeds) -> Seeds:
         """These seeds; where several processes run the target, the first one's."""

@@ -60,6 +60,8 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
+    # Of every row, before its own: those of the model's defaults.
+    _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
@@ -368,7 +370,7 @@ class Session:
             keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
         if sampling is not None:
             check_sampling_fits(self._loop.verifier, sampling)
-            settings = RowSettings.of(sampling, draft_sampling)
+            settings = RowSettings.of(sampling.after(self._processors), draft_sampling)
         elif draft_sampling is not None:
             settings = attrs.evolve(settings, draft_sampling=draft_sampling)
         return settings if keep == settings.keep else attrs.evolve(settings, keep=keep)
