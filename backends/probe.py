@@ -89,10 +89,9 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     most = COARSE if rounds_activations(model) else LIMIT.get(dtype, 0.2)
     limit = min(most, max(ROUNDING * rounding, least))
     if recurrent_layers(model.config) and limit < max(differences) <= most:
-        # Scans of the same tokens round alike in every forward. Token by token they round otherwise.
-        text = [*prefixes[0], root, *chain, last]
-        own = difference(step_by_step(model, text[:1], text[1:]), plain_logits(model, text)[1:])
-        limit = min(most, max(limit, ROUNDING * own))
+        # Scans of the same tokens round alike in every forward, so that what rounding does does not show.
+        moved = difference(moved_logits(model, text, by=torch.finfo(dtype).eps), along)
+        limit = min(most, max(limit, ROUNDING * moved))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):
         return (
@@ -114,11 +113,6 @@ def decoded_logits(model: Any, prompt: list[int], written: list[int]) -> Tensor:
         return torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
     if not clamps_steps(model):
         return plain_logits(model, text)[len(prompt) :]
-    return step_by_step(model, prompt, written)
-
-
-def step_by_step(model: Any, prompt: list[int], written: list[int]) -> Tensor:
-    """Logits `[len(written), vocab]` by the model's own decoding after a `prompt` that is read at once."""
     name, device = cache_argument(model), input_device(model)
     options: dict[str, Any] = {name: DynamicCache(config=model.config), "use_cache": True}
     logits, start = [], 0
@@ -130,6 +124,21 @@ def step_by_step(model: Any, prompt: list[int], written: list[int]) -> Tensor:
             logits.append(model(input_ids=ids, **options).logits[0, -1:])
             start += len(piece)
     return torch.cat(logits[1:])
+
+
+def moved_logits(model: Any, text: list[int], *, by: float) -> Tensor:
+    """Logits `[len(text), vocab]` of `text`, whose embeddings are off by the part `by`, as if rounded."""
+    noise = torch.Generator().manual_seed(0)
+
+    def move(_: Any, __: Any, embedded: Tensor) -> Tensor:
+        off = 1 + by * torch.randn(embedded.shape, generator=noise)
+        return embedded * off.to(embedded)
+
+    hook = model.get_input_embeddings().register_forward_hook(move)
+    try:
+        return plain_logits(model, text)
+    finally:
+        hook.remove()
 
 
 def arithmetic(model: Any) -> torch.dtype:

@@ -112,12 +112,27 @@ def _judged(case: Case, written: list[tuple[list[int], Tensor]]) -> tuple[str, s
 
 def _rounding(case: Case, prompt: list[int], tokens: list[int], logits: Tensor, off: Tensor) -> bool:
     """Whether the differences `off` are as large as what single precision does to the model itself."""
-    exact = Steps(case.model().double())
-    with Doubled():
-        steps = [exact(prompt, tokens[:step]) for step in range(len(off))]
-    itself = (torch.stack(steps) - logits[: len(off)]).abs().amax(-1)
+    rounded = Rounding(case)
+    itself = torch.tensor([rounded(prompt, tokens[:step], logits[step]) for step in range(len(off))])
     # A text that parts from the other does so where two tokens are nearly as likely.
     return bool((off <= ROUNDING * itself.cummax(0).values + CLOSE).all())
+
+
+class Rounding:
+    """What single precision does to the logits of a case's own model.
+
+    That is how far they are from those in double precision, and, as single results are right by luck, how far
+    these move with weights that are off by a rounding.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._exact, self._moved = (Steps(case.model(noise=noise).double()) for noise in (0.0, 2e-7))
+
+    def __call__(self, prompt: list[int], path: list[int], logits: Tensor) -> float:
+        """Returns the larger of both for the `logits` `[vocab]` after `prompt` and then `path`."""
+        with Doubled():
+            exact, moved = self._exact(prompt, path), self._moved(prompt, path)
+        return max(float((one - exact).abs().max()) for one in (logits, moved))
 
 
 class Steps:
@@ -173,7 +188,7 @@ def _trees(
     case: Case, backend: StateBackend, written: list[tuple[list[int], Tensor]], draw: Draw
 ) -> tuple[str, str] | None:
     """What is wrong about random trees after prompts that are read up to their last token, the first root."""
-    oracle, exact = Steps(case.model()), Steps(case.model().double())
+    oracle, rounded = Steps(case.model()), Rounding(case)
     backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in case.prompts])
     texts, roots = [prompt[:-1] for prompt in case.prompts], [prompt[-1] for prompt in case.prompts]
     for _ in range(2):
@@ -189,9 +204,7 @@ def _trees(
                 off = float((scored[row, node] - expected).abs().max())
                 if off <= CLOSE:
                     continue
-                with Doubled():
-                    itself = float((exact(prompt, after) - expected).abs().max())
-                if not off <= ROUNDING * itself + CLOSE:
+                if not off <= ROUNDING * rounded(prompt, after, expected) + CLOSE:
                     place = f"node {node} of row {row}, {len(after)} tokens after {len(prompt)},"
                     return WRONG, f"{place} is off by {off:.1e}"
         paths = [_path(of_row, draw.randrange(nodes)) for of_row in parents]
