@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.auto_class import auto_class
 from draftwood.backends.captured_loading import with_capture
 from draftwood.backends.checkpoints import first_line, move_to
 from draftwood.backends.context import rope_depends_on_length
@@ -169,7 +170,7 @@ def load_model(
         # Spreading a model over devices is accelerate's work, which nobody else needs installed.
         places = {"device_map": "auto"}
     model, info = _read(
-        AutoModelForCausalLM,
+        auto_class(config),
         name,
         config=config,
         trust_remote_code=trust_remote_code,

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.generate_call import Call
+from draftwood.generate_inputs import INNER, refuse_other_inputs
 
-# What `generate` itself prepares for the model, and leaves the text as it is.
-_PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
-_INNER = ("output_attentions", "output_hidden_states")
-_CACHES = frozenset({"cache", "past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
 # Caches that leave the text as it is, and are draftwood's own business.
 _EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
 # Options of other kinds of decoding, with what each is when it is off.
@@ -44,7 +40,7 @@ def refuse_unserved(
         synced_gpus: whether ranks that have ended must go on with the others.
 
     Raises:
-        InvalidInput: names the option and what to do without it.
+        InvalidInput: names the option, or the input, and what to do without it.
     """
     options = [
         name
@@ -73,7 +69,7 @@ def refuse_unserved(
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
     if config.return_dict_in_generate:
-        for name in _INNER:
+        for name in INNER:
             if getattr(config, name, False) or model_kwargs.get(name):
                 raise InvalidInput(
                     f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
@@ -84,7 +80,7 @@ def refuse_unserved(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
             "keep a cache of their own; leave it out."
         )
-    _refuse_inputs(call, model_kwargs, ids)
+    refuse_other_inputs(call, model, model_kwargs, ids)
 
 
 def _has_virtual_tokens(model: Any) -> bool:
@@ -92,32 +88,6 @@ def _has_virtual_tokens(model: Any) -> bool:
     # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
-
-
-def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:
-    for name in sorted(_CACHES & call.arguments):
-        raise InvalidInput(
-            f"{name} was given, and draft trees keep a cache of their own; give the whole text as input_ids."
-        )
-    # A model may be told of its inputs by a name that is only there for `generate`.
-    served = _PREPARED | _CACHES | {"position_ids", *_INNER}
-    for name in sorted(name for name, value in model_kwargs.items() if value is not None):
-        if name not in served:
-            raise InvalidInput(f"{name} is not served by draft trees; give the text as input_ids alone.")
-    positions = model_kwargs.get("position_ids") if "position_ids" in call.arguments else None
-    if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
-        raise InvalidInput(
-            "position_ids is not the count of the tokens before each, which is what draft trees go by; leave "
-            "it out."
-        )
-
-
-def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
-    seen = torch.ones_like(ids) if mask is None else (mask != 0).long()
-    expected = (seen.cumsum(1) - 1).to(positions.device)
-    if positions.shape not in (expected.shape, expected[:1].shape):
-        return False
-    return bool(((positions == expected) | (seen == 0).to(positions.device)).all())
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:
