@@ -15,6 +15,7 @@ from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
 from draftwood.errors import InvalidInput
+from draftwood.followed_processors import follow
 from draftwood.generate_call import Call, watch
 from draftwood.generate_options import limits, refuse_unserved
 from draftwood.generation import Generation, PartialGeneration
@@ -152,6 +153,7 @@ class CustomGenerate:
         streamer: Any,
     ) -> Generation:
         asked, longest, ends = limits(criteria)
+        processors, constraint = self._constrained(processors, rows=len(input_ids), ends=ends)
         prompts = as_prompts(input_ids, mask)
         room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
         keep = TokenDetails(
@@ -170,7 +172,7 @@ class CustomGenerate:
             # It has put temperature, top-k and their kin among the processors already.
             sampling=SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors),
             draft_sampling=self.draft_sampling,
-            constraint=self.constraint,
+            constraint=constraint,
             seed=seeds,
             eos_token_id=sorted(ends),
             pad_token_id=pad,
@@ -194,6 +196,18 @@ class CustomGenerate:
                     f"{len(row.tokens)} new tokens; ask for no more (max_new_tokens)."
                 )
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
+
+    def _constrained(
+        self, processors: Sequence[Any], *, rows: int, ends: frozenset[int]
+    ) -> tuple[list[Any], Constraint | Sequence[Constraint] | None]:
+        """The processors without those that hold a grammar, and the constraint of the call."""
+        others, followed = follow(processors, rows=rows, ends=ends)
+        if followed is not None and self.constraint is not None:
+            raise InvalidInput(
+                "custom_generate(constraint=...) and a logits processor with a grammar were given; leave one "
+                "of the two out."
+            )
+        return others, self.constraint if followed is None else followed
 
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
         """The decoder of the last model, or a new one: for another model, or another structure of it."""
