@@ -10,7 +10,6 @@ Tasks that generate are drafted; those that compare log-likelihoods run as ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.api.registry import register_model
@@ -18,7 +17,6 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from draftwood.integrations.loops import loop_of
-from draftwood.integrations.until import write_until
 
 
 @register_model("draftwood")
@@ -39,17 +37,13 @@ class DraftwoodLM(HFLM):  # type: ignore[misc]
         self._loop = loop_of(self.model, drafter=drafter, recipe=recipe)
 
     def _model_generate(
-        self, context: Tensor, max_length: int, stop: Sequence[str], **generation_kwargs: Any
+        self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> Tensor:
-        return write_until(
-            self.model,
-            self.tokenizer,
-            context,
-            max_length=max_length,
-            stop=stop,
-            custom_generate=self._loop,
-            **generation_kwargs,
+        # The criteria, temperatures and autocast are those of lm-eval itself.
+        written: Tensor = super()._model_generate(
+            context, max_length, stop, custom_generate=self._loop, **generation_kwargs
         )
+        return written
 
 
 if __name__ == "__main__":
