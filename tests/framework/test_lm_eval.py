@@ -12,6 +12,8 @@ from lm_eval.models.huggingface import HFLM
 
 from draftwood.integrations.lm_eval import DraftwoodLM
 
+pytestmark = pytest.mark.integrations
+
 # Stops that begin in the prompt, stop at once, lie over two tokens, or never come.
 TASKS = [
     ("import torch\n", ["\n\n"]),
