@@ -17,6 +17,7 @@ from draftwood.compatibility import check_drafters_fit, check_sampling_fits, che
 from draftwood.constraints import Constraint
 from draftwood.errors import IncompatibleModels, InvalidInput
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.kept_text import Turn
 from draftwood.loop import RoundLoop
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
@@ -199,12 +200,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
         `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
-        processors and criteria are then shown as transformers' `generate` shows it. Whatever ends the
+        processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
+        goes on from, and which is filled when its text has ended. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
         prompts = as_prompts(prompts)
@@ -226,9 +229,13 @@ class SpeculativeDecoder:
             keep=keep,
             statistics=statistics,
             padded=padded,
+            turn=turn,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
-            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed)
+            kept = turn is not None
+            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
+        if turn is not None and turn.past is not None:
+            session.go_on(turn.past)
         try:
             with session:
                 while session.unfinished:
@@ -236,6 +243,8 @@ class SpeculativeDecoder:
                     for record in finished_round.rows:
                         if record.error is not None:
                             raise record.error
+                    if turn is not None and not session.unfinished:
+                        turn.kept = session.keep()
                     yield finished_round
         finally:
             session.close()  # Ctrl-C may fall between the lock and the block
@@ -257,13 +266,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
         The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
-        renew(self.target, *self.drafter.backends)
+        renew(self.target, self.drafter, past=None if turn is None else turn.past)
         sampling = sampling or SamplingParams()
         check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.generate_call import Call, says_something
+from draftwood.kept_text import KeptText
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
@@ -50,10 +51,11 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
             f"{name} is an encoder-decoder, and its encoder inputs are not supported by draft trees; decode "
             "without custom_generate=, or use a decoder-only model."
         )
-    for argument in sorted(_CACHES & call.arguments):
+    ours = any(isinstance(value, KeptText) for value in model_kwargs.values())
+    for argument in sorted(_CACHES & call.arguments if not ours else ()):
         raise InvalidInput(
             f"{argument} was given, and draft trees keep a cache of their own; give the whole text as "
-            "input_ids."
+            "input_ids, and past_key_values only as a call of the same custom_generate= returned it."
         )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
     supported = _PREPARED | _CACHES | {"position_ids", *INNER}
