@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
-from draftwood.errors import InvalidInput
+from draftwood.errors import InvalidInput, stop_iteration_as_it_is
 from draftwood.followed_processors import follow
 from draftwood.generate_call import Call, watch
 from draftwood.generate_options import limits, refuse_unserved
@@ -170,7 +170,8 @@ class CustomGenerate:
         )
         states = policy_states.row_states(self.policy, None, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
-        seeds = row_seeds(None, len(prompts))
+        # A greedy call leaves torch's generator as it was, as that of `generate` does.
+        seeds = row_seeds(None if config.do_sample else 0, len(prompts))
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)
         pad = pad if pad is not None else 0
@@ -191,8 +192,9 @@ class CustomGenerate:
             statistics=statistics,
             padded=input_ids,
             turn=turn,
+            configured=False,  # `generate` has made its processors already
         )
-        with closing(rounds):
+        with closing(rounds), stop_iteration_as_it_is:
             for finished_round in rounds:
                 written.add(finished_round)
                 if streamer is not None:

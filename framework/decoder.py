@@ -14,8 +14,9 @@ from torch import Tensor
 
 from draftwood import policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
+from draftwood.configured import configured_processors
 from draftwood.constraints import Constraint
-from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
 from draftwood.generation import Generation, PartialGeneration
 from draftwood.kept_text import Turn
 from draftwood.loop import RoundLoop
@@ -110,14 +111,15 @@ class SpeculativeDecoder:
                 token lists. A tensor comes back as it is, in front of what was written.
             max_new_tokens: exact; a text that the model can hold no more of ends earlier.
             max_rows: how many rows are written at once; the others wait. Default: all.
-            sampling: how the target's tokens are chosen; default greedy.
+            sampling: how the target's tokens are chosen; default greedy. Penalties, suppressed tokens and the
+                like of the model's generation config apply as well, as in `generate()`.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
             constraint: what may be written: one for all rows, or one a row.
             policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
                 row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
-                `Generation.seeds` names them. Default: torch's global generator.
+                `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
             eos_token_id: default: the target's own. An empty list: none.
             stop_strings: needs `tokenizer`; the token that completes the string is kept.
             stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
@@ -137,6 +139,8 @@ class SpeculativeDecoder:
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
+        if seed is None and (sampling is None or sampling.temperature == 0):
+            seed = 0  # nothing of a greedy text is drawn, and torch's generator stays as it is
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         gradients = torch.is_grad_enabled()
         try:
@@ -160,7 +164,7 @@ class SpeculativeDecoder:
                 keep=keep,
                 statistics=statistics,
             )
-            with closing(rounds):
+            with closing(rounds), stop_iteration_as_it_is:
                 for finished_round in rounds:
                     written.add(finished_round)
                     if streamer is not None:
@@ -201,13 +205,16 @@ class SpeculativeDecoder:
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
+        configured: bool = True,
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
         `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
         processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
-        goes on from, and which is filled when its text has ended. Whatever ends the
+        goes on from, and which is filled when its text has ended; `configured`, whether the penalties,
+        suppressed tokens and the like of the target's generation config come before the processors of
+        `sampling`, as in `generate()`. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
         prompts = as_prompts(prompts)
@@ -220,6 +227,7 @@ class SpeculativeDecoder:
             max_rows=max_rows,
             sampling=sampling,
             draft_sampling=draft_sampling,
+            seed=0,  # every row has one of its own
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,
             stop_strings=stop_strings,
@@ -230,6 +238,7 @@ class SpeculativeDecoder:
             statistics=statistics,
             padded=padded,
             turn=turn,
+            configured=configured,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
             kept = turn is not None
@@ -267,6 +276,7 @@ class SpeculativeDecoder:
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
+        configured: bool = True,
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
@@ -274,7 +284,10 @@ class SpeculativeDecoder:
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
         renew(self.target, self.drafter, past=None if turn is None else turn.past)
-        sampling = sampling or SamplingParams()
+        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        ends = frozenset([given] if isinstance(given, int) else given)
+        processors = configured_processors(self.target, sorted(ends)) if configured else ()
+        sampling = (sampling or SamplingParams()).after(processors)
         check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)
         if stop_strings:
@@ -283,8 +296,6 @@ class SpeculativeDecoder:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
-        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        ends = frozenset([given] if isinstance(given, int) else given)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:
@@ -313,6 +324,7 @@ class SpeculativeDecoder:
             statistics=statistics,
             batch=padded,
             together=together,
+            processors=processors,
         )
 
     def _agreed(self, seeds: Seeds) -> Seeds:

@@ -11,8 +11,8 @@ from draftwood.errors import InvalidInput
 from draftwood.generate_call import Call
 from draftwood.generate_inputs import INNER, refuse_other_inputs
 
-# Caches that leave the text as it is, and are draftwood's own business.
-_EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
+# Caches that round what they keep. All others leave the text as it is: windows follow from the model.
+_ROUNDING_CACHES = frozenset({"quantized"})
 # Options of other kinds of decoding, with what each is when it is off.
 _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
     "num_beams": (None, 1),
@@ -66,6 +66,13 @@ def refuse_unserved(
             "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
             "without custom_generate=, or use an adapter of weights, such as LoRA."
         )
+    if hooks := _adapters_by_row(model):
+        for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
+            del vars(module)["_forward_pre_hooks"][number]
+        raise InvalidInput(
+            "adapter_names= gives each row an adapter of its own, and the rows of a draft tree's passes are "
+            "not those of the call; switch with set_adapter() and call once per adapter."
+        )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
     if config.return_dict_in_generate:
@@ -75,7 +82,7 @@ def refuse_unserved(
                     f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
                     "take them from one forward over the finished text."
                 )
-    if config.cache_implementation not in (None, *_EXACT_CACHES):
+    if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
             "keep a cache of their own; leave it out."
@@ -88,6 +95,16 @@ def _has_virtual_tokens(model: Any) -> bool:
     # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
+
+
+def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
+    """Modules and numbers of the hooks by which PEFT gives each row of a batch an adapter of its own."""
+    return [
+        (module, number)
+        for module in model.modules()
+        for number, hook in vars(module)["_forward_pre_hooks"].items()
+        if "adapter_names" in (getattr(hook, "keywords", None) or {})
+    ]
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:

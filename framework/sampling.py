@@ -107,6 +107,10 @@ class SamplingParams:
 
         return tuple(getattr(transformers, name)(v) for name, v in settings if v is not None)
 
+    def after(self, processors: tuple[Any, ...]) -> SamplingParams:
+        """These parameters with `processors` before their own."""
+        return attrs.evolve(self, processors=(*processors, *self.processors)) if processors else self
+
     @property
     def reads_prefix(self) -> bool:
         """Whether `distribution` needs prefixes."""

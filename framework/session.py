@@ -62,6 +62,7 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
+    _processors: tuple[Any, ...] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
@@ -394,6 +395,7 @@ class Session:
         if logprobs is not None:
             keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
         if sampling is not None:
+            sampling = sampling.after(self._processors)
             check_sampling_fits(self._loop.verifier, sampling)
             settings = RowSettings.of(sampling, draft_sampling)
         elif draft_sampling is not None:

@@ -41,7 +41,7 @@ REFUSALS: dict[str, set[str]] = {
         "mtp",
         "prompt_lookup",
     },
-    "^inputs_embeds is not served": {"embeddings"},
+    "^Embeddings .inputs_embeds. were given": {"embeddings"},
     "^past_key_values was given": {"given_cache"},
     "^output_(attentions|hidden_states)=True is not served": {"inner_outputs"},
     "^cache_implementation='quantized' would change the text": {"other_cache"},
