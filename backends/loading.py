@@ -23,7 +23,7 @@ from draftwood.backends.longrope import with_longrope
 from draftwood.backends.masks import reaches
 from draftwood.backends.model import ModelBackend, served_part
 from draftwood.backends.offloading import disk_options
-from draftwood.backends.quantized import quantized
+from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -341,7 +341,7 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
                 type(model).__name__,
                 end,
             )
-        if verdicts[method] is None and quantized(model):
+        if verdicts[method] is None and rounds_activations(model):
             log.warning(
                 "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
                 "of generate() where two tokens are nearly as likely.",

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from draftwood.backends.context import rope_depends_on_length
 from draftwood.backends.forward import cache_argument, guarded_pass, input_device, plain_logits, takes
 from draftwood.backends.length_settings import SMALL
-from draftwood.backends.quantized import quantized
+from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers
 from draftwood.errors import UnsupportedModel
 from draftwood.machine_faults import machine_fault
@@ -86,7 +86,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
     dtype = arithmetic(model)
     least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(dtype).eps)
-    most = COARSE if quantized(model) else LIMIT.get(dtype, 0.2)
+    most = COARSE if rounds_activations(model) else LIMIT.get(dtype, 0.2)
     limit = min(most, max(ROUNDING * rounding, least))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):

@@ -192,7 +192,6 @@ class CustomGenerate:
             statistics=statistics,
             padded=input_ids,
             turn=turn,
-            configured=False,  # `generate` has made its processors already
         )
         with closing(rounds), stop_iteration_as_it_is:
             for finished_round in rounds:
@@ -224,7 +223,13 @@ class CustomGenerate:
         """The decoder of the last model, or a new one: for another model, or another structure of it."""
         structure = ModelKey.of(model).structure
         if self._decoder is None or self._model is not model or self._structure != structure:
-            self._decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._decoder = SpeculativeDecoder(
+                model,
+                self.drafter,
+                self.policy,
+                self.verifier,
+                follows_defaults=False,  # generate() has made processors of them
+            )
             self._model, self._structure = model, structure
         return self._decoder
 

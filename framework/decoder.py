@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from os import PathLike
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from draftwood import policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
-from draftwood.configured import configured_processors
 from draftwood.constraints import Constraint
 from draftwood.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
 from draftwood.generation import Generation, PartialGeneration
 from draftwood.kept_text import Turn
 from draftwood.loop import RoundLoop
+from draftwood.model_defaults import ModelDefaults
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import SpawnedSeeds, row_seeds
@@ -31,6 +32,8 @@ from draftwood.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
+
+log = logging.getLogger(__name__)
 
 
 def as_backend(target: Any) -> StateBackend:
@@ -57,6 +60,8 @@ class SpeculativeDecoder:
         drafter: a `Drafter`, or a model or backend that drafts.
         policy: grows the trees.
         verifier: accepts a path.
+        follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
+            hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
 
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
@@ -68,6 +73,8 @@ class SpeculativeDecoder:
     drafter: Drafter = attrs.field(converter=as_drafter)
     policy: TreePolicy
     verifier: Verifier
+    follows_defaults: bool = attrs.field(default=True, kw_only=True)
+    _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
@@ -111,8 +118,7 @@ class SpeculativeDecoder:
                 token lists. A tensor comes back as it is, in front of what was written.
             max_new_tokens: exact; a text that the model can hold no more of ends earlier.
             max_rows: how many rows are written at once; the others wait. Default: all.
-            sampling: how the target's tokens are chosen; default greedy. Penalties, suppressed tokens and the
-                like of the model's generation config apply as well, as in `generate()`.
+            sampling: how the target's tokens are chosen; default greedy.
             draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
                 draft's plain distribution, whose probabilities shape the tree.
             constraint: what may be written: one for all rows, or one a row.
@@ -205,16 +211,13 @@ class SpeculativeDecoder:
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
-        configured: bool = True,
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
         `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
         processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
-        goes on from, and which is filled when its text has ended; `configured`, whether the penalties,
-        suppressed tokens and the like of the target's generation config come before the processors of
-        `sampling`, as in `generate()`. Whatever ends the
+        goes on from, and which is filled when its text has ended. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
         prompts = as_prompts(prompts)
@@ -238,7 +241,6 @@ class SpeculativeDecoder:
             statistics=statistics,
             padded=padded,
             turn=turn,
-            configured=configured,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
             kept = turn is not None
@@ -276,7 +278,6 @@ class SpeculativeDecoder:
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
-        configured: bool = True,
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
@@ -284,11 +285,6 @@ class SpeculativeDecoder:
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
         renew(self.target, self.drafter, past=None if turn is None else turn.past)
-        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        ends = frozenset([given] if isinstance(given, int) else given)
-        processors = configured_processors(self.target, sorted(ends)) if configured else ()
-        sampling = (sampling or SamplingParams()).after(processors)
-        check_sampling_fits(self.verifier, sampling)
         criteria = list(stopping_criteria)
         if stop_strings:
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
@@ -296,6 +292,11 @@ class SpeculativeDecoder:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
+        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        ends = frozenset([given] if isinstance(given, int) else given)
+        processors = self._defaults(ends, sampled_by_default=sampling is None)
+        sampling = (sampling or SamplingParams()).after(processors)
+        check_sampling_fits(self.verifier, sampling)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:
@@ -316,6 +317,7 @@ class SpeculativeDecoder:
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
             RowSettings.of(sampling, draft_sampling, keep),
             ends,
+            processors=processors,
             max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             criteria=criteria,
@@ -324,8 +326,23 @@ class SpeculativeDecoder:
             statistics=statistics,
             batch=padded,
             together=together,
-            processors=processors,
         )
+
+    def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
+        """The processors of the target's own defaults; what is left out of them is said once."""
+        if not self.follows_defaults:
+            return ()
+        defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
+        left_out = (*defaults.left_out, *(defaults.sampling if sampled_by_default else ()))
+        if left_out and (said := ", ".join(left_out)) not in self._said:
+            self._said.add(said)
+            log.warning(
+                "The generation config of %s asks for %s, which a SpeculativeDecoder leaves out; give it as "
+                "an argument of the call, or use generate(custom_generate=...).",
+                type(self.target.model).__name__,
+                said,
+            )
+        return defaults.processors
 
     def _agreed(self, seeds: Seeds) -> Seeds:
         """These seeds; where several processes run the target, the first one's."""

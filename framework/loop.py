@@ -343,7 +343,7 @@ class RoundLoop:
         `logs` are of the rows whose distributions depend on their prefix, by position.
         """
         plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
-        probs = row_settings.proposals(plain, logits, self._scratch)
+        probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)
         for position, log in logs.items():
             row, request = batch.rows[position], requests[position]
             probs[position] = 0

@@ -62,7 +62,8 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
-    _processors: tuple[Any, ...] = ()
+    # Of every row, before its own: those of the model's defaults.
+    _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)

@@ -10,13 +10,16 @@ Tasks that generate are drafted; those that compare log-likelihoods run as ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from draftwood.integrations.loops import loop_of
+from draftwood.integrations.until import write_until
 
 
 @register_model("draftwood")
@@ -37,13 +40,19 @@ class DraftwoodLM(HFLM):  # type: ignore[misc]
         self._loop = loop_of(self.model, drafter=drafter, recipe=recipe)
 
     def _model_generate(
-        self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
+        self, context: Tensor, max_length: int, stop: Sequence[str], **generation_kwargs: Any
     ) -> Tensor:
-        # The criteria, temperatures and autocast are those of lm-eval itself.
-        written: Tensor = super()._model_generate(
-            context, max_length, stop, custom_generate=self._loop, **generation_kwargs
-        )
-        return written
+        dtype = self.mixed_precision_dtype
+        with torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None):
+            return write_until(
+                self.model,
+                self.tokenizer,
+                context,
+                max_length=max_length,
+                stop=stop,
+                custom_generate=self._loop,
+                **generation_kwargs,
+            )
 
 
 if __name__ == "__main__":

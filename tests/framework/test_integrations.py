@@ -1,4 +1,4 @@
-"""Ways in from elsewhere: loops from names, and the folder of a hub repository."""
+"""Ways in from elsewhere: loops from names, and texts that end at a string, as lm-eval asks for them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from draftwood import zoo
 from draftwood.errors import InvalidInput, UnknownStrategy
 from draftwood.integrations.loops import loop_of
+from draftwood.integrations.until import write_until
 
 HUB = Path(__file__).parents[2] / "hub"
 NEW = 24
@@ -25,6 +26,66 @@ def tokenizer():
     fast_tokenizer = zoo.tokenizer()
     fast_tokenizer.padding_side = "left"
     return fast_tokenizer
+
+
+def texts(model, tokenizer, prompts, stop, **options):
+    """What stands behind each prompt, cut before the first stop string, as lm-eval cuts it."""
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+    length = inputs["input_ids"].shape[1]
+    written = write_until(
+        model,
+        tokenizer,
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_length=length + NEW,
+        stop=stop,
+        **options,
+    )
+    decoded = tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
+    for string in stop:
+        decoded = [text.split(string)[0] for text in decoded]
+    return decoded, written.shape[1] - length
+
+
+@pytest.mark.parametrize(
+    ("drafter", "stop"), [(None, ["\n"]), (str(zoo.path("llama-draft")), ["apples", "."]), (None, [])]
+)
+def test_drafted_texts_end_where_ordinary_ones_do(model, tokenizer, drafter, stop):
+    loop = loop_of(model, drafter=drafter)
+    plain, _ = texts(model, tokenizer, PROMPTS, stop)
+    assert texts(model, tokenizer, PROMPTS, stop, custom_generate=loop)[0] == plain
+    alone, length = texts(model, tokenizer, PROMPTS[:1], stop, custom_generate=loop)
+    assert alone == plain[:1]
+    assert (length < NEW) == bool(stop)  # it does not go on behind the string
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stop"),
+    [
+        ("import torch\n", ["\n\n"]),
+        ("x = 1\n", ["\n\n"]),
+    ],
+)
+def test_a_string_that_begins_in_the_prompt_ends_no_text(model, tokenizer, prompt, stop):
+    inputs = tokenizer([prompt], return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, length:]
+    (expected,) = tokenizer.batch_decode(whole, skip_special_tokens=True)
+    for string in stop:
+        expected = expected.split(string)[0]
+    assert expected
+    for custom in ({}, {"custom_generate": loop_of(model)}):
+        assert texts(model, tokenizer, [prompt], stop, **custom)[0] == [expected]
+
+
+def test_a_temperature_is_sampled_at(model, tokenizer):
+    def written(**options):
+        (text,), _ = texts(model, tokenizer, PROMPTS[2:], [], custom_generate=loop_of(model), **options)
+        return text
+
+    torch.manual_seed(0)
+    assert written(temperature=1.0) != written(temperature=1.0)
+    assert written() == written(temperature=0) == written(temperature=1.0, do_sample=False)
 
 
 def test_a_loop_is_made_once(model):
