@@ -1,5 +1,7 @@
 """lm-evaluation-harness: the texts of its own model of transformers, with draft trees."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,7 +50,8 @@ def test_drafted_texts_are_those_of_lm_eval(rows, options, monkeypatch):
     assert len(set(expected)) > 3
     autocast = "mixed_precision_dtype" in options
     assert set(dtypes) == {torch.bfloat16 if autocast else torch.float32}
-    assert ours._loop._decoder is not None  # it was ours that wrote
+    loop: Any = ours._loop
+    assert loop._decoder is not None  # it was ours that wrote
 
 
 def test_a_temperature_is_sampled_at():
