@@ -52,9 +52,9 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
             "without custom_generate=, or use a decoder-only model."
         )
     ours = any(isinstance(value, KeptText) for value in model_kwargs.values())
-    for argument in sorted(_CACHES & call.arguments if not ours else ()):
+    if _CACHES & call.arguments and not ours:
         raise InvalidInput(
-            f"{argument} was given, and draft trees keep a cache of their own; give the whole text as "
+            "A cache was given (past_key_values), and draft trees keep one of their own; give the whole text as "
             "input_ids, and past_key_values only as a call of the same custom_generate= returned it."
         )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.

@@ -68,6 +68,12 @@ def test_a_turn_reads_only_what_is_new(kind):
         assert past.get_seq_length() == len(text) - 1
 
 
+def follows_the_sum(input_ids, scores):
+    """Scores that depend on every token of the text, and on how often it is there."""
+    favoured = torch.nn.functional.one_hot(input_ids.sum(1) % VOCAB, scores.shape[1])
+    return scores + 20.0 * favoured
+
+
 def turns(options_of_turn, *, target=None, speculative=None):
     """Texts of plain calls and of ours, turn by turn."""
     target, speculative = target or model("llama"), speculative or loop()
@@ -85,7 +91,7 @@ def test_every_turn_has_options_of_its_own():
     words = tokenizer().convert_ids_to_tokens([20, 30])
     different = [
         {"max_new_tokens": 1},  # the drafter has read nothing of it
-        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "max_new_tokens": 12},
+        {"repetition_penalty": 1.4, "logits_processor": [follows_the_sum], "max_new_tokens": 12},
         {"stop_strings": words, "tokenizer": tokenizer(), "eos_token_id": []},
     ]
     for chosen in (different, different[::-1], [different[1]] * 3):

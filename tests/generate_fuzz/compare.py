@@ -42,7 +42,7 @@ REFUSALS: dict[str, set[str]] = {
         "prompt_lookup",
     },
     "^Embeddings .inputs_embeds. were given": {"embeddings"},
-    "^past_key_values was given": {"given_cache"},
+    "^A cache was given": {"given_cache"},
     "^output_(attentions|hidden_states)=True is not served": {"inner_outputs"},
     "^cache_implementation='quantized' would change the text": {"other_cache"},
     "^token_healing=True changes the prompt": {"token_healing"},
