@@ -54,8 +54,8 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
     ours = any(isinstance(value, KeptText) for value in model_kwargs.values())
     if _CACHES & call.arguments and not ours:
         raise InvalidInput(
-            "A cache was given (past_key_values), and draft trees keep one of their own; give the whole text as "
-            "input_ids, and past_key_values only as a call of the same custom_generate= returned it."
+            "A cache was given (past_key_values), and draft trees keep one of their own; give the whole text "
+            "as input_ids, and past_key_values only as a call of the same custom_generate= returned it."
         )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
     supported = _PREPARED | _CACHES | {"position_ids", *INNER}
