@@ -62,8 +62,8 @@ def proposals(
 ) -> Float[Tensor, "rows nodes *drafters vocab"]:
     """Returns `SamplingParams.proposals` of every row by its own parameters, `params[i]` for row i.
 
-    A row without parameters is the caller's to fill. Nodes behind the first `counts[i]` are padding, whose
-    logits are not looked at; on a CPU 0 is written there.
+    A row without parameters is the caller's to fill. Nodes after the first `counts[i]` are padding, with the
+    logits that drafters give it: -inf.
     """
     same, on_cpu = shared(params), logits.device.type == "cpu"
     if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
