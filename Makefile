@@ -63,6 +63,7 @@ thorough: .venv/.ready-test
 	@.venv/bin/draftwood prove --models 100 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
+	@.venv/bin/python -m tests.configurations --count 3000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough -m 'not browser' tests/framework tests/strategies
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -m thorough \

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
@@ -196,12 +197,17 @@ def refuse_unserved(config: Any) -> None:
             f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
         )
     try:
-        DynamicCache(config=config)
+        layers = DynamicCache(config=config).layers
     except Exception as error:  # configs of models whose cache is of their own making fail in many ways
         raise UnsupportedModel(
             f"{config.model_type} has no cache that transformers' DynamicCache can hold "
             f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
         ) from error
+    if any(type(layer) is DynamicSlidingWindowLayer and layer.sliding_window == 1 for layer in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps "
+            "the whole text, so that its generate() and its forward differ; use a window of 2 or more."
+        )
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
