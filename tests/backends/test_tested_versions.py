@@ -57,8 +57,8 @@ def test_a_newer_version_is_told_once(
     assert said.levelno == logging.WARNING
     assert said.message == (
         f"{name} 99.1.0.dev0+cu999 is newer than {NEWEST_TESTED[name]}, the newest version that "
-        "draftwood was tested with: if a model is refused or its text differs from that of generate(), install "
-        f"{name} {NEWEST_TESTED[name]}."
+        "draftwood was tested with: if a model is refused or its text differs from that of generate(), "
+        f"install {name} {NEWEST_TESTED[name]}."
     )
 
 
