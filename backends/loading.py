@@ -28,6 +28,7 @@ from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.tested_versions import warn_if_untested
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
@@ -97,6 +98,7 @@ def load(
             kind, a model that fails the self-check, or one whose passes cannot be captured.
         OutOfMemory: the weights or the self-check did not fit.
     """
+    warn_if_untested()
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
     if capture not in ("off", "compile", "cuda-graphs"):
