@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.auto_class import auto_class
 from draftwood.backends.captured_loading import with_capture
 from draftwood.backends.checkpoints import first_line, move_to
 from draftwood.backends.context import rope_depends_on_length
@@ -27,6 +28,7 @@ from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.tested_versions import warn_if_untested
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
@@ -96,6 +98,7 @@ def load(
             kind, a model that fails the self-check, or one whose passes cannot be captured.
         OutOfMemory: the weights or the self-check did not fit.
     """
+    warn_if_untested()
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
     if capture not in ("off", "compile", "cuda-graphs"):
@@ -170,7 +173,7 @@ def load_model(
         # Spreading a model over devices is accelerate's work, which nobody else needs installed.
         places = {"device_map": "auto"}
     model, info = _read(
-        AutoModelForCausalLM,
+        auto_class(config),
         name,
         config=config,
         trust_remote_code=trust_remote_code,

@@ -16,8 +16,9 @@ from torch import Tensor
 from draftwood import policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
 from draftwood.constraints import Constraint
-from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.kept_text import Turn
 from draftwood.loop import RoundLoop
 from draftwood.model_defaults import ModelDefaults
 from draftwood.prompts import as_prompts, check_prompts, left_padded
@@ -124,7 +125,7 @@ class SpeculativeDecoder:
             policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
                 row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
-                `Generation.seeds` names them. Default: torch's global generator.
+                `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
             eos_token_id: default: the target's own. An empty list: none.
             stop_strings: needs `tokenizer`; the token that completes the string is kept.
             stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
@@ -144,6 +145,8 @@ class SpeculativeDecoder:
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
+        if seed is None and (sampling is None or sampling.temperature == 0):
+            seed = 0  # nothing of a greedy text is drawn, and torch's generator stays as it is
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         gradients = torch.is_grad_enabled()
         try:
@@ -167,7 +170,7 @@ class SpeculativeDecoder:
                 keep=keep,
                 statistics=statistics,
             )
-            with closing(rounds):
+            with closing(rounds), stop_iteration_as_it_is:
                 for finished_round in rounds:
                     written.add(finished_round)
                     if streamer is not None:
@@ -207,12 +210,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
         `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
-        processors and criteria are then shown as transformers' `generate` shows it. Whatever ends the
+        processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
+        goes on from, and which is filled when its text has ended. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
         prompts = as_prompts(prompts)
@@ -225,6 +230,7 @@ class SpeculativeDecoder:
             max_rows=max_rows,
             sampling=sampling,
             draft_sampling=draft_sampling,
+            seed=0,  # every row has one of its own
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,
             stop_strings=stop_strings,
@@ -234,9 +240,13 @@ class SpeculativeDecoder:
             keep=keep,
             statistics=statistics,
             padded=padded,
+            turn=turn,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
-            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed)
+            kept = turn is not None
+            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
+        if turn is not None and turn.past is not None:
+            session.go_on(turn.past)
         try:
             with session:
                 while session.unfinished:
@@ -244,6 +254,8 @@ class SpeculativeDecoder:
                     for record in finished_round.rows:
                         if record.error is not None:
                             raise record.error
+                    if turn is not None and not session.unfinished:
+                        turn.kept = session.keep()
                     yield finished_round
         finally:
             session.close()  # Ctrl-C may fall between the lock and the block
@@ -265,13 +277,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
         The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
-        renew(self.target, *self.drafter.backends)
+        renew(self.target, self.drafter, past=None if turn is None else turn.past)
         criteria = list(stopping_criteria)
         if stop_strings:
             criteria.append(stop_string_criteria(stop_strings, tokenizer))

@@ -93,6 +93,11 @@ class RoundLoop:
             target_seconds=target_seconds,
         )
 
+    def hold(self, row: BatchRow) -> None:
+        """Hold a row whose text target and drafter have read already, as their only one."""
+        self.held = [row]
+        self._number()
+
     def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:
         """Let the target read the prompts of new rows, and hold them.
 
