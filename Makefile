@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-integrations test-ray prove thorough soak lint types wheel release bench site clean moved
+.PHONY: help demo test test-browser test-docs test-integrations test-ray test-versions prove thorough soak lint types wheel release bench site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-docs     run the pages and examples of the documentation"
 	@echo "make test-integrations   run the tests of lm-eval and TRL, which are large to install"
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
+	@echo "make test-versions run a part of the tests on the oldest and the newest versions of what draftwood needs"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
 	@echo "make soak    faults, Ctrl-C, long texts, runs that end early, hostile files, random rows, shared decoders and requests, at length"
@@ -54,6 +55,9 @@ test-ray: .venv/.ready-ray
 test-browser: .venv/.ready-browser
 	@.venv/bin/python -m pytest -m browser tests/apps/test_view_browser.py $(ARGS)
 
+test-versions: .venv/.place
+	@.venv/bin/python -m tests.versions --workers $(WORKERS) $(or $(ARGS),lowest newest)
+
 prove: .venv/.ready-test
 	@.venv/bin/draftwood prove --processes $(WORKERS) $(ARGS)
 	@.venv/bin/python -m tests.mutations
@@ -63,6 +67,7 @@ thorough: .venv/.ready-test
 	@.venv/bin/draftwood prove --models 100 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
+	@.venv/bin/python -m tests.configurations --count 3000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough -m 'not browser' tests/framework tests/strategies
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -m thorough \
@@ -97,7 +102,7 @@ site: .venv/.ready-docs
 	@echo "Built site/index.html."
 
 clean:
-	@rm -rf .venv build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-lowest .venv-newest build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that was copied or moved would go on running the code of the old place.

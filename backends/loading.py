@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
@@ -27,6 +28,7 @@ from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.tested_versions import warn_if_untested
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.backends.weight_files import check_inside
@@ -96,6 +98,7 @@ def load(
             kind, a model that fails the self-check, or one whose passes cannot be captured.
         OutOfMemory: the weights or the self-check did not fit.
     """
+    warn_if_untested()
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
     if capture not in ("off", "compile", "cuda-graphs"):
@@ -196,12 +199,17 @@ def refuse_unserved(config: Any) -> None:
             f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
         )
     try:
-        DynamicCache(config=config)
+        layers = DynamicCache(config=config).layers
     except Exception as error:  # configs of models whose cache is of their own making fail in many ways
         raise UnsupportedModel(
             f"{config.model_type} has no cache that transformers' DynamicCache can hold "
             f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
         ) from error
+    if any(type(layer) is DynamicSlidingWindowLayer and layer.sliding_window == 1 for layer in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps "
+            "the whole text, so that its generate() and its forward differ; use a window of 2 or more."
+        )
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
