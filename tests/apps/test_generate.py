@@ -47,7 +47,8 @@ def test_the_defaults_of_the_folder_hold(draftwood, tmp_path):
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     target = ["--target", tmp_path, "--tokenizer", zoo.path("tokenizer")]
     result = draftwood("generate", *target, "--prompt", PROMPT, "--max-new-tokens", 16)
-    assert result.stdout == zoo.tokenizer().decode(output[0, ids.shape[1] :]) + "\n"
+    text: Any = zoo.tokenizer().decode(output[0, ids.shape[1] :])
+    assert result.stdout == text + "\n"
     assert "The target's defaults sample (do_sample=True, temperature=0.7)" in result.stderr
 
 
