@@ -13,13 +13,14 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-ray test-versions prove thorough soak lint types wheel release bench site clean moved
+.PHONY: help demo test test-browser test-docs test-integrations test-ray test-versions prove thorough soak lint types wheel release bench site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
 	@echo "make test    run the tests"
 	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make test-docs     run the pages and examples of the documentation"
+	@echo "make test-integrations   run the tests of lm-eval and TRL, which are large to install"
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
 	@echo "make test-versions run a part of the tests on the oldest and the newest versions of what draftwood needs"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
@@ -45,6 +46,9 @@ test-docs: .venv/.ready-test
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'docs and not thorough' \
 	  tests/test_docs.py tests/test_tutorials.py tests/test_examples.py $(ARGS)
 
+test-integrations: .venv/.ready-integrations
+	@.venv/bin/python -m pytest -m integrations tests/framework/test_lm_eval.py tests/framework/test_trl.py $(ARGS)
+
 test-ray: .venv/.ready-ray
 	@.venv/bin/python -m pytest -m ray tests/apps/test_ray.py $(ARGS)
 
@@ -63,6 +67,7 @@ thorough: .venv/.ready-test
 	@.venv/bin/draftwood prove --models 100 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)
+	@.venv/bin/python -m tests.configurations --count 3000 --processes $(WORKERS)
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal \
 	  --draftwood-profile=thorough -m 'not browser' tests/framework tests/strategies
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -m thorough \

@@ -27,6 +27,7 @@ from draftwood.apps import models, options, structured
 from draftwood.apps.shown import to_stderr
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.model_defaults import ModelDefaults
 
 
 @attrs.frozen
@@ -296,6 +297,12 @@ class Method:
             drafts = models.model_drafter(loaded)
             if loaded.token_map is not None:
                 to_stderr(loaded.token_map.described(text))
+        if self.words.temperature is None and not self.known:
+            target = loaded.target
+            defaults = ModelDefaults.of(target.model, ends=target.eos_token_ids, device=target.device)
+            if defaults.sampling:
+                asked = ", ".join(defaults.sampling)
+                to_stderr(f"The target's defaults sample ({asked}); without --temperature this is greedy.")
         return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
 
     def constraint(self, loaded: models.Loaded) -> Constraint | None:

@@ -209,8 +209,8 @@ class Captured:
         def run(tensors: Inputs) -> tuple[Tensor, ...]:
             mask, TRACED.masks = self._masks(tensors, shape, by_bits=by_bits)
             if recurrent:
-                seen, fresh, columns = tensors["seen"], tensors["fresh"], tensors["columns"]
-                states.standing = Standing(seen, fresh, columns, old=shape.old)
+                seen, prompts, columns = tensors["seen"], tensors["prompts"], tensors["columns"]
+                states.standing = Standing(seen, prompts, columns, old=shape.old)
             found = self._run(tensors["tokens"], mask, tensors["positions"])
             TRACED.masks = ()
             if recurrent:

@@ -42,7 +42,7 @@ def pass_inputs(shape: Shape, kinds: Sequence[str], *, recurrent: bool = False) 
         held[f"first of {kind}"] = np.zeros((rows, nodes), np.int32)
     if recurrent:
         held["seen"] = np.zeros((rows, nodes, shape.old + nodes), np.bool_)
-        held["fresh"] = np.zeros(rows, np.bool_)
+        held["prompts"] = np.zeros((rows, nodes), np.bool_)
         held["columns"] = np.zeros(nodes, np.int64)
     return held
 
@@ -64,10 +64,10 @@ def fill_pass(held: Held, shape: Shape, tree: TreePass) -> None:
         place[:rows, :real, : bits.shape[2]] = bits.view(np.int32)
         write(held[f"first of {kind}"], first)
     write(held["tokens"], tree.host_tokens() if tree.on_host else None)
-    if tree.fresh is not None:
+    if tree.prompts is not None:
         start, old = tree.staged.start, shape.old
         held["columns"][:] = np.arange(start, start + nodes)
-        write(held["fresh"], tree.fresh)
+        write(held["prompts"], tree.prompts)
         place, visible = held["seen"], tree.staged.visible
         place[:, :, :old] = False
         place[:rows, :real, :start] = visible[..., :start]

@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends import mamba_in_llama, mamba_ssm
+from draftwood.backends.auto_class import auto_class
 from draftwood.backends.captured_loading import with_capture
 from draftwood.backends.checkpoints import first_line, move_to
 from draftwood.backends.context import rope_depends_on_length
@@ -22,7 +24,7 @@ from draftwood.backends.longrope import with_longrope
 from draftwood.backends.masks import reaches
 from draftwood.backends.model import ModelBackend, served_part
 from draftwood.backends.offloading import disk_options
-from draftwood.backends.quantized import quantized
+from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
 from draftwood.backends.self_check import self_check
 from draftwood.backends.ssm import HybridBackend, SSMBackend
@@ -171,7 +173,7 @@ def load_model(
         # Spreading a model over devices is accelerate's work, which nobody else needs installed.
         places = {"device_map": "auto"}
     model, info = _read(
-        AutoModelForCausalLM,
+        auto_class(config),
         name,
         config=config,
         trust_remote_code=trust_remote_code,
@@ -197,12 +199,17 @@ def refuse_unserved(config: Any) -> None:
             f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
         )
     try:
-        DynamicCache(config=config)
+        layers = DynamicCache(config=config).layers
     except Exception as error:  # configs of models whose cache is of their own making fail in many ways
         raise UnsupportedModel(
             f"{config.model_type} has no cache that transformers' DynamicCache can hold "
             f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
         ) from error
+    if any(type(layer) is DynamicSlidingWindowLayer and layer.sliding_window == 1 for layer in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps "
+            "the whole text, so that its generate() and its forward differ; use a window of 2 or more."
+        )
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
@@ -342,7 +349,7 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
                 type(model).__name__,
                 end,
             )
-        if verdicts[method] is None and quantized(model):
+        if verdicts[method] is None and rounds_activations(model):
             log.warning(
                 "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
                 "of generate() where two tokens are nearly as likely.",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils import is_accelerate_available
 
+from draftwood.backends.auto_class import auto_class
 from draftwood.backends.layers import layer_list
 from draftwood.errors import InvalidInput, UnsupportedModel
 
@@ -34,7 +34,7 @@ def disk_options(
     except OSError as error:
         raise InvalidInput(f"The folder {folder} cannot be made ({error}); name another.") from error
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
     layers = layer_list(model)
     if layers is None:
         raise UnsupportedModel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -22,6 +23,7 @@ from draftwood.backends.region import Accepted, Region
 from draftwood.errors import InvalidInput
 from draftwood.kernels.transfer import sent
 from draftwood.level_plan import LevelPlan, Levels
+from draftwood.reading import read_chains
 
 REORDER_ABOVE = 128
 """Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
@@ -119,6 +121,10 @@ class PackedBackend(PackedPasses):
         if not self._region.columns:
             self._base = max(self.lengths, default=0)
 
+    def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
+        """As `StateBackend.read`, in the model's dtype; errors as in `extend`."""
+        return read_chains(rows, extend=partial(self.extend, prompt=True), commit=self.commit)
+
     def extend(
         self,
         tokens: Int[Tensor, "rows nodes"],
@@ -126,6 +132,7 @@ class PackedBackend(PackedPasses):
         counts: Sequence[int] | None = None,
         *,
         keep: bool = True,
+        prompt: bool = False,
     ) -> Float[Tensor, "rows nodes vocab"]:
         """Append nodes to the uncommitted region of every row and return their logits.
 
@@ -134,6 +141,7 @@ class PackedBackend(PackedPasses):
             parents: `[rows, nodes]` int64, region indices (see `region`); -1 is the committed state.
             counts: valid nodes of every row, the rest being padding; None means all.
             keep: False forgets the nodes with the pass, what recurrent layers keep of them layer by layer.
+            prompt: whether all nodes are tokens of a prompt, whose steps some layers clamp.
 
         Returns:
             Logits `[rows, nodes, vocab]` in the model's dtype; rows beyond `counts` are undefined.
@@ -154,7 +162,7 @@ class PackedBackend(PackedPasses):
             staged = region.stage(parents.numpy(), valid)
             if n > REORDER_ABOVE and self._uses_tree_kernel:
                 staged = in_heavy_paths(staged)
-            logits = self._score(tokens, staged, keep=keep)
+            logits = self._score(tokens, staged, keep=keep, prompt=prompt)
             if keep:
                 self._states.accept()
                 region.accept(staged)

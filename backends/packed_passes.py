@@ -166,10 +166,10 @@ class PackedPasses(ModelBackend):
                     new = self._pass_features[row, kept_from : length - start].clone()
                     features[row] = self._reader.trimmed([*features[row], new])
 
-    def _score(self, tokens: Tensor, staged: Staged, *, keep: bool) -> Tensor:
+    def _score(self, tokens: Tensor, staged: Staged, *, keep: bool, prompt: bool) -> Tensor:
         """Logits `[rows, nodes, vocab]` of `staged` nodes, by one pass; all else as in `extend`."""
         rows, n = tokens.shape
-        tree = self._tree_pass(tokens, staged)
+        tree = self._tree_pass(tokens, staged, prompt=prompt)
         start, longest, visibility = tree.start, self._base + staged.stop, tree.visibility
         nodes = n if self.captured is None else nodes_bucket(n)
         self._make_room(rows, text=self._base, stop=start + nodes)
@@ -184,18 +184,18 @@ class PackedPasses(ModelBackend):
                 self._pass_features = self._reader.passed_through(features)
             return logits
         arrays = {"positions": tree.positions} | tree.arrays() | self._mask_arrays(visibility)
-        if tree.fresh is not None:
-            arrays |= {"visible": staged.visible, "fresh": tree.fresh}
+        if tree.prompts is not None:
+            arrays |= {"visible": staged.visible, "prompts": tree.prompts}
         tensors = send(arrays, self.device)
         self._plan(0, rows, start=start, stop=longest)
-        self._states.extend(tensors.get("visible"), fresh=tensors.get("fresh"), keep=keep)
+        self._states.extend(tensors.get("visible"), prompts=tensors.get("prompts"), keep=keep)
         tokens = tree.device_tokens(tensors, self.device)
         logits = self._forward(tokens, self._mask(visibility, tensors), tensors["positions"])
         self._cache.settle(slots=longest)
         return tree.in_call(logits, tensors)
 
-    def _tree_pass(self, tokens: Tensor, staged: Staged) -> TreePass:
-        """A pass over `staged` nodes."""
+    def _tree_pass(self, tokens: Tensor, staged: Staged, *, prompt: bool = False) -> TreePass:
+        """A pass over `staged` nodes, all of which are tokens of a prompt if `prompt`."""
         lengths = np.array(self.lengths, np.int64)
         longest = self._base + staged.stop
         positions = staged.depths + lengths[:, None]
@@ -210,8 +210,11 @@ class PackedPasses(ModelBackend):
             start=self._base,
             longest=longest,
         )
-        fresh = np.array([row.fresh for row in self._rows]) if self._states.layers else None
-        return TreePass(tokens, staged, positions, visibility, self._base + staged.start, fresh)
+        prompts = None
+        if self._states.layers:
+            fresh = np.array([row.fresh for row in self._rows])
+            prompts = prompt | (fresh[:, None] & (staged.depths == 0))
+        return TreePass(tokens, staged, positions, visibility, self._base + staged.start, prompts)
 
     @property
     def _settled(self) -> bool:

@@ -85,6 +85,10 @@ class RecomputingBackend(StateBackend):
         self.backend.release(rows)
         self._rows = [self._rows[row] for row in keep]
 
+    def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
+        """As `PackedBackend.read`."""
+        return self.backend.read(rows)
+
     def extend(
         self,
         tokens: Int[Tensor, "rows nodes"],

@@ -24,8 +24,8 @@ class TreePass:
         positions: `[rows, nodes]` in column order.
         visibility: what they see.
         start: the slot of the first of them.
-        fresh: bool `[rows]`, whether a row has committed nothing since it joined; None where no layer is
-            recurrent.
+        prompts: bool `[rows, nodes]` in column order, the nodes that are tokens of a prompt; None where no
+            layer is recurrent.
     """
 
     tokens: Tensor
@@ -33,7 +33,7 @@ class TreePass:
     positions: Ints
     visibility: Visibility
     start: int
-    fresh: NDArray[np.bool_] | None = None
+    prompts: NDArray[np.bool_] | None = None
 
     @property
     def on_host(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from torch import Tensor
 from draftwood import policy_states
 from draftwood.constraints import Constraint
 from draftwood.decoder import SpeculativeDecoder, as_drafter
-from draftwood.errors import InvalidInput
+from draftwood.errors import InvalidInput, stop_iteration_as_it_is
+from draftwood.followed_processors import follow
 from draftwood.generate_call import Call, watch
 from draftwood.generate_options import limits, refuse_unserved
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.kept_text import KeptText, Turn
 from draftwood.model_key import ModelKey
 from draftwood.prompts import as_prompts
 from draftwood.protocols import Drafter, TreePolicy, Verifier
@@ -42,7 +45,8 @@ def custom_generate(
 
     All other options are those of the call: they give the text that `generate` gives, or one sentence
     says what is not served. Returns what `generate` returns; with `return_dict_in_generate` the output
-    has an additional attribute `statistics`, and no `past_key_values`.
+    has an additional attribute `statistics`. Its `past_key_values` is for the next call of this loop, where
+    there is one row: a text that begins with this one is not read again.
 
     Args:
         drafter: a `Drafter`, or a model, folder or hub name that drafts.
@@ -124,6 +128,7 @@ class CustomGenerate:
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
+            turn = _turn(model_kwargs, generation_config, rows=len(input_ids))
             generation = self._generate(
                 model,
                 input_ids,
@@ -133,11 +138,14 @@ class CustomGenerate:
                 tokenizer=tokenizer or call.tokenizer or self.tokenizer,
                 config=generation_config,
                 streamer=streamer,
+                turn=turn,
             )
         finally:
             if streamer is not None:
                 streamer.end()  # whoever waits for the text must learn that none follows
-        return _as_output(generation) if generation_config.return_dict_in_generate else generation.sequences
+        if not generation_config.return_dict_in_generate:
+            return generation.sequences
+        return _as_output(generation, None if turn is None else turn.kept)
 
     def _generate(
         self,
@@ -150,8 +158,10 @@ class CustomGenerate:
         tokenizer: Any,
         config: Any,
         streamer: Any,
+        turn: Turn | None,
     ) -> Generation:
         asked, longest, ends = limits(criteria)
+        processors, constraint = self._constrained(processors, rows=len(input_ids), ends=ends)
         prompts = as_prompts(input_ids, mask)
         room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
         keep = TokenDetails(
@@ -160,7 +170,8 @@ class CustomGenerate:
         )
         states = policy_states.row_states(self.policy, None, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
-        seeds = row_seeds(None, len(prompts))
+        # A greedy call leaves torch's generator as it was, as that of `generate` does.
+        seeds = row_seeds(None if config.do_sample else 0, len(prompts))
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)
         pad = pad if pad is not None else 0
@@ -170,7 +181,7 @@ class CustomGenerate:
             # It has put temperature, top-k and their kin among the processors already.
             sampling=SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors),
             draft_sampling=self.draft_sampling,
-            constraint=self.constraint,
+            constraint=constraint,
             seed=seeds,
             eos_token_id=sorted(ends),
             pad_token_id=pad,
@@ -180,8 +191,9 @@ class CustomGenerate:
             keep=keep,
             statistics=statistics,
             padded=input_ids,
+            turn=turn,
         )
-        with closing(rounds):
+        with closing(rounds), stop_iteration_as_it_is:
             for finished_round in rounds:
                 written.add(finished_round)
                 if streamer is not None:
@@ -195,11 +207,29 @@ class CustomGenerate:
                 )
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
 
+    def _constrained(
+        self, processors: Sequence[Any], *, rows: int, ends: frozenset[int]
+    ) -> tuple[list[Any], Constraint | Sequence[Constraint] | None]:
+        """The processors without those that hold a grammar, and the constraint of the call."""
+        others, followed = follow(processors, rows=rows, ends=ends)
+        if followed is not None and self.constraint is not None:
+            raise InvalidInput(
+                "custom_generate(constraint=...) and a logits processor with a grammar were given; leave one "
+                "of the two out."
+            )
+        return others, self.constraint if followed is None else followed
+
     def _decoder_of(self, model: Any) -> SpeculativeDecoder:
         """The decoder of the last model, or a new one: for another model, or another structure of it."""
         structure = ModelKey.of(model).structure
         if self._decoder is None or self._model is not model or self._structure != structure:
-            self._decoder = SpeculativeDecoder(model, self.drafter, self.policy, self.verifier)
+            self._decoder = SpeculativeDecoder(
+                model,
+                self.drafter,
+                self.policy,
+                self.verifier,
+                follows_defaults=False,  # generate() has made processors of them
+            )
             self._model, self._structure = model, structure
         return self._decoder
 
@@ -214,13 +244,26 @@ def _untold() -> Call:
     return Call()
 
 
-def _as_output(generation: Generation) -> Any:
+def _turn(model_kwargs: Mapping[str, Any], config: Any, *, rows: int) -> Turn | None:
+    """What the call goes on from, and whether it leaves something for the next one; None for neither."""
+    past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)
+    if past is not None and rows > 1:
+        raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
+    keeps = rows == 1 and config.return_dict_in_generate and config.use_cache is not False
+    return Turn(past) if keeps or past is not None else None
+
+
+def _as_output(generation: Generation, kept: KeptText | None) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput
 
+    # Up to transformers 5.23 the field of the cache has its older name.
+    fields = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
+    cache: Any = {"cache" if "cache" in fields else "past_key_values": kept}
     output = GenerateDecoderOnlyOutput(
         sequences=cast(torch.LongTensor, generation.sequences),
         scores=cast(Any, generation.scores),  # their tuple holds one tensor, by its annotation
         logits=cast(Any, generation.logits),
+        **cache,
     )
     output.statistics = generation.statistics
     return output

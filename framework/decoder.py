@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from os import PathLike
@@ -15,9 +16,11 @@ from torch import Tensor
 from draftwood import policy_states, registry
 from draftwood.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
 from draftwood.constraints import Constraint
-from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.kept_text import Turn
 from draftwood.loop import RoundLoop
+from draftwood.model_defaults import ModelDefaults
 from draftwood.prompts import as_prompts, check_prompts, left_padded
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.randomness import SpawnedSeeds, row_seeds
@@ -29,6 +32,8 @@ from draftwood.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
+
+log = logging.getLogger(__name__)
 
 
 def as_backend(target: Any) -> StateBackend:
@@ -55,6 +60,8 @@ class SpeculativeDecoder:
         drafter: a `Drafter`, or a model or backend that drafts.
         policy: grows the trees.
         verifier: accepts a path.
+        follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
+            hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
 
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
@@ -66,6 +73,8 @@ class SpeculativeDecoder:
     drafter: Drafter = attrs.field(converter=as_drafter)
     policy: TreePolicy
     verifier: Verifier
+    follows_defaults: bool = attrs.field(default=True, kw_only=True)
+    _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
@@ -116,7 +125,7 @@ class SpeculativeDecoder:
             policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
                 row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
-                `Generation.seeds` names them. Default: torch's global generator.
+                `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
             eos_token_id: default: the target's own. An empty list: none.
             stop_strings: needs `tokenizer`; the token that completes the string is kept.
             stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
@@ -136,6 +145,8 @@ class SpeculativeDecoder:
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
+        if seed is None and (sampling is None or sampling.temperature == 0):
+            seed = 0  # nothing of a greedy text is drawn, and torch's generator stays as it is
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         gradients = torch.is_grad_enabled()
         try:
@@ -159,7 +170,7 @@ class SpeculativeDecoder:
                 keep=keep,
                 statistics=statistics,
             )
-            with closing(rounds):
+            with closing(rounds), stop_iteration_as_it_is:
                 for finished_round in rounds:
                     written.add(finished_round)
                     if streamer is not None:
@@ -199,12 +210,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
         The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
         `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
-        processors and criteria are then shown as transformers' `generate` shows it. Whatever ends the
+        processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
+        goes on from, and which is filled when its text has ended. Whatever ends the
         iteration (the last row, an error, the caller), the rows' state is released.
         """
         prompts = as_prompts(prompts)
@@ -217,6 +230,7 @@ class SpeculativeDecoder:
             max_rows=max_rows,
             sampling=sampling,
             draft_sampling=draft_sampling,
+            seed=0,  # every row has one of its own
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,
             stop_strings=stop_strings,
@@ -226,9 +240,13 @@ class SpeculativeDecoder:
             keep=keep,
             statistics=statistics,
             padded=padded,
+            turn=turn,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
-            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed)
+            kept = turn is not None
+            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
+        if turn is not None and turn.past is not None:
+            session.go_on(turn.past)
         try:
             with session:
                 while session.unfinished:
@@ -236,6 +254,8 @@ class SpeculativeDecoder:
                     for record in finished_round.rows:
                         if record.error is not None:
                             raise record.error
+                    if turn is not None and not session.unfinished:
+                        turn.kept = session.keep()
                     yield finished_round
         finally:
             session.close()  # Ctrl-C may fall between the lock and the block
@@ -257,15 +277,14 @@ class SpeculativeDecoder:
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
         The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
         how many are held at once, and `seed`, from which those of rows added without one are spawned.
         """
-        renew(self.target, *self.drafter.backends)
-        sampling = sampling or SamplingParams()
-        check_sampling_fits(self.verifier, sampling)
+        renew(self.target, self.drafter, past=None if turn is None else turn.past)
         criteria = list(stopping_criteria)
         if stop_strings:
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
@@ -275,6 +294,9 @@ class SpeculativeDecoder:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
         given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
         ends = frozenset([given] if isinstance(given, int) else given)
+        processors = self._defaults(ends, sampled_by_default=sampling is None)
+        sampling = (sampling or SamplingParams()).after(processors)
+        check_sampling_fits(self.verifier, sampling)
         keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
         together = None
         if criteria and padded is not None:
@@ -295,6 +317,7 @@ class SpeculativeDecoder:
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
             RowSettings.of(sampling, draft_sampling, keep),
             ends,
+            processors=processors,
             max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             criteria=criteria,
@@ -304,6 +327,22 @@ class SpeculativeDecoder:
             batch=padded,
             together=together,
         )
+
+    def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
+        """The processors of the target's own defaults; what is left out of them is said once."""
+        if not self.follows_defaults:
+            return ()
+        defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
+        left_out = (*defaults.left_out, *(defaults.sampling if sampled_by_default else ()))
+        if left_out and (said := ", ".join(left_out)) not in self._said:
+            self._said.add(said)
+            log.warning(
+                "The generation config of %s asks for %s, which a SpeculativeDecoder leaves out; give it as "
+                "an argument of the call, or use generate(custom_generate=...).",
+                type(self.target.model).__name__,
+                said,
+            )
+        return defaults.processors
 
     def _agreed(self, seeds: Seeds) -> Seeds:
         """These seeds; where several processes run the target, the first one's."""

@@ -73,3 +73,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     match = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are: {', '.join(names) or 'none'}."
+
+
+class _StopIteration:
+    """A block out of which a `StopIteration` comes as it is, though a generator raised it."""
+
+    def __enter__(self) -> None:
+        """Enter the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Python makes a RuntimeError of one that leaves a generator.
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            raise error.__cause__ from None
+
+
+stop_iteration_as_it_is = _StopIteration()

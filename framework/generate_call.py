@@ -8,12 +8,13 @@ lets that method note them for our loops. Where a version has no such method, `C
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
 import attrs
+from torch import Tensor
 
 _METHOD = "_extract_generation_mode_kwargs"
 _PARAMETERS = {"custom_generate", "kwargs", "assistant_model", "streamer"}
@@ -27,7 +28,7 @@ class Call:
         streamer: or None.
         assistant_model: or None.
         tokenizer: or None.
-        arguments: the names of further arguments that are not None.
+        arguments: the names of further arguments that hold anything.
     """
 
     streamer: Any = None
@@ -39,7 +40,7 @@ class Call:
     def of(cls, arguments: Mapping[str, Any]) -> Call:
         """The call with these keyword arguments."""
         named = ("streamer", "assistant_model", "tokenizer")
-        others = {name for name, value in arguments.items() if value is not None} - set(named)
+        others = {name for name, value in arguments.items() if says_something(value)} - set(named)
         return cls(**{name: arguments.get(name) for name in named}, arguments=frozenset(others))
 
     def note(self) -> None:
@@ -55,6 +56,13 @@ class Call:
 
 
 _noted: ContextVar[Call | None] = ContextVar("call of generate", default=None)
+
+
+def says_something(value: Any) -> bool:
+    """Whether an argument holds anything: not None, and no empty list, mapping or tensor."""
+    if isinstance(value, Tensor):
+        return value.numel() > 0
+    return value is not None and not (isinstance(value, Mapping | Sequence) and not len(value))
 
 
 def watch(loop: type) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftwood.errors import InvalidInput
 from draftwood.generate_call import Call
+from draftwood.generate_inputs import INNER, refuse_other_inputs
 
-# What `generate` itself prepares for the model, and leaves the text as it is.
-_PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
-_INNER = ("output_attentions", "output_hidden_states")
-_CACHES = frozenset({"cache", "past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
-# Caches that leave the text as it is, and are draftwood's own business.
-_EXACT_CACHES = frozenset({"dynamic", "dynamic_full", "offloaded", "offloaded_static", "static"})
+# Caches that round what they keep. All others leave the text as it is: windows follow from the model.
+_ROUNDING_CACHES = frozenset({"quantized"})
 # Options of other kinds of decoding, with what each is when it is off.
 _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
     "num_beams": (None, 1),
@@ -44,7 +40,7 @@ def refuse_unserved(
         synced_gpus: whether ranks that have ended must go on with the others.
 
     Raises:
-        InvalidInput: names the option and what to do without it.
+        InvalidInput: names the option, or the input, and what to do without it.
     """
     options = [
         name
@@ -70,21 +66,28 @@ def refuse_unserved(
             "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
             "without custom_generate=, or use an adapter of weights, such as LoRA."
         )
+    if hooks := _adapters_by_row(model):
+        for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
+            del vars(module)["_forward_pre_hooks"][number]
+        raise InvalidInput(
+            "adapter_names= gives each row an adapter of its own, and the rows of a draft tree's passes are "
+            "not those of the call; switch with set_adapter() and call once per adapter."
+        )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
     if config.return_dict_in_generate:
-        for name in _INNER:
+        for name in INNER:
             if getattr(config, name, False) or model_kwargs.get(name):
                 raise InvalidInput(
                     f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
                     "take them from one forward over the finished text."
                 )
-    if config.cache_implementation not in (None, *_EXACT_CACHES):
+    if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
             "keep a cache of their own; leave it out."
         )
-    _refuse_inputs(call, model_kwargs, ids)
+    refuse_other_inputs(call, model, model_kwargs, ids)
 
 
 def _has_virtual_tokens(model: Any) -> bool:
@@ -94,30 +97,14 @@ def _has_virtual_tokens(model: Any) -> bool:
     return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
 
 
-def _refuse_inputs(call: Call, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:
-    for name in sorted(_CACHES & call.arguments):
-        raise InvalidInput(
-            f"{name} was given, and draft trees keep a cache of their own; give the whole text as input_ids."
-        )
-    # A model may be told of its inputs by a name that is only there for `generate`.
-    served = _PREPARED | _CACHES | {"position_ids", *_INNER}
-    for name in sorted(name for name, value in model_kwargs.items() if value is not None):
-        if name not in served:
-            raise InvalidInput(f"{name} is not served by draft trees; give the text as input_ids alone.")
-    positions = model_kwargs.get("position_ids") if "position_ids" in call.arguments else None
-    if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
-        raise InvalidInput(
-            "position_ids is not the count of the tokens before each, which is what draft trees go by; leave "
-            "it out."
-        )
-
-
-def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
-    seen = torch.ones_like(ids) if mask is None else (mask != 0).long()
-    expected = (seen.cumsum(1) - 1).to(positions.device)
-    if positions.shape not in (expected.shape, expected[:1].shape):
-        return False
-    return bool(((positions == expected) | (seen == 0).to(positions.device)).all())
+def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
+    """Modules and numbers of the hooks by which PEFT gives each row of a batch an adapter of its own."""
+    return [
+        (module, number)
+        for module in model.modules()
+        for number, hook in vars(module)["_forward_pre_hooks"].items()
+        if "adapter_names" in (getattr(hook, "keywords", None) or {})
+    ]
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:

@@ -28,9 +28,6 @@ from draftwood.target_rows import TargetRows
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
 
-READ_AT_ONCE = 64
-"""Tokens of a text's next part in one target pass, as each has logits there."""
-
 
 @attrs.frozen(eq=False)
 class Verified:
@@ -96,6 +93,11 @@ class RoundLoop:
             target_seconds=target_seconds,
         )
 
+    def hold(self, row: BatchRow) -> None:
+        """Hold a row whose text target and drafter have read already, as their only one."""
+        self.held = [row]
+        self._number()
+
     def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:
         """Let the target read the prompts of new rows, and hold them.
 
@@ -140,8 +142,10 @@ class RoundLoop:
         """First tokens of held rows that go on, after the part of their text that is `unread`."""
         started = perf_counter()
         batch = RunningRows.of(rows, len(self.held))
-        chains = {row.slot: [row.root, *row.unread] for row in batch.rows if row.slot is not None}
-        logits = self._read(batch, chains)
+        chains: dict[int, Sequence[int]] = {
+            row.slot: [row.root, *row.unread] for row in batch.rows if row.slot is not None
+        }
+        logits = batch.of_rows(self.target.read(batch.by_slot(chains, otherwise=())))
         target_seconds = perf_counter() - started
         for row in batch.rows:
             row.read(row.unread)
@@ -160,26 +164,6 @@ class RoundLoop:
         self.drafter.commit(batch.by_slot(read, otherwise=NOTHING))
         seconds = self._settled(verified, started)
         return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
-
-    def _read(self, batch: RunningRows, chains: Mapping[int, Sequence[int]]) -> Tensor:
-        """Commit the chain of every slot of `batch`; logits `[rows, vocab]` after their last tokens."""
-        padded = pad_sequence([torch.tensor(chains[slot]) for slot in batch.slots], batch_first=True)
-        last: dict[int, Tensor] = {}
-        for start in range(0, padded.shape[1], READ_AT_ONCE):
-            tokens = padded[:, start : start + READ_AT_ONCE]
-            counts = {
-                slot: min(max(len(chain) - start, 0), tokens.shape[1]) for slot, chain in chains.items()
-            }
-            parents = torch.arange(-1, tokens.shape[1] - 1).repeat(len(batch), 1)
-            nodes = batch.nodes(tokens, parents, [counts[slot] for slot in batch.slots])
-            scored = self.target.extend(*nodes)
-            self.target.commit(
-                batch.by_slot({slot: range(count) for slot, count in counts.items()}, otherwise=range(0))
-            )
-            for slot, count in counts.items():
-                if count and start + count == len(chains[slot]):
-                    last[slot] = scored[slot, count - 1].clone()
-        return torch.stack([last[slot] for slot in batch.slots])
 
     def release(self, rows: Sequence[BatchRow]) -> None:
         """Forget these rows and their states, the drafter's where it has read their prompts."""
@@ -338,7 +322,7 @@ class RoundLoop:
         `logs` are of the rows whose distributions depend on their prefix, by position.
         """
         plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
-        probs = row_settings.proposals(plain, logits, self._scratch)
+        probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)
         for position, log in logs.items():
             row, request = batch.rows[position], requests[position]
             probs[position] = 0

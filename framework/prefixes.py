@@ -50,6 +50,10 @@ class RowText:
         self._write(tokens)
         self._length += len(tokens)
 
+    def shorten(self, count: int) -> None:
+        """Drop the last `count` tokens."""
+        self._length -= count
+
     def followed_by(self, path: Sequence[int]) -> Int[Tensor, "1 length"]:
         """The text and `path` behind it, `[1, length]`; a view, which the next call writes over."""
         self._write(path)

@@ -68,6 +68,28 @@ _BATCH_BOUND = frozenset(
 _STATEFUL = frozenset(
     {"SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"}
 )
+# Those that treat each token's score by itself and leave a forbidden token forbidden.
+_SINGLY = frozenset(
+    {
+        "EncoderNoRepeatNGramLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "PrefixConstrainedLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+    }
+)
+
+
+def acts_on_tokens_singly(processor: Any) -> bool:
+    """Whether a processor gives the same for the tokens that a mask allows before it and after it."""
+    return _class_in_transformers(processor) in _SINGLY
 
 
 def reads_prefix(processor: Any) -> bool:
@@ -182,7 +204,8 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
 def _stateful(processor: Any, why: str) -> InvalidInput:
     return InvalidInput(
         f"The processor {type(processor).__name__} {why}, which a tree of drafts cannot follow; give what it "
-        "does as constraint=, whose states fork (draftwood.Constraint), or decode without draftwood."
+        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or a "
+        "draftwood.Constraint of your own), or decode without draftwood."
     )
 
 

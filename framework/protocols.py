@@ -24,6 +24,7 @@ from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
 from draftwood.randomness import Randomness
 from draftwood.ranks import Ranks
+from draftwood.reading import read_chains
 from draftwood.request import Request
 from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
@@ -291,6 +292,20 @@ class StateBackend(Protocol):
             Logits `[rows, nodes, vocab]`, which no later call changes; rows beyond `counts` are undefined.
         """
         ...
+
+    def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
+        """Append `rows[i]` to row i and commit it, as the next turn of a chat.
+
+        Override it where a model reads a prompt otherwise than it decodes.
+
+        Args:
+            rows: tokens of every row; none for rows that stay as they are, which not all do. No row has
+                uncommitted nodes.
+
+        Returns:
+            Logits `[rows, vocab]` after the last token of every row; 0 for rows that stay as they are.
+        """
+        return read_chains(rows, extend=self.extend, commit=self.commit)
 
     def extend_levels(
         self,

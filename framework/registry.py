@@ -2,7 +2,8 @@
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers`, `draftwood.recipes` and
 `draftwood.laws`; `draftwood.loaders` holds what turns a model into a backend, `draftwood.mixers` what stands
-for a model's recurrent layers. This is how the framework reaches the layers above it without importing them.
+for a model's recurrent layers, and `draftwood.processors` what gives the constraints that a logits processor
+holds. This is how the framework reaches the layers above it without importing them.
 A policy, verifier, drafter or law that is not registered goes by `package.module:Class`.
 """
 
@@ -23,7 +24,7 @@ from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 
 KINDS = ("drafters", "policies", "verifiers", "recipes")
-_GROUPS = {f"draftwood.{kind}" for kind in (*KINDS, "constraints", "laws", "loaders", "mixers")}
+_GROUPS = {f"draftwood.{kind}" for kind in (*KINDS, "constraints", "laws", "loaders", "mixers", "processors")}
 # The classes that may be imported by name; None: all of them.
 _importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
 _PROTOCOLS: Mapping[str, type] = {

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import isnan
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.round_records import TokenDetails
-from draftwood.sampling import SamplingParams
+from draftwood.sampling import SamplingParams, nothing_proposed
 from draftwood.scratch import Scratch
 
 
@@ -53,22 +54,35 @@ def shared(params: Sequence[SamplingParams | None]) -> SamplingParams | None:
 
 
 def proposals(
-    params: Sequence[SamplingParams | None], logits: Float[Tensor, "rows *nodes vocab"], scratch: Scratch
-) -> Float[Tensor, "rows *nodes vocab"]:
+    params: Sequence[SamplingParams | None],
+    logits: Float[Tensor, "rows nodes *drafters vocab"],
+    scratch: Scratch,
+    *,
+    counts: Sequence[int],
+) -> Float[Tensor, "rows nodes *drafters vocab"]:
     """Returns `SamplingParams.proposals` of every row by its own parameters, `params[i]` for row i.
 
-    A row without parameters is the caller's to fill.
+    A row without parameters is the caller's to fill. Nodes after the first `counts[i]` are padding, with the
+    logits that drafters give it: -inf.
     """
-    if (same := shared(params)) is not None:
+    same, on_cpu = shared(params), logits.device.type == "cpu"
+    if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
         return same.proposals(logits, scratch)
-    cooled = _cooled(params, logits, scratch)
-    if cooled is not None and logits.device.type != "cpu":
-        return cooled.masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0)
-    if cooled is not None and not isnan(cooled[..., 0].sum()):
-        return cooled
-    probs = _taken(logits, scratch)
-    for one, rows in _runs(params):
-        one.proposals(logits[rows], scratch, out=probs[rows])
+    probs = (
+        _cooled(params, logits, scratch)
+        if same is None or _is_filter(same)
+        else same.targets(logits, scratch)
+    )
+    if on_cpu:
+        _clear_padding(probs, counts)
+    groups = _groups(params)
+    for one, rows in groups:
+        if _is_filter(one):
+            _write_nodes(one, logits, probs, scratch, rows=rows, counts=counts)
+    sound = nothing_proposed(probs, logits)
+    for one, rows in groups:
+        if not sound or not (one.is_softmax or _is_filter(one)):
+            probs[rows] = one.proposals(logits[rows], scratch)
     return probs
 
 
@@ -81,36 +95,69 @@ def targets(
     """
     if (same := shared(params)) is not None:
         return same.targets(logits, scratch)
-    if (cooled := _cooled(params, logits, scratch)) is not None:
-        return cooled
-    probs = _taken(logits, scratch)
-    for one, rows in _runs(params):
-        one.targets(logits[rows], scratch, out=probs[rows])
+    probs = _cooled(params, logits, scratch)
+    for one, rows in _groups(params):
+        if not one.is_softmax:
+            probs[rows] = one.targets(logits[rows], scratch)
     return probs
 
 
-def _cooled(params: Sequence[SamplingParams | None], logits: Tensor, scratch: Scratch) -> Tensor | None:
-    """The softmax of all rows at once, where they differ in nothing but a temperature above 0."""
-    plain = [one.temperature for one in params if one is not None and one.is_softmax]
-    if len(plain) < len(params):
-        return None
-    probs = _taken(logits, scratch)
-    temperatures = torch.tensor(plain, dtype=probs.dtype).to(logits.device, non_blocking=True)
-    scores = torch.div(logits.to(probs.dtype), temperatures.view(-1, *[1] * (logits.dim() - 1)), out=probs)
+def _is_filter(params: SamplingParams) -> bool:
+    """Whether distributions are filtered, by nothing but the logits."""
+    return params.temperature > 0 and not params.processors and not params.is_softmax
+
+
+def _cooled(params: Sequence[SamplingParams | None], logits: Tensor, scratch: Scratch) -> Tensor:
+    """The softmax of all rows at once, each over its temperature; that of others means nothing."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    probs = scratch.take(tuple(logits.shape), dtype=dtype, device=logits.device)
+    known = [one.temperature if one is not None and one.is_softmax else None for one in params]
+    different = {temperature for temperature in known if temperature is not None} or {1.0}
+    divisor: Any = next(iter(different))
+    if len(different) > 1:
+        by_row = torch.tensor([temperature or 1.0 for temperature in known], dtype=dtype)
+        divisor = by_row.to(logits.device, non_blocking=True).view(-1, *[1] * (logits.dim() - 1))
+    scores = torch.div(logits.to(dtype), divisor, out=probs)
     return torch.softmax(scores, -1, out=probs if logits.device.type == "cpu" else None)
 
 
-def _runs(params: Sequence[SamplingParams | None]) -> Iterator[tuple[SamplingParams, slice]]:
-    """Neighbouring rows of equal parameters, whose logits are one piece of memory."""
-    start = 0
-    for row in range(1, len(params) + 1):
-        first = params[start]
-        if row == len(params) or (first is not params[row] and first != params[row]):
-            if first is not None:
-                yield first, slice(start, row)
-            start = row
+def _clear_padding(probs: Tensor, counts: Sequence[int]) -> None:
+    padding = np.arange(probs.shape[1]) >= np.asarray(counts)[:, None]
+    if padding.any():
+        probs.flatten(0, 1).index_fill_(0, torch.from_numpy(padding.ravel().nonzero()[0]), 0)
 
 
-def _taken(logits: Tensor, scratch: Scratch) -> Tensor:
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return scratch.take(tuple(logits.shape), dtype=dtype, device=logits.device)
+def _write_nodes(
+    params: SamplingParams,
+    logits: Tensor,
+    probs: Tensor,
+    scratch: Scratch,
+    *,
+    rows: list[int],
+    counts: Sequence[int],
+) -> None:
+    """Write the distributions of these rows' nodes without padding to `probs`."""
+    if len(rows) == 1:
+        (row,) = rows
+        if counts[row]:
+            nodes = slice(counts[row])
+            params.targets(logits[row, nodes], scratch, out=probs[row, nodes])
+        return
+    of_rows = [counts[row] for row in rows]
+    index = (np.repeat(rows, of_rows), np.concatenate([np.arange(count) for count in of_rows]))
+    at = tuple(torch.from_numpy(axis).to(probs.device, non_blocking=True) for axis in index)
+    probs[at] = params.targets(logits[at], scratch)
+
+
+def _groups(params: Sequence[SamplingParams | None]) -> list[tuple[SamplingParams, list[int]]]:
+    """The rows of equal parameters."""
+    groups: list[tuple[SamplingParams, list[int]]] = []
+    for row, one in enumerate(params):
+        if one is None:
+            continue
+        rows = next((rows for other, rows in groups if other is one or other == one), None)
+        if rows is None:
+            groups.append((one, [row]))
+        else:
+            rows.append(row)
+    return groups

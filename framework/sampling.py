@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from numbers import Integral, Real
 from typing import Any
 
 import attrs
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.errors import InvalidDistribution, InvalidInput
@@ -61,6 +62,24 @@ def _processors(processors: Any) -> tuple[Any, ...]:
     return values
 
 
+def nothing_proposed(probs: Float[Tensor, "*n vocab"], logits: Float[Tensor, "*n vocab"]) -> bool:
+    """Write 0 to `probs`, a softmax, where a draft's logits are -inf throughout: there is no proposal.
+
+    Returns:
+        False where `probs` still holds NaN. Without a wait on a GPU, where it is not looked for.
+    """
+    if logits.device.type != "cpu":
+        probs.masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0)
+        return True
+    first = probs[..., 0]
+    if not isnan(first.sum()):
+        return True
+    nodes = first.isnan().nonzero(as_tuple=True)
+    empty = logits[nodes].amax(-1) == -torch.inf
+    probs[tuple(axis[empty] for axis in nodes)] = 0
+    return bool(empty.all())
+
+
 @attrs.frozen
 class SamplingParams:
     """How logits become the distribution that is sampled; for target and draft separately.
@@ -106,6 +125,10 @@ class SamplingParams:
         import transformers
 
         return tuple(getattr(transformers, name)(v) for name, v in settings if v is not None)
+
+    def after(self, processors: Sequence[Any]) -> SamplingParams:
+        """Returns the same with these processors before its own."""
+        return attrs.evolve(self, processors=(*processors, *self.processors)) if processors else self
 
     @property
     def reads_prefix(self) -> bool:
@@ -172,11 +195,7 @@ class SamplingParams:
         if self.temperature == 0 or self.processors:
             return self._proposed(logits, out)
         probs = self._in_scratch(logits, scratch, out)
-        if logits.device.type != "cpu":
-            probs.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
-        elif isnan(probs[..., 0].sum()):
-            return self._proposed(logits, out)
-        return probs
+        return probs if nothing_proposed(probs, logits) else self._proposed(logits, out)
 
     def _proposed(self, logits: Tensor, out: Tensor | None) -> Tensor:
         """`proposals` where rows may be empty, or more than the temperature changes the scores."""
@@ -204,10 +223,7 @@ class SamplingParams:
         probs = scratch.take(shape, dtype=dtype, device=device) if out is None else out
         scores = logits if logits.dtype == dtype else logits.to(dtype)
         if device.type == "cpu" and self._warps_more and not self.processors:
-            cooled = torch.div(scores, self.temperature).view(-1, shape[-1])
-            flat = probs.view(-1, shape[-1])
-            if filtered(cooled, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, out=flat):
-                return probs
+            return self._by_largest(scores, probs)
         if self.processors or self._warps_more:
             scores = self.scores(scores.reshape(-1, shape[-1])).view(shape).to(dtype)
         elif self.temperature != 1:
@@ -215,6 +231,21 @@ class SamplingParams:
             cooled = probs if device.type == "cpu" else scratch.take(shape, dtype=dtype, device=device)
             scores = torch.div(scores, self.temperature, out=cooled)
         return torch.softmax(scores, -1, out=probs)
+
+    def _by_largest(self, scores: Tensor, probs: Tensor) -> Tensor:
+        """`_in_scratch` for filters on a CPU, with a sort only where nothing else can tell."""
+        nodes, flat = scores.reshape(-1, scores.shape[-1]), probs.view(-1, scores.shape[-1])
+        left = filtered(
+            nodes,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            out=flat,
+        )
+        if len(left):
+            flat[left] = torch.softmax(self.scores(nodes[left]).to(probs.dtype), -1)
+        return probs
 
     @property
     def _warps_more(self) -> bool:

@@ -19,16 +19,18 @@ from draftwood.batch_row import BatchRow
 from draftwood.compatibility import check_sampling_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import InvalidInput
+from draftwood.kept_text import KeptText
 from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
 from draftwood.processing import check_processors
 from draftwood.prompts import as_prompts, check_prompts
-from draftwood.protocols import StateBackend, TreePolicy
+from draftwood.protocols import Drafter, StateBackend, TreePolicy
 from draftwood.randomness import SpawnedSeeds, Streams
 from draftwood.round_records import Round, Statistics, peak_memory
 from draftwood.row_settings import RowSettings
 from draftwood.sampling import SamplingParams
 from draftwood.stopping import CriteriaBatch, RowStops, stop_string_criteria
+from draftwood.vocabulary import unfitted
 
 
 @attrs.define(eq=False)
@@ -60,6 +62,8 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
+    # Of every row, before its own: those of the model's defaults.
+    _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
@@ -79,11 +83,11 @@ class Session:
             InvalidInput: another call uses one of them.
         """
         loop = self._loop
-        parts: dict[str, Any] = {"target": loop.target, "drafter": loop.drafter}
+        parts: dict[str, Any] = {"target": loop.target, "drafter": unfitted(loop.drafter)}
         parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(loop.drafter.backends)}
         try:
             locks.acquire(self, parts, max(self.unfinished, 1))
-            if loop.target.lengths:
+            if loop.target.lengths and not loop.held:
                 raise InvalidInput(
                     f"The target is already decoding {len(loop.target.lengths)} row(s) for another call; let "
                     "it end, or load the model into a second backend."
@@ -91,6 +95,8 @@ class Session:
             self._open = True
         except BaseException:
             locks.active.pop(self, None)
+            if loop.held:  # by an earlier turn, which no one else would release
+                self._release()
             raise
         return self
 
@@ -112,6 +118,29 @@ class Session:
             raise
         finally:
             locks.active.pop(self, None)
+
+    def go_on(self, past: KeptText) -> None:
+        """Let the only row, which waits, go on from the states of the turn before it, if they still serve."""
+        (row,) = self._waiting
+        if not past.taken(self._loop, row.unread):
+            return
+        row.undrafted, row.unread = past.undrafted, row.unread[len(past.tokens) :]
+        row.root = past.tokens[-1]
+        if row.prefix is not None:
+            row.prefix.shorten(len(row.unread))  # what it reads later is appended then
+        self._waiting.clear()
+        self._loop.hold(row)
+
+    def keep(self) -> KeptText | None:
+        """Close the session without releasing its only row; None, and a closed session, where it runs."""
+        kept = None
+        if self._open and len(self._rows) == 1 and self._rows[0].idle:
+            kept = KeptText.of(self._rows[0], self._texts[0], self._loop)
+            self._open = False
+            self.statistics.peak_memory = peak_memory()
+            locks.active.pop(self, None)
+        self.close()
+        return kept
 
     @property
     def running(self) -> int:
@@ -333,7 +362,7 @@ class Session:
         """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
         started = perf_counter()
         if not self._fresh and not self._loop.held:
-            renew(self._loop.target, *self._loop.drafter.backends)
+            renew(self._loop.target, self._loop.drafter)
         self._fresh = False
         logits = self._loop.prefill(joining)
         for _ in joining:
@@ -367,6 +396,7 @@ class Session:
         if logprobs is not None:
             keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
         if sampling is not None:
+            sampling = sampling.after(self._processors)
             check_sampling_fits(self._loop.verifier, sampling)
             settings = RowSettings.of(sampling, draft_sampling)
         elif draft_sampling is not None:
@@ -423,8 +453,14 @@ class Session:
         return RowStops(row, self._ends, min(wish, room), room < wish, asked)
 
 
-def renew(*backends: StateBackend) -> None:
-    """Let backends that hold no rows take up what has changed in their models (law R)."""
+def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | None = None) -> None:
+    """Let backends that hold no rows take up what has changed in their models (law R).
+
+    States that were kept after an earlier call are released, except for those of `past` if they are current.
+    """
+    backends = (target, *drafter.backends)
+    current = past is not None and past.current()
+    locks.drop_of((drafter, *backends), but=past.hold if past is not None and current else None)
     for backend in backends:
         if not backend.lengths:
             backend.renew()

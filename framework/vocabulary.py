@@ -35,6 +35,11 @@ def fit_vocabulary(drafter: Drafter, vocab_size: int) -> Drafter:
     return FittedDrafter(drafter, vocab_size)
 
 
+def unfitted(drafter: Drafter) -> Drafter:
+    """The drafter that `fit_vocabulary` was given, which holds the rows."""
+    return drafter.drafter if isinstance(drafter, FittedDrafter) else drafter
+
+
 @attrs.define(eq=False)
 class FittedDrafter(Drafter):
     """A drafter whose logits are cut to `vocab_size` tokens or padded with -inf.

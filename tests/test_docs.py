@@ -55,7 +55,7 @@ def test_the_examples_of_generate_run():
     text = (DOCS / "generate.md").read_text(encoding="utf-8")
     known: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     for code in blocks:
         exec(compile(code, "generate.md", "exec"), known)
 

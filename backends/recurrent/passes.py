@@ -20,12 +20,12 @@ class Pass:
 
     Attributes:
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
-        fresh: bool `[rows]`, whether a row's root is the last token of its prompt; None in a prompt.
+        prompts: bool `[rows, nodes]`, the nodes that are tokens of a prompt; None where all are.
         paths: of the nodes; see `mamba1_tree`.
     """
 
-    def __init__(self, visible: Tensor, fresh: Tensor | None = None) -> None:
-        self.visible, self.fresh = visible, fresh
+    def __init__(self, visible: Tensor, prompts: Tensor | None = None) -> None:
+        self.visible, self.prompts = visible, prompts
         self.paths = mamba1_tree.Paths(visible)
         self._windows: dict[int, Tensor] = {}
         self._elsewhere: dict[torch.device, Pass] = {}
@@ -36,15 +36,9 @@ class Pass:
             return self
         if device not in self._elsewhere:
             later = device.type != "cpu"  # which would read what has not arrived
-            fresh = None if self.fresh is None else self.fresh.to(device, non_blocking=later)
-            self._elsewhere[device] = Pass(self.visible.to(device, non_blocking=later), fresh)
+            prompts = None if self.prompts is None else self.prompts.to(device, non_blocking=later)
+            self._elsewhere[device] = Pass(self.visible.to(device, non_blocking=later), prompts)
         return self._elsewhere[device]
-
-    @cached_property
-    def prompts(self) -> Tensor:
-        """Which nodes belong to a prompt, bool `[rows, nodes]`: the roots of fresh rows, as long as these."""
-        assert self.fresh is not None
-        return _prompts(self.visible, self.fresh)
 
     @property
     def levels(self) -> list[tuple[Tensor, Tensor]]:
@@ -67,10 +61,6 @@ class Pass:
         if width not in self._windows:
             self._windows[width] = tree_conv.windows(visible=self.visible, width=width)
         return self._windows[width]
-
-
-def _prompts(visible: Tensor, fresh: Tensor) -> Tensor:
-    return fresh.unsqueeze(1) & (visible.sum(2) == 1)
 
 
 class Text:
@@ -119,12 +109,9 @@ class Standing:
 
     Attributes:
         now: who sees whom, among the first `old` columns and the new nodes behind them.
-        prompts: which nodes belong to a prompt, bool `[rows, nodes]`.
         columns: of the new nodes, int64 `[nodes]`.
         old: columns that are read besides, and may be anything where no node sees them.
     """
 
-    def __init__(self, visible: Tensor, fresh: Tensor, columns: Tensor, *, old: int) -> None:
-        self.now, self.columns, self.old = Pass(visible, fresh), columns, old
-        # Dynamo does not follow the lock that Python 3.11 has around a cached property.
-        self.prompts = _prompts(visible, fresh)
+    def __init__(self, visible: Tensor, prompts: Tensor, columns: Tensor, *, old: int) -> None:
+        self.now, self.columns, self.old = Pass(visible, prompts), columns, old

@@ -100,7 +100,7 @@ class LayerState(ABC):
         one = tuple(vector[:1, :1] for vector in new)
         visible = torch.ones(1, 1, 1, dtype=torch.bool, device=new[0].device)
         state = self.blank(one)
-        _, kept = self.attend(state, (), one, Pass(visible, visible[0, 0]))
+        _, kept = self.attend(state, (), one, Pass(visible))
         return Arena(state, kept)
 
     def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
@@ -275,21 +275,20 @@ class States:
         """All committed states once the rows have joined, for `settle`."""
         return self._finite([layer.joined(have, more) for layer in self.layers])
 
-    def extend(self, visible: Tensor | None, *, fresh: Tensor | None, keep: bool = True) -> None:
+    def extend(self, visible: Tensor | None, *, prompts: Tensor | None, keep: bool = True) -> None:
         """The next pass appends nodes, or scores them only.
 
         Args:
             visible: bool `[rows, nodes, columns]`; None where there are no layers.
-            fresh: bool `[rows]`, whether a row has committed nothing since it joined: a root is then the last
-                token of its prompt.
+            prompts: bool `[rows, nodes]`, the nodes that are tokens of a prompt.
             keep: whether the nodes stay.
         """
-        self._now, self._keep = None if visible is None else Pass(visible, fresh), keep
+        self._now, self._keep = None if visible is None else Pass(visible, prompts), keep
 
     def prompts(self, device: torch.device) -> Tensor | None:
         """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
         if self.standing is not None:
-            return self.standing.prompts
+            return self.standing.now.prompts
         return None if self._now is None else self._now.on(device).prompts
 
     def accept(self) -> None:

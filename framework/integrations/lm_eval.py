@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
@@ -41,15 +42,17 @@ class DraftwoodLM(HFLM):  # type: ignore[misc]
     def _model_generate(
         self, context: Tensor, max_length: int, stop: Sequence[str], **generation_kwargs: Any
     ) -> Tensor:
-        return write_until(
-            self.model,
-            self.tokenizer,
-            context,
-            max_length=max_length,
-            stop=stop,
-            custom_generate=self._loop,
-            **generation_kwargs,
-        )
+        dtype = self.mixed_precision_dtype
+        with torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None):
+            return write_until(
+                self.model,
+                self.tokenizer,
+                context,
+                max_length=max_length,
+                stop=stop,
+                custom_generate=self._loop,
+                **generation_kwargs,
+            )
 
 
 if __name__ == "__main__":

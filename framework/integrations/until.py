@@ -5,15 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 from torch import Tensor
 
 from draftwood.stopping import stop_string_criteria
 
 
+@attrs.frozen(eq=False)
+class OfNewTokens:
+    """A stopping criterion that is shown what was written, without the prompt.
+
+    Attributes:
+        criterion: which is shown it.
+        length: tokens of a prompt, its padding included.
+    """
+
+    criterion: Any
+    length: int
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
+        return self.criterion(input_ids[:, self.length :], scores, **options)
+
+
 def write_until(
     model: Any, tokenizer: Any, context: Tensor, *, max_length: int, stop: Sequence[str], **options: Any
 ) -> Tensor:
-    """What `model.generate` writes behind `context` until one of the strings `stop` stands in a row's text.
+    """Returns what `model.generate` writes after `context`, each row until one of the strings `stop`.
+
+    The strings are looked for in new tokens only: one that begins in the prompt does not end a row.
 
     Args:
         context: `[rows, length]`.
@@ -21,14 +40,16 @@ def write_until(
         options: more of `generate`. A temperature of 0, or none, is greedy unless `do_sample` says else.
 
     Returns:
-        `[rows, longest]`: `context` and what was written, padded behind it.
+        `[rows, longest]`: `context` and what was written, padded on the right.
     """
     temperature = options.pop("temperature", 0.0)
     sampled = options.pop("do_sample", temperature > 0)
     if sampled:
         options["temperature"] = temperature
     strings = [string for string in stop if string]
-    criteria = [stop_string_criteria(strings, tokenizer)] if strings else []
+    criteria = []
+    if strings:
+        criteria = [OfNewTokens(stop_string_criteria(strings, tokenizer), context.shape[1])]
     written: Tensor = model.generate(
         input_ids=context,
         max_length=max_length,

@@ -39,6 +39,18 @@ def test_text_and_summary(draftwood, expected):
     assert "tokens per round" in line
 
 
+def test_the_defaults_of_the_folder_hold(draftwood, tmp_path):
+    model: Any = zoo.load("llama-7m")
+    model.generation_config.update(repetition_penalty=1.3, do_sample=True, temperature=0.7)
+    model.save_pretrained(tmp_path)
+    ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+    target = ["--target", tmp_path, "--tokenizer", zoo.path("tokenizer")]
+    result = draftwood("generate", *target, "--prompt", PROMPT, "--max-new-tokens", 16)
+    assert result.stdout == zoo.tokenizer().decode(output[0, ids.shape[1] :]) + "\n"
+    assert "The target's defaults sample (do_sample=True, temperature=0.7)" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -169,11 +169,13 @@ MIXED = (*KINDS, "falcon_h1", "zamba2")
 """And of every way to go with attention: in turn, both in one layer, one attention for several layers."""
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, *, experts: str | None = "eager") -> Any:
+def build(
+    name: str, dtype: torch.dtype = torch.float32, *, experts: str | None = "eager", config: Any = None
+) -> Any:
     """A model with random weights large enough that its logits differ from token to token."""
     torch.manual_seed(7)
     # Grouped matrix products have no double precision; a loop over experts cannot be traced.
-    model = hf.AutoModelForCausalLM.from_config(RECURRENT[name](), experts_implementation=experts)
+    model = hf.AutoModelForCausalLM.from_config(config or RECURRENT[name](), experts_implementation=experts)
     # Both Zambas multiply rounding a hundredfold at the size that the others need.
     size = 0.12 if "zamba" in name else 0.25
     with torch.no_grad():
@@ -221,10 +223,6 @@ class Stepwise:
 
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model)
-        for module in self.model.modules():
-            # The very first token goes through the scan over many tokens, which clamps its step.
-            if hasattr(module, "time_step_limit"):
-                module.time_step_limit = (0.0, float("inf"))
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._after: dict[tuple[int, ...], tuple[Tensor, Any]] = {}
 

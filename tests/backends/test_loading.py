@@ -13,14 +13,17 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import draftwood
-from draftwood.backends import loading
+from draftwood.backends import loading, probe
+from draftwood.backends.forward import plain_logits
 from draftwood.backends.loading import load
 from draftwood.backends.probe import disagreement
 from draftwood.backends.self_check import self_check
+from draftwood.backends.ssm import HybridBackend
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.backends.unrolled import UnrolledBackend
 from draftwood.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from tests.backends.attention_models import VOCAB, against, bloom, tiny
+from tests.configurations.case import Case
 
 
 @pytest.fixture
@@ -122,6 +125,24 @@ def test_the_self_check_sees_through_a_model(spoil: Any, dtype: torch.dtype) -> 
     spoil(model)
     assert "differ from sequential decoding" in str(disagreement(TransformerBackend(model), model))
     assert disagreement(UnrolledBackend(model), model) is None
+
+
+def test_scans_that_round_more_than_usual_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two keys and four values a head, whose outputs nearly cancel before their norm.
+    model = Case.of(153, seed=1).model()
+    assert type(model).__name__ == "OlmoHybridForCausalLM"
+    assert disagreement(HybridBackend(model), model) is None
+    unmoved = torch.get_rng_state()
+    monkeypatch.setattr(probe, "moved_logits", lambda model, text, *, by: plain_logits(model, text))
+    assert "differ from sequential decoding" in str(disagreement(HybridBackend(model), model))
+    assert torch.equal(torch.get_rng_state(), unmoved)
+    assert not model.get_input_embeddings()._forward_hooks
+
+
+def test_a_window_of_one_token_is_refused() -> None:
+    load(tiny(hf.MistralConfig, sliding_window=2))
+    with pytest.raises(UnsupportedModel, match="attention window of 1 token.*use a window of 2 or more"):
+        load(tiny(hf.MistralConfig, sliding_window=1))
 
 
 def test_a_model_that_fails_both_ways_is_refused() -> None:

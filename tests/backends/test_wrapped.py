@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from draftwood.backends.loading import load
+from draftwood.backends.quantized import rounds_activations
 from draftwood.backends.transformer import TransformerBackend
 from draftwood.errors import UnsupportedModel
 from tests.backends.attention_models import against, tiny
@@ -62,3 +63,26 @@ def test_eight_bit_activations_are_judged_by_a_tolerance_of_their_own(
     with caplog.at_level(logging.WARNING):
         assert type(load(model)) is TransformerBackend
     assert "rounds its activations by what else is in a pass" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "attributes", "rounds"),
+    [
+        ("torchao.quantization", "Int8Tensor", {"act_quant_kwargs": None}, False),
+        ("torchao.quantization", "Int8Tensor", {"act_quant_kwargs": "per row"}, True),
+        ("torchao.quantization", "IntxUnpackedToInt8Tensor", {"activation_quantization": None}, False),
+        ("torchao.quantization", "IntxUnpackedToInt8Tensor", {"activation_quantization": "int8"}, True),
+        ("torchao.quantization.linear_activation", "LinearActivationQuantizedTensor", {}, True),
+        ("optimum.quanto.nn.qlinear", "QLinear", {"activation_qtype": None}, False),
+        ("optimum.quanto.nn.qlinear", "QLinear", {"activation_qtype": "qint8"}, True),
+        ("bitsandbytes.nn.modules", "Linear4bit", {}, False),
+        ("bitsandbytes.nn.modules", "Linear8bitLt", {}, True),
+    ],
+)
+def test_weights_of_few_bits_round_no_activations(
+    home: str, name: str, attributes: dict[str, Any], rounds: bool
+) -> None:
+    """Layers and weights as torchao 0.18, optimum-quanto 0.2.7 and bitsandbytes 0.50 describe themselves."""
+    model = tiny()
+    model.lm_head.__class__ = type(name, (torch.nn.Linear,), {"__module__": home, **attributes})
+    assert rounds_activations(model) == rounds

@@ -117,7 +117,7 @@ def test_who_sees_whom_is_sent_once_a_pass(device: CountingDevice) -> None:
         for event, times in device.counts.events.items()
         if event.operation == "to the device" and event.line.startswith("backends/recurrent/passes.py")
     ]
-    assert sum(sent) == 2  # `visible` and `fresh`
+    assert sum(sent) == 2  # `visible` and `prompts`
 
 
 def test_features_and_fewer_layers(device: CountingDevice) -> None:

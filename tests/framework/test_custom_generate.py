@@ -1,5 +1,6 @@
 """`model.generate(custom_generate=...)`: what the random calls do not meet."""
 
+import copy
 import threading
 
 import pytest
@@ -153,3 +154,41 @@ def test_filters_of_zero_change_nothing_and_a_temperature_that_overflows_is_told
     assert torch.equal(*texts)
     with pytest.raises(InvalidInput, match=r"temperature=5e-324 is too small.*Use 0 for greedy decoding\."):
         model("llama").generate(IDS, **options | {"temperature": 5e-324}, custom_generate=loop())
+
+
+def test_greedy_calls_leave_torchs_generator_alone():
+    options = {"max_new_tokens": 6, "custom_generate": loop()}
+    state = torch.get_rng_state()
+    model("llama").generate(IDS, do_sample=False, **options)
+    assert torch.equal(torch.get_rng_state(), state)
+    model("llama").generate(IDS, do_sample=True, **options)
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_stop_iteration_of_a_criterion_comes_out_as_it_is():
+    def enough(ids, scores):
+        raise StopIteration("enough")
+
+    for options in ({}, {"custom_generate": loop()}):
+        with pytest.raises(StopIteration, match="enough"):
+            model("llama").generate(IDS, max_new_tokens=6, stopping_criteria=[enough], **options)
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic", "hybrid", "sliding_window", "hybrid_chunked"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_caches_that_change_nothing_are_accepted(kind, cache):
+    options = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": cache}
+    plain = model(kind).generate(IDS, **options)
+    assert torch.equal(model(kind).generate(IDS, **options, custom_generate=loop()), plain)
+
+
+def test_an_adapter_per_row_is_refused():
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = get_peft_model(copy.deepcopy(model("llama")), settings).eval()
+    adapted.add_adapter("other", settings)
+    options = {"input_ids": IDS.repeat(2, 1), "max_new_tokens": 6, "custom_generate": loop()}
+    with pytest.raises(InvalidInput, match="adapter_names= gives each row an adapter"):
+        adapted.generate(**options, adapter_names=["default", "other"])
+    assert adapted.generate(**options).shape[0] == 2

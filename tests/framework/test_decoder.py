@@ -301,3 +301,19 @@ def test_the_target_gets_every_call_before_the_drafter():
     assert {name for _, name, _ in calls} == {"prefill", "commit", "release"}
     assert [what for what, _, _ in calls] == ["target", "drafter"] * (len(calls) // 2)
     assert all(first[1:] == second[1:] for first, second in zip(calls[::2], calls[1::2], strict=True))
+
+
+def test_greedy_calls_leave_torchs_generator_alone():
+    one, state = decoder(), torch.get_rng_state()
+    one.generate([[3, 1, 2]], max_new_tokens=8)
+    assert torch.equal(torch.get_rng_state(), state)
+    one.generate([[3, 1, 2]], max_new_tokens=8, sampling=SamplingParams(1.0))
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_stop_iteration_of_a_criterion_comes_out_as_it_is():
+    def enough(ids, scores):
+        raise StopIteration("enough")
+
+    with pytest.raises(StopIteration, match="enough"):
+        decoder().generate([[3, 1, 2]], max_new_tokens=8, stopping_criteria=[enough])

@@ -38,18 +38,27 @@ def test_distributions_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("scores", "options"),
+    ("scores", "options", "left"),
     [
-        ([[2.0, 1.0, 1.0, 0.0]], {"top_k": 2}),
-        ([[1.0, 1.0, 0.0]], {"top_p": 0.1}),
-        ([[0.0] * 3000], {"top_p": 0.9}),
-        ([[1.0, 0.0], [-torch.inf, -torch.inf]], {"top_k": 1}),
-        ([[1.0, 0.0], [torch.nan, 0.0]], {"top_p": 0.5}),
-        ([[torch.inf, 0.0]], {"min_p": 0.5}),
+        ([[2.0, 1.0, 1.0, 0.0], [2.0, 1.0, 0.5, 0.5]], {"top_k": 2}, [0]),
+        ([[3.0, 1.0, 1.0, 0.0]], {"top_k": 2, "top_p": 0.1}, [0]),
+        ([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]], {"top_p": 0.1}, [1]),
+        ([[0.0] * 3000, [20.0] + [0.0] * 2999], {"top_p": 0.9}, [0]),
+        ([[1.0, 0.0], [2.0, 1.0]], {"top_k": 1}, []),
     ],
 )
-def test_what_only_a_sort_can_tell_is_left_to_a_sort(scores, options):
+def test_what_only_a_sort_can_tell_is_left_to_a_sort(scores, options, left):
     out = torch.full((len(scores), len(scores[0])), 7.0)
     limits = {"top_k": None, "top_p": None, "min_p": None, **options}
-    assert not filtered(torch.tensor(scores), **limits, out=out)
-    assert bool((out == 7).all())
+    assert filtered(torch.tensor(scores), temperature=1.0, **limits, out=out).tolist() == left
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize("bad", [[-torch.inf] * 3, [0.0, torch.nan, 0.0], [0.0, torch.inf, 0.0]])
+def test_nan_comes_of_what_has_no_softmax(options, bad):
+    out = torch.full((3, 3), 7.0)
+    limits = {"top_k": None, "top_p": None, "min_p": None, **options}
+    scores = torch.tensor([[3.0, 2.0, 0.0], bad, [0.0, 1.0, 3.0]])
+    assert not len(filtered(scores, temperature=1.0, **limits, out=out))
+    assert out.isnan().all(-1).tolist() == [False, True, False]
+    assert out[[0, 2]].sum(-1).tolist() == pytest.approx([1, 1])

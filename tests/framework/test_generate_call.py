@@ -40,7 +40,7 @@ def test_a_wrapped_generate_tells_as_much(times, named, monkeypatch):
     assert shown.prompt is not None
     with pytest.raises(InvalidInput, match="assistant_model asks for another way"):
         model("llama").generate(IDS, **options, assistant_model=draft(), custom_generate=loop())
-    with pytest.raises(InvalidInput, match=r"(past_key_values|cache) was given"):
+    with pytest.raises(InvalidInput, match="A cache was given"):
         model("llama").generate(IDS, **options, past_key_values=hf.DynamicCache(), custom_generate=loop())
 
 

@@ -59,6 +59,25 @@ def test_drafted_texts_end_where_ordinary_ones_do(model, tokenizer, drafter, sto
     assert (length < NEW) == bool(stop)  # it does not go on behind the string
 
 
+@pytest.mark.parametrize(
+    ("prompt", "stop"),
+    [
+        ("import torch\n", ["\n\n"]),
+        ("x = 1\n", ["\n\n"]),
+    ],
+)
+def test_a_string_that_begins_in_the_prompt_ends_no_text(model, tokenizer, prompt, stop):
+    inputs = tokenizer([prompt], return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, length:]
+    (expected,) = tokenizer.batch_decode(whole, skip_special_tokens=True)
+    for string in stop:
+        expected = expected.split(string)[0]
+    assert expected
+    for custom in ({}, {"custom_generate": loop_of(model)}):
+        assert texts(model, tokenizer, [prompt], stop, **custom)[0] == [expected]
+
+
 def test_a_temperature_is_sampled_at(model, tokenizer):
     def written(**options):
         (text,), _ = texts(model, tokenizer, PROMPTS[2:], [], custom_generate=loop_of(model), **options)

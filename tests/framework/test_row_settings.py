@@ -82,9 +82,10 @@ def test_rows_of_different_settings_are_each_written_as_alone(rows, target, stra
     nodes=st.integers(1, 3),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     empty=st.booleans(),
+    data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
-def test_distributions_by_row_are_those_of_each_row(params, seed, nodes, dtype, empty):
+@settings(max_examples=100, deadline=None)
+def test_distributions_by_row_are_those_of_each_row(params, seed, nodes, dtype, empty, data):
     params = [attrs.evolve(one, processors=()) for one in params]
     logits = torch.randn(
         len(params), nodes, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
@@ -95,13 +96,17 @@ def test_distributions_by_row_are_those_of_each_row(params, seed, nodes, dtype, 
         assert torch.equal(together[row], one.targets(logits[row], Scratch()))
     if empty:
         logits[-1, 0] = -torch.inf
-    together = proposals(params, logits, Scratch())
-    for row, one in enumerate(params):
-        assert torch.equal(together[row], one.proposals(logits[row], Scratch()))
+    counts = data.draw(st.lists(st.integers(0, nodes), min_size=len(params), max_size=len(params)))
+    for row, count in enumerate(counts):
+        logits[row, count:] = -torch.inf
     some = [None if row % 2 else one for row, one in enumerate(params)]
-    together = proposals(some, logits, Scratch())
-    for row, of_row in enumerate(some):
-        assert of_row is None or torch.equal(together[row], of_row.proposals(logits[row], Scratch()))
+    for rows in (params, params[:1] * len(params), some):
+        together = proposals(rows, logits, Scratch(), counts=counts)
+        for row, (of_row, count) in enumerate(zip(rows, counts, strict=True)):
+            if of_row is not None:
+                alone = of_row.proposals(logits[row, :count], Scratch())
+                assert torch.equal(together[row, :count], alone)
+                assert not together[row, count:].any()
 
 
 def test_a_verifier_refuses_a_row_that_it_cannot_judge():

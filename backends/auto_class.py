@@ -1,0 +1,22 @@
+"""The class of transformers that reads a folder whose model writes text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+
+def auto_class(config: Any) -> Any:
+    """Returns the class for causal language models, or the one for models that read images or sound as well.
+
+    The former comes first: of some models that read images it reads only the part that writes text.
+    """
+    kind = config.model_type
+    both = kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    own_code = getattr(config, "auto_map", None)
+    return AutoModelForMultimodalLM if both and not own_code else AutoModelForCausalLM

@@ -1,0 +1,100 @@
+"""What a model's generation config asks of every text, as `generate` follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import attrs
+import torch
+
+# Settings that other kinds of decoding or the length of the prompt decide, with what each is when it is off.
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "guidance_scale": (None, 1),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "token_healing": (None, False),
+    "watermarking_config": (None,),
+    "encoder_repetition_penalty": (None, 1),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "min_new_tokens": (None, 0),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "begin_suppress_tokens": (None, []),
+    "stop_strings": (None, []),
+    "max_time": (None,),
+}
+_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "temperature": (None,),
+    "top_k": (None, 0),
+    "top_p": (None, 1),
+    "min_p": (None,),
+    "top_h": (None,),
+    "typical_p": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+}
+
+
+@attrs.frozen(eq=False)
+class ModelDefaults:
+    """What a model's generation config asks of every text, besides where it ends.
+
+    Attributes:
+        processors: transformers' own, in the order in which `generate` asks them: sequence bias, repetition
+            penalty, repeated n-grams, bad words, least length, invalid values, suppressed tokens.
+        left_out: settings that these processors do not follow, as `name=value`.
+        sampling: those by which it samples where the caller does not say how, alike; empty: it is greedy.
+    """
+
+    processors: tuple[Any, ...] = ()
+    left_out: tuple[str, ...] = ()
+    sampling: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: Any, *, ends: Collection[int], device: torch.device) -> ModelDefaults:
+        """Returns those of `model`, as its generation config is now.
+
+        Args:
+            model: of transformers; anything else has none.
+            ends: tokens that end a text.
+            device: of the scores.
+        """
+        config = getattr(model, "generation_config", None)
+        if config is None:
+            return cls()
+        sampled = bool(getattr(config, "do_sample", False))
+        return cls(
+            tuple(_processors(config, sorted(ends), device)),
+            _set(config, _LEFT_OUT),
+            ("do_sample=True", *_set(config, _SAMPLING)) if sampled else (),
+        )
+
+
+def _set(config: Any, settings: dict[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    values = {name: getattr(config, name, None) for name in settings}
+    return tuple(f"{name}={value!r}" for name, value in values.items() if value not in settings[name])
+
+
+def _processors(config: Any, ends: list[int], device: torch.device) -> list[Any]:
+    import transformers as hf
+
+    end = torch.tensor(ends, device=device) if ends else None
+    made: list[Any] = []
+    if config.sequence_bias is not None:
+        made.append(hf.SequenceBiasLogitsProcessor(config.sequence_bias))
+    if config.repetition_penalty not in (None, 1):
+        made.append(hf.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+    if config.no_repeat_ngram_size:
+        made.append(hf.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+    if config.bad_words_ids is not None:
+        made.append(hf.NoBadWordsLogitsProcessor(config.bad_words_ids, end))
+    if config.min_length and end is not None:
+        made.append(hf.MinLengthLogitsProcessor(config.min_length, end, device=str(device)))
+    if config.remove_invalid_values:
+        made.append(hf.InfNanRemoveLogitsProcessor())
+    if config.suppress_tokens is not None:
+        made.append(hf.SuppressTokensLogitsProcessor(config.suppress_tokens, device=str(device)))
+    return made

@@ -1,0 +1,149 @@
+"""Models that read images, videos or sound, called with text only: by object and by folder."""
+
+import pytest
+import torch
+import transformers as hf
+
+from draftwood import InvalidInput, custom_generate, load
+from draftwood.backends.loading import load_model
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from tests.backends.attention_models import SMALL, VOCAB, randomised, tiny
+
+TEXT = {**SMALL, "num_hidden_layers": 2, "bos_token_id": 2}
+CLIP = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+EYE = {**CLIP, "image_size": 28, "patch_size": 14}
+TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+QWEN_EYE = {"depth": 1, "hidden_size": 32, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+
+
+def gemma3():
+    text = hf.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
+    eye = hf.SiglipVisionConfig(**EYE)
+    config = hf.Gemma3Config(text_config=text, vision_config=eye, mm_tokens_per_image=4, image_token_id=50)
+    return hf.Gemma3ForConditionalGeneration(config)
+
+
+def llava():
+    text, eye = hf.LlamaConfig(**TEXT), hf.CLIPVisionConfig(**EYE)
+    return hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(vision_config=eye, text_config=text, image_token_index=50)
+    )
+
+
+def qwen2_5_vl():
+    config = hf.Qwen2_5_VLConfig(
+        text_config={**TEXT, **TURNS}, vision_config=QWEN_EYE, image_token_id=50, video_token_id=51
+    )
+    return hf.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def qwen2_audio():
+    ear = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
+    config = hf.Qwen2AudioConfig(audio_config=ear, text_config=hf.Qwen2Config(**TEXT), audio_token_index=50)
+    return hf.Qwen2AudioForConditionalGeneration(config)
+
+
+KINDS = {"gemma3": gemma3, "llava": llava, "qwen2_5_vl": qwen2_5_vl, "qwen2_audio": qwen2_audio}
+MARKS = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(kind):
+    torch.manual_seed(3)
+    found = randomised(KINDS[kind]())
+    found.generation_config = hf.GenerationConfig(pad_token_id=1, eos_token_id=5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def speculative():
+    return custom_generate(
+        drafter=tiny(hf.LlamaConfig), policy=LayeredDySpec(8), verifier=RecursiveRejection()
+    )
+
+
+def options(rows=2):
+    ids = torch.tensor([[1, 1, 1, *range(8, 24)], [*range(11, 30)]])[-rows:]
+    return {"input_ids": ids, "attention_mask": (ids != 1).long(), "max_new_tokens": 16, "do_sample": False}
+
+
+def test_text_alone_is_that_of_generate(model, kind, speculative):
+    plain = model.generate(**options())
+    assert torch.equal(model.generate(**options(), custom_generate=speculative), plain)
+    assert load(model).vocab_size == VOCAB
+    if kind in MARKS:  # as their processors give it for text
+        marked = {**options(), MARKS[kind]: torch.zeros_like(options()["input_ids"])}
+        assert torch.equal(model.generate(**marked), plain)
+        assert torch.equal(model.generate(**marked, custom_generate=speculative), plain)
+
+
+def test_empty_arguments_say_nothing(model, kind, speculative):
+    if kind == "qwen2_audio":
+        empty = {"input_features": None}
+    else:
+        empty = {"mm_encoder_outputs": {}}
+    plain = model.generate(**options(1), **empty)
+    assert torch.equal(model.generate(**options(1), **empty, custom_generate=speculative), plain)
+
+
+def test_a_folder_is_read(model, speculative, tmp_path):
+    model.save_pretrained(tmp_path)
+    read = load_model(tmp_path, device="cpu")
+    plain = model.generate(**options())
+    assert torch.equal(read.generate(**options(), custom_generate=speculative), plain)
+
+
+def test_positions_that_count_tokens_are_text(speculative):
+    model = randomised(qwen2_5_vl())
+    plain = model.generate(**options(1))
+    counted = torch.arange(19).expand(4, 1, -1)
+    assert torch.equal(model.generate(**options(1), position_ids=counted, custom_generate=speculative), plain)
+    with pytest.raises(InvalidInput, match="position_ids is not the count"):
+        model.generate(**options(1), position_ids=counted * 2, custom_generate=speculative)
+
+
+def test_what_is_no_text_is_refused_by_the_name_that_people_give_it(model, kind, speculative):
+    def ask(**inputs):
+        model.generate(**options(1), **inputs, custom_generate=speculative)
+
+    if kind != "gemma3":  # whose own `generate` refuses them
+        embeddings = model.get_input_embeddings()(options(1)["input_ids"])
+        with pytest.raises(InvalidInput, match=r"Embeddings \(inputs_embeds\) were given"):
+            model.generate(inputs_embeds=embeddings, max_new_tokens=4, custom_generate=speculative)
+    if kind == "qwen2_audio":
+        with pytest.raises(InvalidInput, match=r"Audio \(feature_attention_mask\) were given"):
+            ask(input_features=torch.zeros(1, 128, 3000), feature_attention_mask=torch.ones(1, 3000))
+        return
+    if kind in MARKS:
+        with pytest.raises(InvalidInput, match=f"{MARKS[kind]} marks tokens that stand for images"):
+            ask(**{MARKS[kind]: torch.ones_like(options(1)["input_ids"])})
+    if kind == "qwen2_5_vl":
+        with pytest.raises(InvalidInput, match=r"Images \(image_grid_thw\) were given"):
+            ask(image_grid_thw=torch.tensor([[1, 2, 2]]))
+        return
+    ids = torch.tensor([[50] * 4 + [*range(8, 20)]])
+    with pytest.raises(InvalidInput, match="Images .*were given"):
+        model.generate(
+            ids, pixel_values=torch.zeros(1, 3, 28, 28), max_new_tokens=4, custom_generate=speculative
+        )
+
+
+def test_other_models_inputs_are_refused_by_name(speculative):
+    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    small |= {
+        f"{part}_{name}": 16 for part in ("encoder", "decoder") for name in ("ffn_dim", "attention_heads")
+    }
+    bart = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCAB, **small, decoder_start_token_id=2))
+    with pytest.raises(InvalidInput, match="encoder inputs are not supported"):
+        bart.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, custom_generate=speculative)
+    gpt2 = tiny(hf.GPT2Config, n_layer=1, n_head=4, n_embd=32, n_positions=64)
+    with pytest.raises(InvalidInput, match="token_type_ids is not supported"):  # it embeds them
+        gpt2.generate(
+            **options(1), token_type_ids=torch.zeros(1, 19, dtype=torch.int64), custom_generate=speculative
+        )

@@ -1,0 +1,89 @@
+"""TRL's GRPO: its trainer calls `generate()` as ever; draft trees write the texts while weights change."""
+
+import pytest
+import torch
+
+from draftwood import create, custom_generate, zoo
+from tests.thorough import marks_unless
+
+pytest.importorskip("trl", reason="the extra `integrations` brings TRL")
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+pytestmark = pytest.mark.integrations
+
+PROMPTS = ["Dear Sir,", "def fibonacci(n):\n", "Once upon a time", "Question: Tom has"]
+TIE = 0.05
+"""Of two logits in bfloat16, how far below the largest one counts as equal: a few steps of its rounding."""
+
+
+def reward(completions, **_):
+    return [float(len(set(text))) for text in completions]
+
+
+class Compared:
+    """`generate` of a model in training, with every greedy text compared with the plain one."""
+
+    def __init__(self, model, exact):
+        method = create("recipes", "dyspec", {"budget": 8})
+        drafter = zoo.load("llama-draft")
+        self.loop = custom_generate(drafter=drafter, policy=method.policy, verifier=method.verifier)
+        self.generate, self.exact = type(model).generate.__get__(model), exact
+        self.model, self.texts, self.modes = model, set(), set()
+
+    def __call__(self, *args, **options):
+        self.modes.add(self.model.training)
+        greedy = {**options, "do_sample": False}
+        shown = {"return_dict_in_generate": True, "output_scores": True}
+        plain = self.generate(*args, **greedy, **shown)
+        ours = self.generate(*args, **greedy, custom_generate=self.loop)
+        if self.exact:
+            assert torch.equal(ours, plain.sequences)
+        else:
+            self.check_ties(ours, plain, options["input_ids"].shape[1])
+        self.texts.add(str(ours.tolist()))
+        return self.generate(*args, **options, custom_generate=self.loop)  # sampled, for the training itself
+
+    def check_ties(self, ours, plain, prompt):
+        """Texts part only where two tokens are equally likely within the rounding of a pass."""
+        for row, (mine, theirs) in enumerate(zip(ours.tolist(), plain.sequences.tolist(), strict=True)):
+            parted = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+            if parted is not None:
+                scores = plain.scores[parted - prompt][row].float()
+                gap = float(scores.max() - scores[mine[parted]])
+                assert gap <= TIE * float(scores.max().abs().clamp(min=1)), (row, parted, gap)
+
+
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=marks_unless(False))])
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_texts_are_equal_while_weights_change(bf16, steps, tmp_path):
+    tokenizer = zoo.tokenizer()
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
+    options = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=12,
+        max_steps=steps,
+        bf16=bf16,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+        learning_rate=1e-3,
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=zoo.load("llama-7m"),
+        reward_funcs=reward,
+        args=options,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        processing_class=tokenizer,
+    )
+    compared = trainer.model.generate = Compared(trainer.model, exact=not bf16)
+    before = trainer.model.get_output_embeddings().weight.detach().clone()
+    trainer.train()
+    assert compared.modes == {True}  # as TRL calls it
+    assert len(compared.texts) > steps // 2
+    assert not torch.equal(before, trainer.model.get_output_embeddings().weight)
