@@ -288,8 +288,10 @@ def _nodes(calls: Sequence[_Call], row: int) -> tuple[list[int], list[int]]:
 def _padded(call: _Call, rows: int) -> _Call:
     """The call with more rows, of which no node counts."""
     more = rows - len(call.counts)
-    tokens = torch.nn.functional.pad(call.tokens, (0, 0, 0, more))
-    parents = torch.nn.functional.pad(call.parents, (0, 0, 0, more), value=-1)
+    # `torch.nn.functional.pad` of torch 2.7 refuses a call without nodes.
+    new = more, call.tokens.shape[1]
+    tokens = torch.cat([call.tokens, call.tokens.new_zeros(new)])
+    parents = torch.cat([call.parents, call.parents.new_full(new, -1)])
     return _Call(tokens, parents, call.counts + [0] * more)
 
 
