@@ -71,7 +71,7 @@ def check(kind: str, *, workers: int) -> bool:
     print(
         f"== {kind} versions: installing into {folder.name}, which takes minutes the first time", flush=True
     )
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip: list[Any] = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "install", *installed_by(kind)], cwd=ROOT, check=True)
     subprocess.run([python, "-c", VERSIONS], cwd=ROOT, check=True)
     tests = ["pytest", "--quiet", f"--numprocesses={workers}", "--dist=worksteal", *CHOSEN]

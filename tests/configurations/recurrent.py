@@ -13,6 +13,7 @@ from tests.configurations.drawing import ACTIVATIONS, LETTERS, Draw
 WIDTHS = (2, 3, 4, 5, 8)
 CHUNKS = (1, 2, 4, 7, 16, 64, 256)
 STATES = (1, 2, 8, 16, 24)
+RANKS: tuple[Any, ...] = ("auto", 1, 4)
 LIMITS = ((0.0, math.inf), (0.0, 0.6), (0.5, math.inf), (0.4, 0.8))
 
 
@@ -146,7 +147,7 @@ def zamba(draw: Draw) -> Any:
         mamba_expand=2,
         mamba_d_state=draw.choice(STATES),
         mamba_d_conv=draw.choice(WIDTHS),
-        mamba_dt_rank=draw.of("auto", 1, 4),
+        mamba_dt_rank=draw.choice(RANKS),
         mamba_conv_bias=draw.flag(),
         mamba_proj_bias=draw.flag(),
         hidden_mamba_act=draw.of("silu", "gelu"),
@@ -157,7 +158,8 @@ def zamba2(draw: Draw) -> Any:
     kinds = draw.layers("linear_attention", "hybrid")
     count, dim, groups, hidden = heads(draw)
     attention_heads = draw.divisor(hidden)
-    return hf.Zamba2Config(
+    kind: Any = hf.Zamba2Config
+    return kind(
         **draw.block(
             hidden_size=hidden, num_attention_heads=attention_heads, num_key_value_heads=attention_heads
         )
@@ -221,7 +223,7 @@ def jamba(draw: Draw) -> Any:
         mamba_expand=draw.of(1, 2),
         mamba_d_state=draw.choice(STATES),
         mamba_d_conv=draw.choice(WIDTHS),
-        mamba_dt_rank=draw.of("auto", 1, 4),
+        mamba_dt_rank=draw.choice(RANKS),
         mamba_conv_bias=draw.flag(),
         mamba_proj_bias=draw.flag(),
     )

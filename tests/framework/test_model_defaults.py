@@ -54,7 +54,8 @@ def test_texts_are_those_of_generate(
 ) -> None:
     model = configured(decoder.target.model, **asked)
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
-    assert decoder.generate([prompt], max_new_tokens=NEW).tolist() == expected.tolist()
+    got: Any = decoder.generate([prompt], max_new_tokens=NEW)
+    assert got.tolist() == expected.tolist()
     # With processors of the call after them, and in a row of its own settings.
     own = SamplingParams(processors=[lambda ids, scores: scores.roll(1, -1)])
     expected = model.generate(

@@ -1,5 +1,7 @@
 """Models that read images, videos or sound, called with text only: by object and by folder."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers as hf
@@ -10,17 +12,24 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import SMALL, VOCAB, randomised, tiny
 
-TEXT = {**SMALL, "num_hidden_layers": 2, "bos_token_id": 2}
-CLIP = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-EYE = {**CLIP, "image_size": 28, "patch_size": 14}
+TEXT: Any = {**SMALL, "num_hidden_layers": 2, "bos_token_id": 2}
+CLIP: Any = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+EYE: Any = {**CLIP, "image_size": 28, "patch_size": 14}
 TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-QWEN_EYE = {"depth": 1, "hidden_size": 32, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+QWEN_EYE: Any = {
+    "depth": 1,
+    "hidden_size": 32,
+    "out_hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 def gemma3():
     text = hf.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
     eye = hf.SiglipVisionConfig(**EYE)
-    config = hf.Gemma3Config(text_config=text, vision_config=eye, mm_tokens_per_image=4, image_token_id=50)
+    config: Any = hf.Gemma3Config
+    config = config(text_config=text, vision_config=eye, mm_tokens_per_image=4, image_token_id=50)
     return hf.Gemma3ForConditionalGeneration(config)
 
 
@@ -85,7 +94,7 @@ def test_text_alone_is_that_of_generate(model, kind, speculative):
 
 def test_empty_arguments_say_nothing(model, kind, speculative):
     if kind == "qwen2_audio":
-        empty = {"input_features": None}
+        empty: Any = {"input_features": None}
     else:
         empty = {"mm_encoder_outputs": {}}
     plain = model.generate(**options(1), **empty)
@@ -135,7 +144,7 @@ def test_what_is_no_text_is_refused_by_the_name_that_people_give_it(model, kind,
 
 
 def test_other_models_inputs_are_refused_by_name(speculative):
-    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    small: Any = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
     small |= {
         f"{part}_{name}": 16 for part in ("encoder", "decoder") for name in ("ffn_dim", "attention_heads")
     }

@@ -54,7 +54,8 @@ class Read:
 @pytest.mark.parametrize("kind", ["llama", "mistral", "bloom", "mamba", "mamba2", "bamba", "qwen3_next"])
 def test_a_turn_reads_only_what_is_new(kind):
     target, speculative = model(kind), loop()
-    read, text, past = Read(speculative, target), [], None
+    read, past = Read(speculative, target), None
+    text: list[int] = []
     for number, part in enumerate(PARTS):
         text = [*text, *part]
         plain = written(target, text).sequences
@@ -77,7 +78,8 @@ def follows_the_sum(input_ids, scores):
 def turns(options_of_turn, *, target=None, speculative=None):
     """Texts of plain calls and of ours, turn by turn."""
     target, speculative = target or model("llama"), speculative or loop()
-    text, past, pairs = [], None, []
+    text: list[int] = []
+    past, pairs = None, []
     for part, options in zip(PARTS, options_of_turn, strict=True):
         text = [*text, *part]
         plain = written(target, text, **options).sequences

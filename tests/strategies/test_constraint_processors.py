@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import outlines
 import pydantic
@@ -15,7 +15,7 @@ from outlines.types import CFG, Regex
 from draftwood import InvalidInput, create, custom_generate, registry, zoo
 from draftwood.strategies.constraints.outlines import OutlinesConstraint
 
-TOKENIZER = zoo.tokenizer()
+TOKENIZER: Any = zoo.tokenizer()
 PROMPTS = ["Answer: ", "The number is", "{"]
 DIGITS = Regex(r"[a-z]{3,12} [0-9]{2,4}")
 GRAMMAR = '?start: NAME "=" NUMBER\nNAME: /[a-z]{1,6}/\nNUMBER: /[0-9]{1,4}/\n'
@@ -67,8 +67,8 @@ def compiled(schema, model):
 
 @pytest.mark.parametrize("kind", [DIGITS, Literal["yes", "no", "yesterday"], int, Review], ids=str)
 def test_outlines_own_call(kind, model, speculative):
-    ask = outlines.from_transformers(model, TOKENIZER)
-    options = {"max_new_tokens": 24, "do_sample": False}
+    ask: Any = outlines.from_transformers(model, TOKENIZER)
+    options: Any = {"max_new_tokens": 24, "do_sample": False}
     plain = ask(PROMPTS[0], kind, **options)
     assert ask(PROMPTS[0], kind, **options, custom_generate=speculative) == plain
     generator = outlines.Generator(ask, kind)
@@ -91,7 +91,7 @@ def test_outlines_own_call(kind, model, speculative):
 )
 def test_outlines_backends(kind, backend, model, speculative):
     generator = outlines.Generator(outlines.from_transformers(model, TOKENIZER), kind, backend=backend)
-    options = {"max_new_tokens": 24, "do_sample": False, "repetition_penalty": 1.2}
+    options: Any = {"max_new_tokens": 24, "do_sample": False, "repetition_penalty": 1.2}
     plain = generator.batch(PROMPTS, **options)
     assert generator.batch(PROMPTS, **options, custom_generate=speculative) == plain
 
@@ -166,9 +166,10 @@ def test_what_cannot_be_followed_is_told(model, speculative):
 
 
 def test_an_automaton_follows_any_path():
-    ask = outlines.from_transformers(zoo.load("llama-draft"), TOKENIZER)
-    index = outlines.Generator(ask, Regex("a+b?")).logits_processor.index
-    constraint = OutlinesConstraint(index)
+    ask: Any = outlines.from_transformers(zoo.load("llama-draft"), TOKENIZER)
+    generator: Any = outlines.Generator(ask, Regex("a+b?"))
+    index = generator.logits_processor.index
+    constraint: Any = OutlinesConstraint(index)
     a, b, x = (TOKENIZER.convert_tokens_to_ids(letter) for letter in "abx")
     state = constraint.start([3, 4])
     first = constraint.advance(state, a)
