@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draftwood.apps": {"framework", "apps", "zoo"},
     "draftwood.backends": {"framework", "kernels", "backends"},
     "draftwood.kernels": {"kernels"},
+    "draftwood.filters": {"framework", "kernels"},
     "draftwood.ordered_draws": {"framework", "kernels"},
     "draftwood.strategies": {"framework", "strategies"},
     "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},

@@ -1,0 +1,5 @@
+"""Distributions by the largest scores of a node; README.md has what is counted."""
+
+from draftwood.kernels.largest_scores.loop import keep_largest
+
+__all__ = ["keep_largest"]
