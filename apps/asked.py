@@ -1,4 +1,4 @@
-"""What a file of prompts asks for: lines, and the texts of each."""
+"""The lines of a file of prompts, and the texts that each line asks for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Chat:
 
 
 Prompt = str | tuple[int, ...] | Chat
-"""What a text goes on from: text, tokens, or messages."""
+"""A prompt: text, tokens, or messages."""
 
 
 @attrs.frozen(kw_only=True)
 class TextSettings:
-    """What one text is written with in place of the command's own options; None: as those say.
+    """The options of one text; None: those of the command.
 
     Attributes:
         max_new_tokens: its longest length.
@@ -112,7 +112,7 @@ class PromptLine:
     refused: str | None = None
 
     def seeded(self, seed: int) -> PromptLine:
-        """The same with a seed for every text, spawned from that of its request, or else from `seed`."""
+        """Returns a copy with a seed per text, spawned from that of its request, or else from `seed`."""
         own = seed if self.request is None or self.request.seed is None else self.request.seed
         seeds = iter([own] if len(self.rows) == 1 else row_seeds(own, len(self.rows)))
         return attrs.evolve(self, rows=tuple(attrs.evolve(row, seed=next(seeds)) for row in self.rows))

@@ -93,7 +93,7 @@ def _choice(
 
 
 def _pieces(text: QueuedText, tokenizer: Any, shown: str) -> list[tuple[str, int]]:
-    """What each token adds to the text that is shown, and where it begins there, without later tokens."""
+    """Returns the piece of the shown text that each token adds, and where the piece begins."""
     written, pieces, begins = IncrementalText(tokenizer), list[tuple[str, int]](), 0
     for token in text.tokens:
         if begins >= len(shown):

@@ -21,7 +21,7 @@ _FIELDS = ("custom_id", "method", "url", "body")
 _MOST_STOPS, _MOST_CHOICES, _MOST_LOGPROBS = 4, 128, 20
 _LARGEST_SEED = 2**63
 
-# What changes nothing here: these values are those of a request that does not say it.
+# Fields that change nothing where they have these values, which are the defaults of a request.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),

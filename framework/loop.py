@@ -172,9 +172,8 @@ class RoundLoop:
         batch = RunningRows.of(rows, len(self.held))
         self.target.release(batch.slots)
         # Rows that the drafter has not read joined last, so they have the last slots.
-        self.drafter.release(
-            [slot for slot, row in zip(batch.slots, batch.rows, strict=True) if row.undrafted is None]
-        )
+        drafted = [row for row in batch.rows if row.undrafted is None]
+        self.drafter.release(RunningRows.of(drafted, len(self.held)).slots if drafted else [])
         gone = set(batch.slots)
         self.held = [row for row in self.held if row.slot not in gone]
         for row in batch.rows:

@@ -53,6 +53,17 @@ def test_what_only_a_sort_can_tell_is_left_to_a_sort(scores, options, left):
     assert filtered(torch.tensor(scores), temperature=1.0, **limits, out=out).tolist() == left
 
 
+def test_top_p_is_of_the_whole_vocabulary():
+    # Of the probability of the largest 256 scores top-p would keep fewer.
+    scores = torch.zeros(1, 3000)
+    scores[0, :300] = 2.6 - torch.arange(300) / 1000
+    sampling = SamplingParams(temperature=1.0, top_p=0.5)
+    expected = sampling.probabilities(sampling.scores(scores))
+    assert torch.allclose(sampling.targets(scores, Scratch()), expected, atol=1e-6)
+    of_these = SamplingParams(temperature=1.0, top_p=0.5).targets(scores[:, :256], Scratch())
+    assert int((expected > 0).sum()) > int((of_these > 0).sum())
+
+
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}])
 @pytest.mark.parametrize("bad", [[-torch.inf] * 3, [0.0, torch.nan, 0.0], [0.0, torch.inf, 0.0]])
 def test_nan_comes_of_what_has_no_softmax(options, bad):

@@ -68,6 +68,17 @@ def test_texts_are_those_of_generate(
         assert session.text(row) == expected[0].tolist()
 
 
+def test_a_text_has_its_least_length(decoder: SpeculativeDecoder) -> None:
+    model = configured(decoder.target.model, sequence_bias=[[[5], 1e4]], min_length=7)
+    got: Any = decoder.generate([[6, 7, 8]], max_new_tokens=NEW)
+    assert (
+        got.tolist()
+        == model.generate(torch.tensor([[6, 7, 8]]), max_new_tokens=NEW, do_sample=False).tolist()
+    )
+    assert got.shape[1] == 8
+    assert int(got[0, -1]) == 5
+
+
 def test_a_loop_of_generate_does_not_ask_them_twice(decoder: SpeculativeDecoder) -> None:
     model = configured(decoder.target.model, repetition_penalty=1.7)
     loop = custom_generate(drafter=decoder.drafter, policy=decoder.policy, verifier=decoder.verifier)
