@@ -68,20 +68,17 @@ def proposals(
     same, on_cpu = shared(params), logits.device.type == "cpu"
     if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
         return same.proposals(logits, scratch)
-    probs = (
-        _cooled(params, logits, scratch)
-        if same is None or _is_filter(same)
-        else same.targets(logits, scratch)
-    )
-    if on_cpu:
-        _clear_padding(probs, counts)
     groups = _groups(params)
-    for one, rows in groups:
-        if _is_filter(one):
-            _write_nodes(one, logits, probs, scratch, rows=rows, counts=counts)
+    if not on_cpu:
+        probs = _cooled(params, logits, scratch)
+    elif same is not None and same.is_softmax and min(counts) == logits.shape[1]:
+        probs = same.targets(logits, scratch)
+    else:
+        probs = _of_nodes(groups, logits, scratch, counts=counts)
     sound = nothing_proposed(probs, logits)
     for one, rows in groups:
-        if not sound or not (one.is_softmax or _is_filter(one)):
+        written = one.is_softmax or (on_cpu and _is_filter(one))
+        if not (sound and written):
             probs[rows] = one.proposals(logits[rows], scratch)
     return probs
 
@@ -121,32 +118,28 @@ def _cooled(params: Sequence[SamplingParams | None], logits: Tensor, scratch: Sc
     return torch.softmax(scores, -1, out=probs if logits.device.type == "cpu" else None)
 
 
-def _clear_padding(probs: Tensor, counts: Sequence[int]) -> None:
-    padding = np.arange(probs.shape[1]) >= np.asarray(counts)[:, None]
-    if padding.any():
-        probs.flatten(0, 1).index_fill_(0, torch.from_numpy(padding.ravel().nonzero()[0]), 0)
-
-
-def _write_nodes(
-    params: SamplingParams,
+def _of_nodes(
+    groups: Sequence[tuple[SamplingParams, list[int]]],
     logits: Tensor,
-    probs: Tensor,
     scratch: Scratch,
     *,
-    rows: list[int],
     counts: Sequence[int],
-) -> None:
-    """Write the distributions of these rows' nodes without padding to `probs`."""
-    if len(rows) == 1:
-        (row,) = rows
-        if counts[row]:
-            nodes = slice(counts[row])
-            params.targets(logits[row, nodes], scratch, out=probs[row, nodes])
-        return
-    of_rows = [counts[row] for row in rows]
-    index = (np.repeat(rows, of_rows), np.concatenate([np.arange(count) for count in of_rows]))
-    at = tuple(torch.from_numpy(axis).to(probs.device, non_blocking=True) for axis in index)
-    probs[at] = params.targets(logits[at], scratch)
+) -> Tensor:
+    """The softmaxes and filters of all nodes but padding, which gets 0, on a CPU.
+
+    Rows end at different depths, so that padding may be most of the nodes.
+    """
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    probs = scratch.take(tuple(logits.shape), dtype=dtype, device=logits.device)
+    of_nodes, into = logits.flatten(0, 1), probs.flatten(0, 1)
+    slots = np.arange(into.shape[0]).reshape(len(counts), -1)
+    is_node = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
+    into.index_fill_(0, torch.from_numpy(slots[~is_node]), 0)
+    for params, rows in groups:
+        if params.is_softmax or _is_filter(params):
+            at = torch.from_numpy(slots[rows][is_node[rows]])
+            into.index_copy_(0, at, params.targets(of_nodes.index_select(0, at), scratch))
+    return probs
 
 
 def _groups(params: Sequence[SamplingParams | None]) -> list[tuple[SamplingParams, list[int]]]:
