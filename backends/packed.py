@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -17,10 +18,11 @@ from draftwood.backends.buckets import Shape
 from draftwood.backends.captured_levels import LevelsShape, widths_that_pay
 from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
+from draftwood.backends.given_keys import given_keys
 from draftwood.backends.heavy_paths import in_heavy_paths
 from draftwood.backends.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.region import Accepted, Region
-from draftwood.errors import InvalidInput
+from draftwood.errors import InvalidInput, UnsupportedModel
 from draftwood.kernels.transfer import sent
 from draftwood.level_plan import LevelPlan, Levels
 from draftwood.reading import read_chains
@@ -62,13 +64,45 @@ class PackedBackend(PackedPasses):
         validation.check_filled(rows)
         return self._join(rows, scored=True)
 
-    def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:
-        """Append rows; logits `[rows, vocab]` behind them, where `scored`."""
-        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+    def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
+        """As `StateBackend.take_over`, of attention layers alone.
+
+        Raises:
+            InvalidInput: a cache that cannot be read, a row beyond `max_length`, or uncommitted nodes.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+            UnsupportedModel: recurrent layers, or a drafter that reads features, which no cache holds.
+        """
+        self._check_no_nodes()
+        if self._states.layers or self._reader is not None:
+            what = "recurrent layers" if self._states.layers else "a drafter that reads its features"
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
+            )
+        validation.check_lengths(lengths, longest=self.max_length)
+        have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
+        with guarded_pass(have + more):
+            pieces = given_keys(cache, lengths)
+            self._make_room(have + more, text=max(longest, self._base), stop=longest)
+            self._plan(have, have + more, start=0, stop=longest)
+            for layer, (keys, values) in enumerate(pieces):
+                self._cache.update(keys, values, layer)
+            self._cache.settle(slots=longest)
+            self._region = Region(have + more)
+            if self.captured is not None:
+                self.captured.renew()
+        self._rows += [PackedRow(length) for length in lengths]
+        self._base = max(self.lengths)
+
+    def _check_no_nodes(self) -> None:
         if any(self._region.counts):
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
+
+    def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:
+        """Append rows; logits `[rows, vocab]` behind them, where `scored`."""
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        self._check_no_nodes()
         have, more = len(self._rows), len(texts)
         first: dict[int, Tensor] = {}
         if not texts:

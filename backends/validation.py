@@ -17,15 +17,21 @@ def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[
     for row, text in enumerate(texts):
         if text.dim() != 1:
             raise InvalidInput(f"Row {row} has shape {tuple(text.shape)}; a row is a vector of token ids.")
-        if longest is not None and len(text) > longest:
-            raise InvalidInput(
-                f"Row {row} has {len(text)} tokens, but the model's context holds {longest}; "
-                "shorten the prompt."
-            )
+    check_lengths([len(text) for text in texts], longest=longest)
+    for row, text in enumerate(texts):
         if len(text) and not 0 <= int(text.min()) <= int(text.max()) < vocab:
             token = text[(text < 0) | (text >= vocab)][0].item()
             raise InvalidInput(f"Row {row} holds token {token}; this model's are 0 to {vocab - 1}.")
     return texts
+
+
+def check_lengths(lengths: Sequence[int], *, longest: int | None) -> None:
+    """Refuse rows that are longer than the model's context."""
+    for row, length in enumerate(lengths):
+        if longest is not None and length > longest:
+            raise InvalidInput(
+                f"Row {row} has {length} tokens, but the model's context holds {longest}; shorten the prompt."
+            )
 
 
 def check_filled(rows: Sequence[Tensor]) -> None:

@@ -110,6 +110,13 @@ class BatchRow:
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.prefix is None else Prefixes(self.prefix, paths)
 
+    def go_on_after(self, tokens: int, *, undrafted: list[int] | None) -> None:
+        """Begin with the first `tokens` of what is unread: the target has read all but the last, the root."""
+        self.root, self.unread = self.unread[tokens - 1], self.unread[tokens:]
+        self.undrafted = undrafted
+        if self.prefix is not None:
+            self.prefix.shorten(len(self.unread))  # what it reads later is appended then
+
     def read(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the text, which nobody wrote."""
         self.root = tokens[-1]

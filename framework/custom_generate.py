@@ -20,6 +20,7 @@ from draftwood.followed_processors import follow
 from draftwood.generate_call import Call, watch
 from draftwood.generate_options import limits, refuse_unserved
 from draftwood.generation import Generation, PartialGeneration
+from draftwood.given_cache import GivenCache, filled_cache
 from draftwood.kept_text import KeptText, Turn
 from draftwood.model_key import ModelKey
 from draftwood.prompts import as_prompts
@@ -46,7 +47,8 @@ def custom_generate(
     All other options are those of the call: they give the text that `generate` gives, or one sentence
     says what is not served. Returns what `generate` returns; with `return_dict_in_generate` the output
     has an additional attribute `statistics`. Its `past_key_values` is for the next call of this loop, where
-    there is one row: a text that begins with this one is not read again.
+    there is one row: a text that begins with this one is not read again. A `DynamicCache` of another call
+    is read and not filled further.
 
     Args:
         drafter: a `Drafter`, or a model, folder or hub name that drafts.
@@ -128,7 +130,7 @@ class CustomGenerate:
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
-            turn = _turn(model_kwargs, generation_config, rows=len(input_ids))
+            turn = _turn(model_kwargs, generation_config, input_ids)
             generation = self._generate(
                 model,
                 input_ids,
@@ -244,11 +246,15 @@ def _untold() -> Call:
     return Call()
 
 
-def _turn(model_kwargs: Mapping[str, Any], config: Any, *, rows: int) -> Turn | None:
+def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | None:
     """What the call goes on from, and whether it leaves something for the next one; None for neither."""
+    rows, mask = len(ids), model_kwargs.get("attention_mask")
+    past: KeptText | GivenCache | None
     past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)
     if past is not None and rows > 1:
         raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
+    if past is None and (cache := filled_cache(model_kwargs)) is not None:
+        past = GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
     keeps = rows == 1 and config.return_dict_in_generate and config.use_cache is not False
     return Turn(past) if keeps or past is not None else None
 

@@ -45,18 +45,20 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
     Raises:
         InvalidInput: names what was given.
     """
-    name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise InvalidInput(
-            f"{name} is an encoder-decoder, and its encoder inputs are not supported by draft trees; decode "
-            "without custom_generate=, or use a decoder-only model."
+            f"{type(model).__name__} is an encoder-decoder, and its encoder inputs are not supported by "
+            "draft trees; decode without custom_generate=, or use a decoder-only model."
         )
-    ours = any(isinstance(value, KeptText) for value in model_kwargs.values())
-    if _CACHES & call.arguments and not ours:
-        raise InvalidInput(
-            "A cache was given (past_key_values), and draft trees keep one of their own; give the whole text "
-            "as input_ids, and past_key_values only as a call of the same custom_generate= returned it."
-        )
+    from transformers import Cache
+
+    for name in sorted(_CACHES & call.arguments & set(model_kwargs)):
+        if not isinstance(model_kwargs[name], (KeptText, Cache)):
+            kind = type(model_kwargs[name]).__name__
+            raise InvalidInput(
+                f"{name} is a {kind}; give a DynamicCache, or what a call of "
+                "the same custom_generate= returned, and the whole text as input_ids."
+            )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
     supported = _PREPARED | _CACHES | {"position_ids", *INNER}
     given = {key: value for key, value in model_kwargs.items() if key not in supported}

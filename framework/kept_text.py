@@ -13,6 +13,7 @@ import torch
 from draftwood import locks
 from draftwood.batch_row import BatchRow
 from draftwood.errors import InvalidInput
+from draftwood.given_cache import GivenCache
 from draftwood.loop import RoundLoop
 from draftwood.model_key import ModelKey
 from draftwood.vocabulary import unfitted
@@ -62,16 +63,21 @@ class KeptText:
         """Whether the models and their weights are as they were when the states were made."""
         return bool(_key_of(self._parts) == self._key)
 
-    def taken(self, loop: RoundLoop, prompt: Sequence[int]) -> bool:
-        """Whether a call of `loop` goes on from these states, which are then no longer kept here.
+    def begin(self, loop: RoundLoop, rows: Sequence[BatchRow]) -> bool:
+        """Let the only row go on from these states, which are then no longer kept here.
 
-        It does where they are still there and belong to the same target and drafter, and where `prompt`
-        begins with the text.
+        Returns:
+            Whether it does: where they are still there and belong to the target and drafter of `loop`, and
+            where its text, which is unread, begins with this one.
         """
+        (row,) = rows
         parts = _parts_of(loop)
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
-        begins = list(prompt[: len(self.tokens)]) == self.tokens
-        return same and begins and locks.take(self._hold)
+        begins = row.unread[: len(self.tokens)] == self.tokens
+        if not (same and begins and locks.take(self._hold)):
+            return False
+        row.go_on_after(len(self.tokens), undrafted=self.undrafted)
+        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens whose states are held, as `generate()` asks every cache."""
@@ -106,9 +112,9 @@ class Turn:
     """One turn of a chat: what a call goes on from, and what it leaves for the next.
 
     Attributes:
-        past: of the turn before; None: it reads the whole prompt.
+        past: of the turn before, or a cache that was given; None: it reads the whole prompt.
         kept: what this one leaves, once its text has ended; None where it has not, or there are several rows.
     """
 
-    past: KeptText | None = None
+    past: KeptText | GivenCache | None = None
     kept: KeptText | None = attrs.field(default=None, init=False)

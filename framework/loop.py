@@ -93,9 +93,9 @@ class RoundLoop:
             target_seconds=target_seconds,
         )
 
-    def hold(self, row: BatchRow) -> None:
-        """Hold a row whose text target and drafter have read already, as their only one."""
-        self.held = [row]
+    def hold(self, rows: Sequence[BatchRow]) -> None:
+        """Hold rows whose texts the target has read already, as its only ones."""
+        self.held = list(rows)
         self._number()
 
     def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:

@@ -269,6 +269,21 @@ class StateBackend(Protocol):
             f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
         )
 
+    def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
+        """As `prefill` of rows of these lengths, which the model has read into `cache` already.
+
+        Args:
+            cache: a transformers cache of a batch that is padded on the left; it is not changed.
+            lengths: cached tokens of every row.
+
+        Raises:
+            InvalidInput: a cache that cannot be read.
+            UnsupportedModel: the backend reads none.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} reads no cache of another call; leave past_key_values out."
+        )
+
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all of them; never raises for a row that it does not have."""
         ...

@@ -19,6 +19,7 @@ from draftwood.batch_row import BatchRow
 from draftwood.compatibility import check_sampling_fits
 from draftwood.constraints import ConstrainedRow, Constraint
 from draftwood.errors import InvalidInput
+from draftwood.given_cache import GivenCache
 from draftwood.kept_text import KeptText
 from draftwood.loop import RoundLoop
 from draftwood.prefixes import RowText
@@ -119,17 +120,16 @@ class Session:
         finally:
             locks.active.pop(self, None)
 
-    def go_on(self, past: KeptText) -> None:
-        """Let the only row, which waits, go on from the states of the turn before it, if they still serve."""
-        (row,) = self._waiting
-        if not past.taken(self._loop, row.unread):
-            return
-        row.undrafted, row.unread = past.undrafted, row.unread[len(past.tokens) :]
-        row.root = past.tokens[-1]
-        if row.prefix is not None:
-            row.prefix.shorten(len(row.unread))  # what it reads later is appended then
-        self._waiting.clear()
-        self._loop.hold(row)
+    def go_on(self, past: KeptText | GivenCache) -> None:
+        """Let the rows, all of which wait, go on from states that are there already, if they still serve.
+
+        Raises:
+            InvalidInput: a cache that cannot be read, or that holds a whole text.
+            UnsupportedModel: the target reads no caches.
+        """
+        if past.begin(self._loop, list(self._waiting)):
+            self._loop.hold(list(self._waiting))
+            self._waiting.clear()
 
     def keep(self) -> KeptText | None:
         """Close the session without releasing its only row; None, and a closed session, where it runs."""
@@ -453,14 +453,14 @@ class Session:
         return RowStops(row, self._ends, min(wish, room), room < wish, asked)
 
 
-def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | None = None) -> None:
+def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
     """Let backends that hold no rows take up what has changed in their models (law R).
 
     States that were kept after an earlier call are released, except for those of `past` if they are current.
     """
     backends = (target, *drafter.backends)
-    current = past is not None and past.current()
-    locks.drop_of((drafter, *backends), but=past.hold if past is not None and current else None)
+    current = isinstance(past, KeptText) and past.current()
+    locks.drop_of((drafter, *backends), but=past.hold if isinstance(past, KeptText) and current else None)
     for backend in backends:
         if not backend.lengths:
             backend.renew()

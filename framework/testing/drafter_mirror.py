@@ -16,7 +16,7 @@ from draftwood.testing import logits_mistakes
 from draftwood.testing.input_dependence import explained
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.logits_mistakes import Node, difference, path_to
-from draftwood.testing.oracles import LogitsAfter
+from draftwood.testing.oracles import LogitsAfter, Text
 
 TOLERANCE = 1e-4
 """Largest difference of two logits that should be equal; batches of another size round otherwise."""
@@ -49,7 +49,7 @@ class Answer:
 
     row: int
     rounds: int
-    texts: list[list[int]]
+    texts: list[Text]
     nodes: list[Node]
     node: int
     start: int
@@ -103,7 +103,7 @@ class DrafterMirror:
     """
 
     drafter: Drafter
-    texts: list[list[int]] = attrs.field(factory=list)
+    texts: list[Text] = attrs.field(factory=list)
     nodes: list[list[Node]] = attrs.field(factory=list)
     answers: list[Answer] = attrs.field(factory=list)
     _before: list[Before | None] = attrs.field(factory=list, init=False)
@@ -117,7 +117,7 @@ class DrafterMirror:
     def prefill(self, texts: Sequence[Sequence[int]]) -> None:
         """Append rows."""
         self.drafter.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
-        self.texts += [list(text) for text in texts]
+        self.texts += [Text(text, len(text) + 1) for text in texts]
         self.nodes += [[] for _ in texts]
         self._before += [None for _ in texts]
 
@@ -140,7 +140,7 @@ class DrafterMirror:
         if self.drafter.remembers and self._as_it_was is None:
             self._as_it_was = copy.deepcopy(self.drafter)
         logits = self.drafter.distributions(requests)
-        texts, asked_before = [list(text) for text in self.texts], len(self.answers)
+        texts, asked_before = [text[:] for text in self.texts], len(self.answers)
         for row, (nodes, request) in enumerate(zip(asked, requests, strict=True)):
             if nodes is None or request is None:
                 continue
@@ -191,7 +191,7 @@ class DrafterMirror:
             outcomes.append(
                 Outcome(indices, tokens, extra=extra % vocab, bonus=False, drafted=max(len(nodes) - 1, 0))
             )
-            self._before[row] = (list(self.texts[row]), nodes, indices)
+            self._before[row] = (self.texts[row][:], nodes, indices)
             self.texts[row] = self.texts[row] + tokens
             self.nodes[row] = []
         self.drafter.commit(outcomes)
@@ -232,7 +232,7 @@ class DrafterMirror:
             if answer.alone is not None:
                 self._compare_with_itself(answer, answer.alone)
                 continue
-            expected = oracle([*text, *answer.tokens]) if oracle else alone(self.drafter, text, answer.tokens)
+            expected = oracle(text + answer.tokens) if oracle else alone(self.drafter, text, answer.tokens)
             expected = expected.to(answer.logits.device)
             assert expected.shape == answer.logits.shape, (
                 f"A node's logits have the shape {tuple(answer.logits.shape)}, not {tuple(expected.shape)}."

@@ -17,7 +17,7 @@ from draftwood.protocols import StateBackend
 from draftwood.testing.law_broken import LawBroken, raises_on_purpose
 from draftwood.testing.logits_mistakes import Node, path_to
 from draftwood.testing.mirror import Mirror
-from draftwood.testing.oracles import FeaturesAfter
+from draftwood.testing.oracles import FeaturesAfter, prompt_of
 
 
 def check_features(mirror: Mirror, oracle: FeaturesAfter | None, prompts: Sequence[list[int]]) -> None:
@@ -83,10 +83,10 @@ def check_output_head(mirror: Mirror, prompt: list[int]) -> None:
 
 def remembered(oracle: FeaturesAfter) -> FeaturesAfter:
     """`oracle`, asked once for a text and its layers."""
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
+    known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] = {}
 
     def after(text: list[int], layers: Sequence[int]) -> Tensor:
-        key = tuple(text), tuple(layers)
+        key = prompt_of(text), tuple(text), tuple(layers)
         if key not in known:
             known[key] = oracle(text, layers)
         return known[key]

@@ -14,7 +14,7 @@ from draftwood.testing.call_log import CallLog, as_tensors
 from draftwood.testing.input_dependence import WrongNode, explained
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.logits_mistakes import Node, difference, path_to
-from draftwood.testing.oracles import LogitsAfter
+from draftwood.testing.oracles import LogitsAfter, Text
 
 
 @attrs.define
@@ -35,7 +35,7 @@ class Mirror:
     backend: StateBackend
     logits_after: LogitsAfter
     tolerance: float = 1e-4
-    texts: list[list[int]] = attrs.field(factory=list)
+    texts: list[Text] = attrs.field(factory=list)
     nodes: list[list[Node]] = attrs.field(factory=list)
     worst: float = 0.0
     explains: bool = True
@@ -51,7 +51,8 @@ class Mirror:
             logits = self.backend.first_logits(texts)
         else:
             self.backend.prefill(texts)
-        self.texts += [list(row) for row in rows]
+        # After a prefill without logits the last token of the prompt is the first root.
+        self.texts += [Text(row, len(row) + (logits is None)) for row in rows]
         self.nodes += [[] for _ in rows]
         self._after("prefill")
         if logits is not None:

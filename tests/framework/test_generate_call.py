@@ -40,8 +40,9 @@ def test_a_wrapped_generate_tells_as_much(times, named, monkeypatch):
     assert shown.prompt is not None
     with pytest.raises(InvalidInput, match="assistant_model asks for another way"):
         model("llama").generate(IDS, **options, assistant_model=draft(), custom_generate=loop())
-    with pytest.raises(InvalidInput, match="A cache was given"):
-        model("llama").generate(IDS, **options, past_key_values=hf.DynamicCache(), custom_generate=loop())
+    embeddings = model("llama").get_input_embeddings()(IDS)
+    with pytest.raises(InvalidInput, match=r"Embeddings \(inputs_embeds\) were given"):
+        model("llama").generate(IDS, **options, inputs_embeds=embeddings, custom_generate=loop())
 
 
 @pytest.mark.parametrize("told", [True, False])

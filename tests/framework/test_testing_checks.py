@@ -33,6 +33,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.testing import LawBroken, ToyBackend, ToyModel
 from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.oracles import PlainForward, oracle_of
+from tests.backends.recurrent_models import build
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -340,6 +341,21 @@ def test_the_oracle_of_a_module_is_its_plain_forward():
         next(oracle.module.parameters()).mul_(1.01)
     with pytest.raises(LawBroken):
         dict(checks_for(backend, oracle=PlainForward(oracle.module)))["one-tree"]()
+
+
+@pytest.mark.parametrize("name", ["bamba", "mamba2"])
+def test_steps_beyond_their_limits_are_clamped_in_prompts_alone(name):
+    """So the plain forward over a whole text is not what a model decodes, and no oracle for it."""
+    module = build(name)
+    for part in module.modules():
+        if hasattr(part, "time_step_limit"):
+            part.time_step_limit = (0.0, 0.05)
+    backend = load(module)
+    check_strategy(backend, models=5)
+    check_strategy(ModelDrafter(backend), models=5)
+    for wrong in (lambda tokens: PlainForward(module)(list(tokens)), PlainForward(build(name))):
+        with pytest.raises(LawBroken):
+            check_strategy(backend, models=5, oracle=wrong)
 
 
 def zoo_model():

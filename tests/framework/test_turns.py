@@ -196,8 +196,6 @@ def test_what_cannot_be_gone_on_from_is_told():
     assert cache_of(target.generate(two, **GREEDY, custom_generate=speculative)) is None
     with pytest.raises(InvalidInput, match="holds a text for draft trees and no keys"):
         written(target, [*past.tokens, 5], past_key_values=past)
-    with pytest.raises(InvalidInput, match=r"give the whole text as input_ids, and past_key_values only"):
-        written(target, PARTS[0], custom_generate=speculative, past_key_values=hf.DynamicCache())
     looked_up = create("drafters", "prompt-lookup", {"vocab_size": VOCAB})
     for plain, ours in turns([{}] * 3, speculative=loop(looked_up)):
         assert plain == ours

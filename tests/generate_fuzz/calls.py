@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import attrs
 import torch
 import transformers as hf
 
+from tests.cache_names import cache_name
 from tests.generate_fuzz import processors as own
 from tests.generate_fuzz.models import EOS, KINDS, PAD, STRATEGIES, VOCAB, draft, model, prompt_ids, tokenizer
 
@@ -414,7 +416,17 @@ def embeddings(rng: random.Random, options: dict[str, Any]) -> None:
 
 @feature
 def given_cache(rng: random.Random, options: dict[str, Any]) -> None:
-    options["past_key_values"] = hf.DynamicCache()
+    target, ids = model(options["_kind"]), options["input_ids"]
+    cache = hf.DynamicCache(config=target.config)
+    options["past_key_values"] = cache
+    read = rng.randint(0, ids.shape[1])  # all of them: nothing is left to read
+    if read:
+        mask = options.get("attention_mask")
+        inputs = {} if mask is None else {"attention_mask": mask[:, :read]}
+        if mask is not None and "position_ids" in inspect.signature(target.forward).parameters:
+            inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            target(ids[:, :read], **inputs, **{cache_name(target): cache})
 
 
 @feature
