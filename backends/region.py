@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain as joined
 
 import attrs
 import numpy as np
@@ -74,7 +74,7 @@ class Staged:
     @property
     def stop(self) -> int:
         """The column behind the last."""
-        return self.start + int(self.parents.shape[1])
+        return self.start + int(self.bits.shape[1])
 
     @property
     def visible(self) -> NDArray[np.bool_]:
@@ -125,9 +125,10 @@ def own_bits(columns: int, *, words: int) -> Bits:
 
 
 @cache
-def chain_bits(nodes: int) -> Bits:
-    """Uint32 `[nodes, words]` of a chain, whose nodes see all before them."""
-    return packed(np.tri(nodes, dtype=np.bool_))
+def chain(nodes: int) -> Staged:
+    """One row of a chain of new nodes below the committed state, each of which sees all before it."""
+    depths = np.arange(nodes)[None]
+    return Staged(depths - 1, [nodes], 0, packed(np.tri(nodes, dtype=np.bool_))[None], depths)
 
 
 class Region:
@@ -220,7 +221,7 @@ class Region:
             InvalidTree: a path that does not start under the committed state or skips a parent.
         """
         counts = np.array([len(path) for path in paths], np.int64)
-        nodes = np.fromiter(chain.from_iterable(paths), np.int64, counts.sum())
+        nodes = np.fromiter(joined.from_iterable(paths), np.int64, counts.sum())
         rows = np.repeat(np.arange(len(paths)), counts)
         have = np.array(self.counts)[rows]
         there = (nodes >= 0) & (nodes < have)
