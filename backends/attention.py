@@ -155,7 +155,8 @@ class Attending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _restore(self._configs)
+        for config, before in self._configs:
+            config[CHOSEN] = before
 
 
 class TreeAttention:

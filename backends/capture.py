@@ -171,7 +171,7 @@ class Captured(Runner):
         shape = LevelsShape(self._shape(nodes, 0), plan, tuple(widths), temperature)
         arrays = inputs.arrays(self._pass.numbers, shape.first)
         positions = inputs.positions[:, -1:] + np.arange(len(widths))
-        arrays |= shape.arrays(start=inputs.start, positions=positions, first=first)
+        arrays |= shape.arrays(start=inputs.start, lengths=inputs.lengths, positions=positions, first=first)
         with self._graph(shape, lambda: self._levels(shape, arrays)) as graph:
             graph.fill(arrays)
             self._sent(graph, inputs)

@@ -71,11 +71,12 @@ class LevelsShape:
         below = np.cumsum(self.widths) - 1
         return [self.first.nodes - 1, *(self.first.nodes + below[:-1]).tolist()]
 
-    def arrays(self, *, start: int, positions: Ints, first: dict[str, Ints | None]) -> Held:
+    def arrays(self, *, start: int, lengths: Ints, positions: Ints, first: dict[str, Ints | None]) -> Held:
         """What it reads in addition to what its first pass does.
 
         Args:
             start: the slot of the first node.
+            lengths: committed slots of every row, `[rows]`.
             positions: of the levels, `[rows, levels]`.
             first: by kind, the first slot of the text that a level sees, of the same shape; None: all.
         """
@@ -83,6 +84,7 @@ class LevelsShape:
         held: Held = {
             "level slots": start + np.arange(self.first.nodes, self.columns),
             "level positions": padded(positions, size),
+            "lengths": padded(lengths, size[:1]),
         }
         for kind, slots in first.items():
             held[f"level first of {kind}"] = (
@@ -93,23 +95,21 @@ class LevelsShape:
     def run(self, one: ModelPass, tensors: Inputs) -> Tensor:
         """The whole pass over levels by `one` pass for each, for tracing: `GrowingLevels.packed`."""
         first, masks, kinds, plan = self.first, one.numbers, one.kinds, one.cache.plan
-        visible = {kind: masks.visible(tensors, kind, first) for kind in kinds}
+        visible = [tensors[f"visible of {kind}"] for kind in kinds]
         logits = one.forward(tensors["tokens"], tensors["positions"], masks.additive(visible))[0][:, -1:]
         slots = torch.arange(first.slots, device=logits.device)
         column = slots - tensors["at"]
         text = slots < tensors["lengths"][:, None, None]
         # What the nodes of a level see of the tree, `[rows, nodes, slots]`.
-        seen = visible[kinds[0]][:, -1:] & (column >= 0) & (column < first.columns)
+        seen = visible[0][:, 0, -1:] & (column >= 0) & (column < first.columns)
         grown = GrowingLevels(self.plan, first.rows, logits.device)
         grown.take(self._distributions(logits))
         for level, (start, width) in enumerate(zip(self.starts[1:], self.widths[1:], strict=True), 1):
             tokens, parents = grown.expand(width)
             own = column == start + torch.arange(width, device=logits.device).unsqueeze(1)
             seen = seen.gather(1, parents.unsqueeze(2).expand(-1, -1, first.slots)) | own
-            visible = {
-                kind: seen | (text & (slots >= tensors[f"level first of {kind}"][:, level, None, None]))
-                for kind in kinds
-            }
+            of_kinds = [tensors[f"level first of {kind}"][:, level, None, None] for kind in kinds]
+            visible = [(seen | (text & (slots >= begins))).unsqueeze(1) for begins in of_kinds]
             positions = tensors["level positions"][:, level, None].expand(-1, width)
             plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
             logits = one.forward(tokens, positions, masks.additive(visible))[0]

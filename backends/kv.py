@@ -175,8 +175,11 @@ class RowCache(Cache):
         return changed
 
     def write(self, first: int, last: int, *, start: int, stop: int) -> None:
-        """Let the next pass write rows `[first, last)` into slots `[start, stop)`."""
-        plan, self._filled = self.plan, True
+        """Let the next pass write rows `[first, last)` into slots `[start, stop)`, and have room for it."""
+        plan = self.plan
+        if last > plan.rows or stop > plan.slots:
+            self.reserve(rows=last, slots=stop)
+        self._filled = True
         plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
 
     @contextmanager

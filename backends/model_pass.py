@@ -129,7 +129,9 @@ class ModelPass:
             "return_dict": True,
         }
         if self._takes_positions:
-            options["position_ids"] = positions.expand(tokens.shape)
+            # Rows may share one line of positions.
+            shared = len(positions) != len(tokens)
+            options["position_ids"] = positions.expand(tokens.shape) if shared else positions
         if kept is not None and self._takes_kept:
             options["logits_to_keep"] = kept
         if self.reader is None:

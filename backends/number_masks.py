@@ -1,17 +1,18 @@
-"""Masks of numbers, which attention adds to its scores: 0 for what a node sees, a very low number elsewhere."""
+"""Masks of numbers, which attention adds to its scores: 0 for what is seen, a very low number elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftwood.backends.buckets import Shape
-from draftwood.backends.pass_inputs import Held, Inputs, PassInputs, padded
+from draftwood.backends.pass_inputs import Held, Inputs, PassInputs
 from draftwood.backends.region import unpacked
 
 Masks = Tensor | dict[str, Tensor] | None
@@ -38,35 +39,35 @@ class NumberMasks:
     ) -> None:
         """Masks for layers of these kinds, in the model's dtype, where token ids go."""
         self.attention: AbstractContextManager[None] = attention or nullcontext()
-        self._kinds = [(kind, f"visible of {kind}", f"first of {kind}") for kind in kinds]
+        self._kinds = tuple(kinds)
+        self._names = [f"visible of {kind}" for kind in kinds]
         self._seen = torch.zeros((), dtype=dtype, device=device)
         # Not -inf: padding that sees nothing must not turn into NaN.
         self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
 
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
-        """Columns that nodes see, and where the text that they see begins and ends unless they see all of it."""
-        held: Held = {}
-        stop = inputs.staged.stop
-        everything = room is None and not (inputs.lengths != inputs.base).any()
-        for (_, visible, begins), bits, first in zip(self._kinds, inputs.bits, inputs.first, strict=True):
-            seen = unpacked(bits, stop)
-            if room is not None:
+        """Which slots nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first."""
+        exact, held = inputs.shape, dict[str, NDArray[Any]]()
+        base, columns = exact.text, exact.columns
+        gaps = (inputs.lengths != base).any()
+        for name, bits, first in zip(self._names, inputs.bits, inputs.first, strict=True):
+            if room is None:
+                visible = np.zeros((len(bits), 1, exact.nodes, exact.slots), np.bool_)
+            else:
+                visible = np.zeros((room.rows, 1, room.nodes, room.slots), np.bool_)
                 # Padding sees itself, since softmax needs something.
                 own = np.arange(room.nodes)
-                place = np.zeros((room.rows, room.nodes, room.columns), np.bool_)
-                place[:, own, inputs.staged.start + own] = True
-                rows, nodes, columns = seen.shape
-                place[:rows, :nodes, :columns] = seen
-                held[visible] = place
-                none = np.zeros((room.rows, room.nodes), np.int64)
-                held[begins] = none if first is None else padded(first, none.shape)
-            else:
-                held[visible] = seen
+                visible[..., own, inputs.start + own] = True
+            real = visible[: len(bits), 0, : exact.nodes]
+            real[..., base : base + columns] = unpacked(bits, columns)
+            if gaps or first is not None:
+                slots = np.arange(base)
+                real[..., :base] = slots < inputs.lengths[:, None, None]
                 if first is not None:
-                    held[begins] = first
-                    everything = False
-        if not everything and self._kinds:
-            held["lengths"] = inputs.lengths if room is None else padded(inputs.lengths, (room.rows,))
+                    real[..., :base] &= slots >= first[:, :, None]
+            else:
+                real[..., :base] = True
+            held[name] = visible
         return held
 
     def of(self, tensors: Inputs, shape: Shape) -> tuple[Masks, tuple[()]]:
@@ -76,37 +77,11 @@ class NumberMasks:
             tensors: what `arrays` gave, on the device.
             shape: of the pass, by which the arrays are padded.
         """
-        if "at" in tensors:
-            return self.additive({kind: self.visible(tensors, kind, shape) for kind, *_ in self._kinds}), ()
-        masks = {}
-        for kind, visible, begins in self._kinds:
-            mask = torch.where(tensors[visible], self._seen, self._unseen)
-            if "lengths" not in tensors:
-                mask = pad(mask, (shape.text, 0))
-            else:
-                slots = torch.arange(shape.text, device=mask.device)
-                text = slots < tensors["lengths"][:, None, None]
-                if begins in tensors:
-                    text = text & (slots >= tensors[begins].unsqueeze(2))
-                text = torch.where(text, self._seen, self._unseen).expand(-1, mask.shape[1], -1)
-                mask = torch.cat([text, mask], 2)
-            masks[kind] = mask.unsqueeze(1)
-        return (masks if len(masks) > 1 else next(iter(masks.values()), None)), ()
+        return self.additive([tensors[name] for name in self._names]), ()
 
-    def visible(self, tensors: Inputs, kind: str, shape: Shape) -> Tensor:
-        """bool `[rows, nodes, slots]`, what nodes of a pass that stands see in layers of `kind`."""
-        columns = tensors[f"visible of {kind}"]
-        slots = torch.arange(shape.slots, device=columns.device)
-        text = (slots < tensors["lengths"][:, None, None]) & (
-            slots >= tensors[f"first of {kind}"].unsqueeze(2)
-        )
-        column = slots - tensors["at"]
-        within = (column >= 0) & (column < shape.columns)
-        return text | (columns[:, :, column.clamp(0, shape.columns - 1)] & within)
-
-    def additive(self, visible: dict[str, Tensor]) -> Masks:
-        """Masks of what is visible, bool `[rows, nodes, slots]` by kind."""
-        masks = {
-            kind: torch.where(seen, self._seen, self._unseen).unsqueeze(1) for kind, seen in visible.items()
-        }
-        return masks if len(masks) > 1 else next(iter(masks.values()), None)
+    def additive(self, visible: Sequence[Tensor]) -> Masks:
+        """Masks of the slots that are visible, bool `[rows, 1, nodes, slots]` a kind."""
+        masks = [torch.where(seen, self._seen, self._unseen) for seen in visible]
+        if len(masks) > 1:
+            return dict(zip(self._kinds, masks, strict=True))
+        return masks[0] if masks else None

@@ -96,7 +96,7 @@ class PackedBackend(PackedPasses):
         self._runner.make_room(rows=rows, text=max(text, self._base), stop=stop)
 
     def _check_no_nodes(self) -> None:
-        if any(self._region.counts):
+        if self._region.counts.any():
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
@@ -221,7 +221,7 @@ class PackedBackend(PackedPasses):
         The nodes of all levels join the region behind the first ones, level by level, of every one as many
         as its width.
         """
-        if not self._runner.grows or any(self._region.counts) or not self._rows:
+        if not self._runner.grows or self._region.counts.any() or not self._rows:
             return None
         tokens, parents, valid = validation.as_nodes(
             tokens, parents, None, have=self._region.counts, vocab=self.vocab_size

@@ -47,6 +47,7 @@ class PassInputs:
         first: by kind, `[rows, nodes]`: the first committed slot that a node sees; None where it is 0.
         lengths: `[rows]`, committed slots of every row; between them and `base` is a gap.
         base: the slot of column 0.
+        shape: of the pass, exactly.
         above: rows of the buffers that precede these.
         prompts: bool `[rows, nodes]`, the nodes that are tokens of a prompt; None if no layer is recurrent.
         texts: tokens of the text of every row, the rest being padding, where the rows are about to join;
@@ -63,6 +64,7 @@ class PassInputs:
     first: tuple[Ints | None, ...]
     lengths: Ints
     base: int
+    shape: Shape
     above: int = 0
     prompts: NDArray[np.bool_] | None = None
     texts: Sequence[int] | None = None
@@ -105,7 +107,9 @@ class PassInputs:
         Raises:
             InvalidInput: a node beyond `max_length`.
         """
-        longest = base + staged.stop
+        rows, nodes = tokens.shape
+        stop = staged.start + nodes
+        longest = base + stop
         positions = staged.depths + lengths[:, None]
         if max_length is not None and longest > max_length:
             positions = _within(positions, staged.counts, max_length)
@@ -127,6 +131,7 @@ class PassInputs:
             tuple(first),
             lengths,
             base,
+            Shape(rows, nodes, base, stop, staged.start),
             above,
             prompts,
             texts,
@@ -142,13 +147,7 @@ class PassInputs:
     @property
     def stop(self) -> int:
         """The slot after the last new node."""
-        return self.base + self.staged.stop
-
-    @property
-    def shape(self) -> Shape:
-        """The exact shape of the pass."""
-        rows, nodes = self.tokens.shape
-        return Shape(rows, nodes, self.base, self.staged.stop, self.staged.start)
+        return self.shape.slots
 
     @property
     def on_host(self) -> bool:
@@ -164,18 +163,24 @@ class PassInputs:
                 are written. None for a pass of exactly this shape.
         """
         held = masks.arrays(self, room)
+        on_host, reordered = self.tokens.device.type == "cpu", self.staged.columns is not None
+        tokens: Ints | None = None
+        if on_host:
+            tokens = self.tokens.numpy()
+            if reordered:
+                tokens = tokens.reshape(-1)[self.staged.orders()["from call"]].reshape(tokens.shape)
         if room is None:
             held["positions"] = self.positions
+            if tokens is not None:
+                held["tokens"] = tokens
             if self.prompts is not None:
                 held["seen"], held["prompts"] = self.staged.visible, self.prompts
-            if self.on_host:
-                held["tokens"] = self._host_tokens()
-            if self.staged.columns is not None or not self.on_host:
+            if reordered or not on_host:
                 held |= self.orders()
             return held
         size = room.rows, room.nodes
         held["positions"] = padded(self.positions, size)
-        held["tokens"] = padded(self._host_tokens(), size) if self.on_host else np.zeros(size, np.int64)
+        held["tokens"] = np.zeros(size, np.int64) if tokens is None else padded(tokens, size)
         held["slots"] = np.arange(self.start, self.start + room.nodes)
         held["at"] = np.array([self.base], np.int32)
         if self.prompts is not None:
@@ -199,12 +204,6 @@ class PassInputs:
         elif min(self.staged.counts, default=nodes) < nodes:
             held["real"] = np.arange(nodes) < np.array(self.staged.counts)[:, None]
         return held
-
-    def _host_tokens(self) -> Ints:
-        tokens: Ints = self.tokens.numpy()
-        if self.staged.columns is None:
-            return tokens
-        return tokens.reshape(-1)[self.staged.orders()["from call"]].reshape(tokens.shape)
 
     def device_tokens(self, tensors: Inputs, device: torch.device) -> Tensor:
         """Tokens that are on a device, on `device` in column order, padding 0; `tensors` holds `orders`."""

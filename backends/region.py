@@ -101,17 +101,13 @@ class Accepted:
         rows: `[nodes]`, ascending.
         columns: `[nodes]`.
         counts: `[rows]`, nodes of every row's path.
+        steps: `[nodes]`, how many nodes of its path precede each.
     """
 
     rows: Ints
     columns: Ints
     counts: Ints
-
-    @property
-    def steps(self) -> Ints:
-        """How many nodes of its path stand before each, `[nodes]`."""
-        before = np.cumsum(self.counts) - self.counts
-        return np.arange(len(self.rows)) - before[self.rows]
+    steps: Ints
 
 
 @cache
@@ -140,12 +136,12 @@ class Region:
 
     Attributes:
         columns: how many are taken, padding included.
-        counts: nodes of every row.
+        counts: nodes of every row, `[rows]`.
     """
 
     def __init__(self, rows: int) -> None:
         self.columns = 0
-        self.counts: list[int] = [0] * rows
+        self.counts: Ints = np.zeros(rows, np.int64)
         capacity = WORD
         # By column, one further on: entry 0 stands for the committed state, which sees nothing.
         self._bits: Bits = np.zeros((rows, 1 + capacity, words(capacity)), np.uint32)
@@ -167,12 +163,12 @@ class Region:
             counts: valid nodes of every row; the others are padding, with parent -1.
         """
         rows, n = parents.shape
-        start, width = self.columns, words(self.columns + n)
+        start, width = self.columns, -(-(self.columns + n) // WORD)
         # Entry n of every row stands for whatever is not in this call.
         bits = np.zeros((rows, n + 1, width), np.uint32)
         depths = np.zeros((rows, n + 1), np.int64)
         bits[:, :n] = own_bits(start + n, words=width)[start:]
-        above = parents - np.array(self.counts)[:, None]
+        above = parents - self.counts[:, None]
         inside = above >= 0
         if start:
             row = np.arange(rows)[:, None]
@@ -189,9 +185,11 @@ class Region:
     def accept(self, staged: Staged) -> None:
         """Take in the nodes that were staged last; their pass succeeded."""
         rows, n = staged.parents.shape
-        start, stop, width = staged.start, staged.stop, staged.bits.shape[2]
-        counts = self.counts
-        self._reserve(max(stop, max(counts, default=0) + n))
+        start, width = staged.start, staged.bits.shape[2]
+        stop, counts = start + n, self.counts
+        # No row has more nodes than there are columns.
+        if stop > self._parents.shape[1]:
+            self._reserve(stop)
         self._bits[:, 1 + start : 1 + stop, :width] = staged.bits
         self._bits[:, 1 + start : 1 + stop, width:] = 0
         self._depths[:, 1 + start : 1 + stop] = staged.depths
@@ -200,18 +198,17 @@ class Region:
         row = np.arange(rows)[:, None]
         self._parents[row, index] = staged.parents
         self._columns[row, index] = np.arange(start, stop) if staged.columns is None else staged.columns
-        self.counts = [have + more for have, more in zip(counts, staged.counts, strict=True)]
+        self.counts = counts + staged.counts
         self.columns = stop
 
     def clear(self) -> None:
         """Drop all nodes."""
-        self.columns, self.counts = 0, [0] * len(self.counts)
+        self.columns, self.counts = 0, np.zeros_like(self.counts)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         index = np.array(rows, np.int64)
-        self.counts = [self.counts[row] for row in rows]
-        self._bits, self._depths = self._bits[index], self._depths[index]
+        self.counts, self._bits, self._depths = self.counts[index], self._bits[index], self._depths[index]
         self._parents, self._columns = self._parents[index], self._columns[index]
 
     def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
@@ -220,19 +217,18 @@ class Region:
         Raises:
             InvalidTree: a path that does not start under the committed state or skips a parent.
         """
-        counts = np.array([len(path) for path in paths], np.int64)
-        nodes = np.fromiter(joined.from_iterable(paths), np.int64, counts.sum())
-        rows = np.repeat(np.arange(len(paths)), counts)
-        have = np.array(self.counts)[rows]
-        there = (nodes >= 0) & (nodes < have)
-        before = np.full(len(nodes), -1)
+        counts = np.array(list(map(len, paths)), np.int64)
+        nodes = np.fromiter(joined.from_iterable(paths), np.int64)
+        rows = np.arange(len(paths)).repeat(counts)
+        steps = np.arange(len(nodes)) - (counts.cumsum() - counts)[rows]
+        before = np.empty_like(nodes)
         before[1:] = nodes[:-1]
-        before[(np.cumsum(counts) - counts)[counts > 0]] = -1
-        known = np.where(there, nodes, 0)
-        if not (there & (self._parents[rows, known] == before)).all():
+        before[steps == 0] = -1
+        there = nodes.view(np.uint64) < self.counts[rows].view(np.uint64)  # negative ones are large
+        if not there.all() or (self._parents[rows, nodes] != before).any():
             for row, (path, count) in enumerate(zip(paths, self.counts, strict=True)):
                 check_path(path, self._parents[row, :count].tolist(), row=row)
-        return Accepted(rows, self._columns[rows, known], counts)
+        return Accepted(rows, self._columns[rows, nodes], counts, steps)
 
     @staticmethod
     def _close(bits: Bits, depths: Ints, above: Ints) -> None:
@@ -258,8 +254,6 @@ class Region:
 
     def _reserve(self, columns: int) -> None:
         have = self._parents.shape[1]
-        if columns <= have:
-            return
         more = WORD * words(max(columns, 2 * have)) - have
         self._bits = np.pad(self._bits, ((0, 0), (0, more), (0, more // WORD)))
         self._depths = np.pad(self._depths, ((0, 0), (0, more)))

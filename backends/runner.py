@@ -94,7 +94,8 @@ class AsItIs(Runner):
 
     def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
         """One pass, as `Runner.run` says."""
-        one, (rows, nodes) = self._pass, inputs.tokens.shape
+        one, shape = self._pass, inputs.shape
+        rows, nodes = shape.rows, shape.nodes
         masks, cache, states = one.masks, one.cache, one.states
         kept, arrays = None, inputs.arrays(masks)
         if inputs.wanted is not None:
@@ -105,15 +106,14 @@ class AsItIs(Runner):
         tensors = send(arrays, one.device)
         if "tokens" not in tensors:
             tensors["tokens"] = inputs.device_tokens(tensors, one.device)
-        cache.reserve(rows=inputs.above + rows, slots=inputs.stop)
-        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=inputs.stop)
+        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=shape.slots)
         if states is not None:
             if inputs.texts is not None:
                 states.prefill(inputs.texts, nodes, one.device)
             else:
                 states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
         with one.around(masks):
-            logits, *features = one(tensors, inputs.shape, masks, kept=tensors.get("wanted", kept))
+            logits, *features = one(tensors, shape, masks, kept=tensors.get("wanted", kept))
         return inputs.in_call(logits, tensors), (features[0] if features else None)
 
     def joined(self, rows: int) -> None:

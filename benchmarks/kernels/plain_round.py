@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -103,18 +104,18 @@ def counted(clock: Clock) -> Iterator[Calls]:
 
 def watch_forward(model: torch.nn.Module, clock: Clock) -> None:
     """Add the time of the forward of `model` to `clock`."""
-    started = 0.0
+    forward = model.forward
 
-    def before(*_: Any) -> None:
-        nonlocal started
+    @wraps(forward)
+    def timed(*args: Any, **options: Any) -> Any:
         clock.running, started = True, perf_counter()
+        try:
+            return forward(*args, **options)
+        finally:
+            clock.forward += perf_counter() - started
+            clock.running = False
 
-    def after(*_: Any) -> None:
-        clock.forward += perf_counter() - started
-        clock.running = False
-
-    model.register_forward_pre_hook(before)
-    model.register_forward_hook(after)
+    model.forward = timed
 
 
 def watch_methods(backend: StateBackend, clock: Clock) -> None:
