@@ -94,22 +94,23 @@ class LevelsShape:
 
     def run(self, one: ModelPass, tensors: Inputs) -> Tensor:
         """The whole pass over levels by `one` pass for each, for tracing: `GrowingLevels.packed`."""
-        first, masks, kinds, plan = self.first, one.numbers, one.kinds, one.cache.plan
-        visible = [tensors[f"visible of {kind}"] for kind in kinds]
+        first, masks, plan = self.first, one.numbers, one.cache.plan
+        visible = {name: tensors[name] for name in masks.names}
         logits = one.forward(tensors["tokens"], tensors["positions"], masks.additive(visible))[0][:, -1:]
         slots = torch.arange(first.slots, device=logits.device)
         column = slots - tensors["at"]
         text = slots < tensors["lengths"][:, None, None]
         # What the nodes of a level see of the tree, `[rows, nodes, slots]`.
-        seen = visible[0][:, 0, -1:] & (column >= 0) & (column < first.columns)
+        seen = visible[masks.names[0]][:, 0, -1:] & (column >= 0) & (column < first.columns)
         grown = GrowingLevels(self.plan, first.rows, logits.device)
         grown.take(self._distributions(logits))
         for level, (start, width) in enumerate(zip(self.starts[1:], self.widths[1:], strict=True), 1):
             tokens, parents = grown.expand(width)
             own = column == start + torch.arange(width, device=logits.device).unsqueeze(1)
             seen = seen.gather(1, parents.unsqueeze(2).expand(-1, -1, first.slots)) | own
-            of_kinds = [tensors[f"level first of {kind}"][:, level, None, None] for kind in kinds]
-            visible = [(seen | (text & (slots >= begins))).unsqueeze(1) for begins in of_kinds]
+            for kind, name in zip(one.kinds, masks.names, strict=True):
+                begins = tensors[f"level first of {kind}"][:, level, None, None]
+                visible[name] = (seen | (text & (slots >= begins))).unsqueeze(1)
             positions = tensors["level positions"][:, level, None].expand(-1, width)
             plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
             logits = one.forward(tokens, positions, masks.additive(visible))[0]

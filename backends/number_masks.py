@@ -27,6 +27,7 @@ class NumberMasks:
 
     Attributes:
         attention: inside it the model attends by these masks.
+        names: by which `arrays` gives what is visible, for every kind.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class NumberMasks:
         """Masks for layers of these kinds, in the model's dtype, where token ids go."""
         self.attention: AbstractContextManager[None] = attention or nullcontext()
         self._kinds = tuple(kinds)
-        self._names = [f"visible of {kind}" for kind in kinds]
+        self.names = [f"visible of {kind}" for kind in kinds]
         self._seen = torch.zeros((), dtype=dtype, device=device)
         # Not -inf: padding that sees nothing must not turn into NaN.
         self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
@@ -49,8 +50,7 @@ class NumberMasks:
         """Which slots nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first."""
         exact, held = inputs.shape, dict[str, NDArray[Any]]()
         base, columns = exact.text, exact.columns
-        gaps = (inputs.lengths != base).any()
-        for name, bits, first in zip(self._names, inputs.bits, inputs.first, strict=True):
+        for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
             if room is None:
                 visible = np.zeros((len(bits), 1, exact.nodes, exact.slots), np.bool_)
             else:
@@ -59,8 +59,9 @@ class NumberMasks:
                 own = np.arange(room.nodes)
                 visible[..., own, inputs.start + own] = True
             real = visible[: len(bits), 0, : exact.nodes]
-            real[..., base : base + columns] = unpacked(bits, columns)
-            if gaps or first is not None:
+            whole = bits is inputs.staged.bits
+            real[..., base : base + columns] = inputs.staged.visible if whole else unpacked(bits, columns)
+            if inputs.ragged or first is not None:
                 slots = np.arange(base)
                 real[..., :base] = slots < inputs.lengths[:, None, None]
                 if first is not None:
@@ -77,11 +78,13 @@ class NumberMasks:
             tensors: what `arrays` gave, on the device.
             shape: of the pass, by which the arrays are padded.
         """
-        return self.additive([tensors[name] for name in self._names]), ()
+        return self.additive(tensors), ()
 
-    def additive(self, visible: Sequence[Tensor]) -> Masks:
-        """Masks of the slots that are visible, bool `[rows, 1, nodes, slots]` a kind."""
-        masks = [torch.where(seen, self._seen, self._unseen) for seen in visible]
+    def additive(self, visible: Inputs) -> Masks:
+        """Masks of what is visible, bool `[rows, 1, nodes, slots]` by kind, named as in `arrays`."""
+        masks = {}
+        for kind, name in zip(self._kinds, self.names, strict=True):
+            masks[kind] = torch.where(visible[name], self._seen, self._unseen)
         if len(masks) > 1:
-            return dict(zip(self._kinds, masks, strict=True))
-        return masks[0] if masks else None
+            return masks
+        return masks[kind] if masks else None

@@ -87,7 +87,7 @@ class PackedBackend(PackedPasses):
                 self._cache.update(keys, values, layer)
             self._cache.settle(slots=longest)
             self._runner.joined(have + more)
-            self._region = Region(have + more)
+            self._region = Region.empty(have + more)
         self._hold([*self._rows, *[PackedRow(length) for length in lengths]])
 
     def _make_room(self, rows: int, *, text: int, stop: int) -> None:
@@ -126,7 +126,7 @@ class PackedBackend(PackedPasses):
             self._runner.joined(have + more)
             if states is not None:
                 states.settle(states.joined(have, more))
-            self._region = Region(have + more)
+            self._region = Region.empty(have + more)
         # The root of a row whose prompt was scored is the first written token, and none of the prompt.
         new = [PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)]
         self._hold([*self._rows, *new])
@@ -147,7 +147,7 @@ class PackedBackend(PackedPasses):
                 self._cache.keep(keep, slots=self._base + self._region.columns)
             else:
                 self._cache.drop()
-            self._region.keep(keep)
+            self._region = self._region.keep(keep)
             if self._states is not None:
                 self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
@@ -184,7 +184,7 @@ class PackedBackend(PackedPasses):
             OutOfMemory: the pass does not fit. After any error the state is as it was.
         """
         region = self._region
-        tokens, parents, valid = validation.as_nodes(
+        tokens, parents, valid = validation.padded_nodes(
             tokens, parents, counts, have=region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
@@ -203,7 +203,7 @@ class PackedBackend(PackedPasses):
             if keep:
                 if self._states is not None:
                     self._states.accept()
-                region.accept(staged)
+                self._region = region.accept(staged)
                 if features is not None:
                     self._uncommitted.append(features)
         return logits
@@ -223,7 +223,7 @@ class PackedBackend(PackedPasses):
         """
         if not self._runner.grows or self._region.counts.any() or not self._rows:
             return None
-        tokens, parents, valid = validation.as_nodes(
+        tokens, parents, valid = validation.padded_nodes(
             tokens, parents, None, have=self._region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
@@ -256,7 +256,8 @@ class PackedBackend(PackedPasses):
                 return None
             _, below = levels.nodes(root=n - 1)
             above = np.concatenate([parents.numpy(), below], 1)
-            self._region.accept(self._region.stage(above, [above.shape[1]] * rows))
+            staged = self._region.stage(above, [above.shape[1]] * rows)
+            self._region = self._region.accept(staged)
         return levels
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -280,7 +281,7 @@ class PackedBackend(PackedPasses):
                 self._cache.move(accepted.rows[moved], sources[moved], targets[moved])
             if states is not None:
                 states.settle(replayed)
-            self._region.clear()
+            self._region = self._region.cleared()
             self._uncommitted = []
         self._hold(rows)
 

@@ -87,7 +87,7 @@ class PackedPasses(ModelBackend):
             self.captured = Captured(self._pass, name=name, capture=capture, longest=self.max_length)
             self._options["capture"] = capture
         self._runner: Runner = self.captured or AsItIs(self._pass)
-        self._region = Region(0)
+        self._region = Region.empty(0)
         self._hold([])
         # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._uncommitted: list[Tensor] = []
@@ -95,10 +95,13 @@ class PackedPasses(ModelBackend):
     def _hold(self, rows: list[PackedRow]) -> None:
         """Let these be the rows."""
         self._rows = rows
-        self._lengths = np.array([row.length for row in rows], np.int64)
+        lengths = [row.length for row in rows]
+        self._lengths = np.array(lengths, np.int64)
         # The slot of column 0. Uncommitted nodes stay in the slots that they have.
         if not self._region.columns:
-            self._base = max(self._lengths.tolist(), default=0)
+            self._base = max(lengths, default=0)
+        # Whether any row ends before that slot.
+        self._ragged = min(lengths, default=0) < self._base
 
     def _read_chunk(
         self,
@@ -125,6 +128,7 @@ class PackedPasses(ModelBackend):
             older=np.zeros((1, 0), np.int64),
             lengths=np.array([start]),
             base=start,
+            ragged=False,
             max_length=None,
             above=len(self._rows),
             texts=[min(max(length - start, 0), n) for length in lengths],
@@ -159,6 +163,7 @@ class PackedPasses(ModelBackend):
             older=self._region.depths,
             lengths=self._lengths,
             base=self._base,
+            ragged=self._ragged,
             max_length=self.max_length,
             prompts=prompts,
             keep=keep,

@@ -47,6 +47,7 @@ class PassInputs:
         first: by kind, `[rows, nodes]`: the first committed slot that a node sees; None where it is 0.
         lengths: `[rows]`, committed slots of every row; between them and `base` is a gap.
         base: the slot of column 0.
+        ragged: whether any row is shorter than `base`.
         shape: of the pass, exactly.
         above: rows of the buffers that precede these.
         prompts: bool `[rows, nodes]`, the nodes that are tokens of a prompt; None if no layer is recurrent.
@@ -64,6 +65,7 @@ class PassInputs:
     first: tuple[Ints | None, ...]
     lengths: Ints
     base: int
+    ragged: bool
     shape: Shape
     above: int = 0
     prompts: NDArray[np.bool_] | None = None
@@ -81,6 +83,7 @@ class PassInputs:
         older: Ints,
         lengths: Ints,
         base: int,
+        ragged: bool,
         max_length: int | None,
         above: int = 0,
         prompts: NDArray[np.bool_] | None = None,
@@ -97,6 +100,7 @@ class PassInputs:
             older: depths of the columns before the new ones, `[rows, columns]`.
             lengths: an attribute.
             base: an attribute.
+            ragged: an attribute.
             max_length: positions of the model's context, if it has an end.
             above: an attribute.
             prompts: an attribute.
@@ -131,6 +135,7 @@ class PassInputs:
             tuple(first),
             lengths,
             base,
+            ragged,
             Shape(rows, nodes, base, stop, staged.start),
             above,
             prompts,
@@ -142,7 +147,7 @@ class PassInputs:
     @property
     def start(self) -> int:
         """The slot of the first new node."""
-        return self.base + self.staged.start
+        return self.base + self.shape.old
 
     @property
     def stop(self) -> int:
@@ -152,7 +157,7 @@ class PassInputs:
     @property
     def on_host(self) -> bool:
         """Whether the tokens are."""
-        return self.tokens.device.type == "cpu"
+        return self.tokens.is_cpu
 
     def arrays(self, masks: MaskArrays, room: Shape | None = None) -> Held:
         """All that the device reads, to be sent in one copy.
@@ -163,7 +168,7 @@ class PassInputs:
                 are written. None for a pass of exactly this shape.
         """
         held = masks.arrays(self, room)
-        on_host, reordered = self.tokens.device.type == "cpu", self.staged.columns is not None
+        on_host, reordered = self.tokens.is_cpu, self.staged.columns is not None
         tokens: Ints | None = None
         if on_host:
             tokens = self.tokens.numpy()

@@ -47,6 +47,24 @@ def as_nodes(
     parents: Tensor,
     counts: Sequence[int] | None,
     *,
+    have: Sequence[int],
+    vocab: int,
+) -> tuple[Tensor, Tensor, list[int]]:
+    """As `padded_nodes`, and parents are checked.
+
+    Raises:
+        InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
+    """
+    tokens, parents, valid = padded_nodes(tokens, parents, counts, have=have, vocab=vocab)
+    check_parents(parents.numpy(), have)
+    return tokens, parents, valid
+
+
+def padded_nodes(
+    tokens: Tensor,
+    parents: Tensor,
+    counts: Sequence[int] | None,
+    *,
     have: Sequence[int] | NDArray[np.int64],
     vocab: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
@@ -66,7 +84,7 @@ def as_nodes(
         Tokens int64, on the device where they were; parents int64 on the CPU; counts.
 
     Raises:
-        InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
+        InvalidTree: wrong shapes, or a token outside the vocabulary.
     """
     rows = len(have)
     if tokens.dim() != 2 or tokens.shape != parents.shape or len(tokens) != rows:
@@ -79,7 +97,7 @@ def as_nodes(
     fewest = min(valid, default=n)
     if len(valid) != rows or fewest < 0 or max(valid, default=n) > n:
         raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
-    on_host = tokens.device.type == "cpu"
+    on_host = tokens.is_cpu
     tokens, parents = tokens.to(torch.int64), parents.to("cpu", torch.int64)
     if fewest < n:
         padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
@@ -94,17 +112,24 @@ def as_nodes(
                 f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
                 f"are 0 to {vocab - 1}."
             )
-    above = parents.numpy()
-    nodes = np.asarray(have, np.int64)[:, None] + np.arange(n)
-    # Below -1 they are large.
-    wrong = (above + 1).view(np.uint64) > nodes.view(np.uint64)
+    return tokens, parents, valid
+
+
+def check_parents(parents: NDArray[np.int64], have: Sequence[int] | NDArray[np.int64]) -> None:
+    """`InvalidTree` unless every parent `[rows, nodes]` is before its child, or -1, the committed state.
+
+    Args:
+        parents: region indices.
+        have: nodes each row already has.
+    """
+    nodes = np.asarray(have, np.int64)[:, None] + np.arange(parents.shape[1])
+    wrong = (parents < -1) | (parents >= nodes)
     if wrong.any():
         row, index = np.argwhere(wrong)[0]
         raise InvalidTree(
-            f"Node {nodes[row, index]} of row {row} has parent {above[row, index]}; it must be -1 or stand "
+            f"Node {nodes[row, index]} of row {row} has parent {parents[row, index]}; it must be -1 or stand "
             "before its child."
         )
-    return tokens, parents, valid
 
 
 def remaining_rows(rows: Sequence[int] | None, *, have: int) -> list[int]:

@@ -55,6 +55,7 @@ def masks_of(
         older=np.array(depths)[:, :-1],
         lengths=np.array(lengths),
         base=max(lengths),
+        ragged=min(lengths) < max(lengths),
         max_length=None,
     )
     numbers = NumberMasks(tuple(kinds), dtype=dtype, device=cpu)

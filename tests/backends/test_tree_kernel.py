@@ -135,6 +135,7 @@ def masks_of(
         older=np.zeros((1, 0), np.int64),
         lengths=np.array([length]),
         base=start,
+        ragged=length < start,
         max_length=None,
     )
     form = BitMasks(tuple(kinds), attention=Attending([], TREE))
