@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -156,14 +156,13 @@ class ModelBackend(RenewedBackend):
         blank = torch.zeros(0, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
         return [self._reader.joined(pieces, blank=blank) for pieces in rows]
 
-    def _check_mode(self) -> None:
+    def _refuse_mode(self) -> NoReturn:
         """Refuse a model whose mode was switched since rows joined."""
-        if self.model.training != self._training:
-            now = "training" if self.model.training else "evaluation"
-            raise InvalidInput(
-                f"{type(self.model).__name__} was switched to {now} mode while rows were held; switch it "
-                "between calls."
-            )
+        now = "training" if self.model.training else "evaluation"
+        raise InvalidInput(
+            f"{type(self.model).__name__} was switched to {now} mode while rows were held; switch it "
+            "between calls."
+        )
 
 
 def served_part(model: Any) -> Any:

@@ -52,7 +52,7 @@ class NumberMasks:
         base, columns = exact.text, exact.columns
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
             if room is None:
-                visible = np.zeros((len(bits), 1, exact.nodes, exact.slots), np.bool_)
+                visible = np.zeros((len(bits), 1, exact.nodes, base + columns), np.bool_)
             else:
                 visible = np.zeros((room.rows, 1, room.nodes, room.slots), np.bool_)
                 # Padding sees itself, since softmax needs something.

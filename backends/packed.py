@@ -195,7 +195,8 @@ class PackedBackend(PackedPasses):
             if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
             inputs = self._tree_inputs(tokens, staged, keep=keep, prompt=prompt)
-            self._check_mode()
+            if self.model.training != self._training:
+                self._refuse_mode()
             logits, features = self._runner.run(inputs)
             if self._reader is not None and features is not None:
                 features = self._reader.passed_through(features)
@@ -249,7 +250,8 @@ class PackedBackend(PackedPasses):
                 kind: reach.first(positions) if reach in limited else None
                 for kind, reach in self._kinds.items()
             }
-            self._check_mode()
+            if self.model.training != self._training:
+                self._refuse_mode()
             found = self._runner.grow(inputs, plan, widths=widths, temperature=temperature, first=first)
             levels = Levels.of(found, widths=widths, vocab_size=self.vocab_size)
             if levels.misses(plan):

@@ -134,7 +134,8 @@ class PackedPasses(ModelBackend):
             texts=[min(max(length - start, 0), n) for length in lengths],
             wanted=wanted,
         )
-        self._check_mode()
+        if self.model.training != self._training:
+            self._refuse_mode()
         logits, read = self._runner.run(inputs)
         if first is not None:
             places = {column: place for place, column in enumerate(wanted)}

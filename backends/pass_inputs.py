@@ -119,7 +119,7 @@ class PassInputs:
             positions = _within(positions, staged.counts, max_length)
         bits, first = list[Bits](), list[Ints | None]()
         for reach in kinds.values():
-            if reach.limits(longest):
+            if (reach.window or reach.chunk) and reach.limits(longest):
                 columns = np.concatenate([older + lengths[:, None], positions], 1)
                 bits.append(staged.bits & packed(reach.sees(positions, columns)))
                 first.append(reach.first(positions))
@@ -152,7 +152,7 @@ class PassInputs:
     @property
     def stop(self) -> int:
         """The slot after the last new node."""
-        return self.shape.slots
+        return self.base + self.shape.columns
 
     @property
     def on_host(self) -> bool:

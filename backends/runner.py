@@ -33,7 +33,8 @@ class Runner(Protocol):
     - Write the keys and values of the new nodes into slots `[inputs.start, inputs.stop)` of the rows from
       `inputs.above` on. A backend forgets nodes by writing over them, and a commit moves slots itself.
     - Buffers are made when a first pass has shown what layers keep. Let `AsItIs` run that pass. It can also
-      run the passes over prompts, whose `inputs.texts` is not None.
+      run the passes over prompts, whose `inputs.texts` is not None, and those that `ModelPass.reader` takes
+      features from.
 
     Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
     `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has
@@ -106,7 +107,7 @@ class AsItIs(Runner):
         tensors = send(arrays, one.device)
         if "tokens" not in tensors:
             tensors["tokens"] = inputs.device_tokens(tensors, one.device)
-        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=shape.slots)
+        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=inputs.stop)
         if states is not None:
             if inputs.texts is not None:
                 states.prefill(inputs.texts, nodes, one.device)

@@ -265,7 +265,8 @@ class UnrolledBackend(ModelBackend):
         if self._takes_positions:
             positions = torch.arange(start, start + tokens.shape[1], device=self.device)
             options["position_ids"] = positions.expand(len(tokens), -1)
-        self._check_mode()
+        if self.model.training != self._training:
+            self._refuse_mode()
         options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}
         options |= {"use_cache": True, "return_dict": True}
         if self._reader is not None:
