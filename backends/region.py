@@ -258,9 +258,10 @@ class Region:
         empty = Region.empty(len(rows))
         if not self.columns:
             return empty
-        index = np.array(rows, np.int64)
-        kept = [held[index] for held in (self.counts, self._bits, self._depths, self._parents, self._places)]
-        return Region(self.columns, *kept, memo=Memo(), root=empty)
+        at = np.array(rows, np.int64)
+        parents, places = self._parents[at], self._places[at]
+        counts, bits, depths = self.counts[at], self._bits[at], self._depths[at]
+        return Region(self.columns, counts, bits, depths, parents, places, Memo(), empty)
 
     def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
         """Columns of the nodes of every row's path, which names them by region index.

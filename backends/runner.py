@@ -100,9 +100,9 @@ class AsItIs(Runner):
         masks, cache, states = one.masks, one.cache, one.states
         kept, arrays = None, inputs.arrays(masks)
         if inputs.wanted is not None:
-            # A number keeps the last ones.
-            kept = 1 if not inputs.wanted or list(inputs.wanted) == [nodes - 1] else 0
-            if not kept:
+            if not inputs.wanted or list(inputs.wanted) == [nodes - 1]:
+                kept = 1  # of the last ones
+            else:
                 arrays["wanted"] = np.array(inputs.wanted, np.int64)
         tensors = send(arrays, one.device)
         if "tokens" not in tensors:
