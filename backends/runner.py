@@ -13,6 +13,7 @@ from draftwood.backends.pass_inputs import PassInputs
 from draftwood.backends.recurrent.states import Chosen
 from draftwood.backends.region import Ints
 from draftwood.backends.staging import send
+from draftwood.errors import UnsupportedModel
 from draftwood.level_plan import LevelPlan
 
 
@@ -39,12 +40,12 @@ class Runner(Protocol):
     Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
     `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has
     changed is made anew, and so is its runner.
-
-    Attributes:
-        grows: whether `grow` runs all levels of a plan in one pass.
     """
 
-    grows: bool = False
+    @property
+    def grows(self) -> bool:
+        """Whether `grow` runs all levels of a plan in one pass, as things are now."""
+        return False
 
     def make_room(self, *, rows: int, text: int, stop: int) -> None:
         """Have buffers for more text, before rows join; on failure nothing has changed.
@@ -76,7 +77,9 @@ class Runner(Protocol):
         first: dict[str, Ints | None],
     ) -> Tensor:
         """Run all levels of `plan` in one pass; see `LevelsShape`. Only called where it `grows`."""
-        raise NotImplementedError
+        raise UnsupportedModel(
+            f"{type(self).__name__} runs one level of a tree at a time; ask for its levels one by one."
+        )
 
     def replayed(self, chosen: Chosen) -> Sequence[Tensor] | None:
         """Recurrent states after a commit of these columns, or None to have them computed as they are."""
