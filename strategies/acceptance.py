@@ -11,8 +11,8 @@ from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
 from draftwood.round_records import RowRecord
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries
 from draftwood.strategies.verifiers.residual import Residual
-from draftwood.strategies.verifiers.sibling_order import DrawnTries
 
 
 @attrs.frozen(eq=False)

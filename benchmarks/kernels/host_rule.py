@@ -29,9 +29,9 @@ from draftwood import (
 )
 from draftwood.kernels.race_flows import reference as race_flows
 from draftwood.kernels.tree_plan.arrays import FIXED, REMAINING, TreeCase, Walk
-from draftwood.strategies.verifiers import race_order
-from draftwood.strategies.verifiers.race_flows import Flows
-from draftwood.strategies.verifiers.race_laws import SetLaw
+from draftwood.strategies.verifiers.orders import race_order
+from draftwood.strategies.verifiers.orders.race_flows import Flows
+from draftwood.strategies.verifiers.orders.race_laws import SetLaw
 
 
 def host_walk(verifier: Verifier, case: TreeCase, waits: Tensor | None = None) -> Walk | None:

@@ -31,7 +31,7 @@ from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
 from draftwood.kernels.tree_race import dispatch as race
 from draftwood.kernels.tree_rejection import dispatch as rejection
 from draftwood.kernels.tree_traversal import dispatch as traversal
-from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.batched.on_device import tree_case
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal

@@ -23,12 +23,12 @@ from draftwood import CounterRandomness, WithoutReplacement, zoo
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.race_flows import Tables, flows_of
-from draftwood.strategies.verifiers.race_laws import Arrival, Columns, Pair, SetLaw
-from draftwood.strategies.verifiers.race_sums import factor_of
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.race_flows import Tables, flows_of
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Columns, Pair, SetLaw
+from draftwood.strategies.verifiers.orders.race_sums import factor_of
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, Tries
 from draftwood.strategies.verifiers.residual import Residual
-from draftwood.strategies.verifiers.sibling_order import DrawnTries, Tries
 
 STEP = 0.3
 """Between the logarithms of the times."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from draftwood.strategies.verifiers.sibling_order import DrawnOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder
 from draftwood.strategies.verifiers.walk import TreeWalk
 
 

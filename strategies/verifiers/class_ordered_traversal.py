@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from draftwood.strategies.verifiers.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
 from draftwood.strategies.verifiers.walk import TreeWalk
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from draftwood.strategies.verifiers.race_order import RaceOrder
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder
 from draftwood.strategies.verifiers.walk import TreeWalk
 
 

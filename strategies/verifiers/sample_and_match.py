@@ -10,11 +10,11 @@ from torch import Tensor, float64
 
 from draftwood import Outcome, Randomness, TokenTree
 from draftwood.proposals import ANY_LAW, Proposal
-from draftwood.strategies.verifiers.matched_rows import matched_rows
+from draftwood.strategies.verifiers.batched.matched_rows import matched_rows
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.target_rows import on_the_host
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.strategies.verifiers.node_wise import NodeWise
-from draftwood.strategies.verifiers.own_steps import judges_as
-from draftwood.strategies.verifiers.target_rows import on_the_host
-from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
 def match(

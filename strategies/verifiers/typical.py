@@ -10,9 +10,9 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.own_steps import judges_as
-from draftwood.strategies.verifiers.target_rows import Targets, on_the_host, stacked
-from draftwood.strategies.verifiers.tree_rows import TreeRows
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.target_rows import Targets, on_the_host, stacked
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.validators import probability
 
 

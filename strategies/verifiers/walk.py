@@ -8,11 +8,11 @@ import attrs
 from torch import Tensor
 
 from draftwood import InvalidInput, Outcome, Proposal, Randomness, TokenTree, Verifier
-from draftwood.strategies.verifiers.device_forms import judged_by_kernel
-from draftwood.strategies.verifiers.host_rows import on_the_host
-from draftwood.strategies.verifiers.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.device_forms import judged_by_kernel
+from draftwood.strategies.verifiers.batched.host_rows import on_the_host
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual
-from draftwood.strategies.verifiers.sibling_order import SiblingOrder, Tries
 
 
 def _an_order(_: object, field: object, value: object) -> None:

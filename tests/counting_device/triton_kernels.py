@@ -28,10 +28,10 @@ from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
-from draftwood.strategies.verifiers.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.strategies.verifiers.sibling_order import DrawnOrder
 from draftwood.strategies.verifiers.walk import TreeWalk
 from tests.counting_device.tensor import DeviceTensor, held
 from tests.kernels.judged_trees import cases_of

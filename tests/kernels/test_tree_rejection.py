@@ -37,7 +37,7 @@ from draftwood.kernels.tree_rejection import dispatch
 from draftwood.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.batched.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend

@@ -9,13 +9,13 @@ import pytest
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, WithoutReplacement
-from draftwood.strategies.verifiers import race_flows
-from draftwood.strategies.verifiers import race_order as production
-from draftwood.strategies.verifiers.race_laws import Given
-from draftwood.strategies.verifiers.race_order import RaceOrder, RaceTries
+from draftwood.strategies.verifiers.orders import race_flows
+from draftwood.strategies.verifiers.orders import race_order as production
+from draftwood.strategies.verifiers.orders.race_laws import Given
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder, RaceTries
+from draftwood.strategies.verifiers.orders.sibling_order import Tries
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.residual import Candidate, Residual
-from draftwood.strategies.verifiers.sibling_order import Tries
 from tests.mutations.mistake import Mistake
 
 _candidates = RaceTries._candidates

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree
-from draftwood.strategies.verifiers.class_order import ClassTries
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.orders.class_order import ClassTries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
 from draftwood.strategies.verifiers.residual import Law
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.strategies.verifiers.window import RemainingDraft, Window
 from tests.mutations.mistake import Mistake
 from tests.mutations.verifiers import Judged, Tokenwise
 

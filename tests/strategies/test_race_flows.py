@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from draftwood import CounterRandomness, WithoutReplacement
-from draftwood.strategies.verifiers import race_flows, race_sums
-from draftwood.strategies.verifiers.race_flows import flows_of, flows_of_all
-from draftwood.strategies.verifiers.race_order import RaceOrder, masses_left
+from draftwood.strategies.verifiers.orders import race_flows, race_sums
+from draftwood.strategies.verifiers.orders.race_flows import flows_of, flows_of_all
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder, masses_left
 from tests.strategies.set_flows import chances, nodes, received, some_law
 
 KINDS = ("pair", "arrival", "odds")

@@ -21,9 +21,9 @@ from draftwood.registry import create, names
 from draftwood.strategies import verifiers
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers import device_forms, on_device
-from draftwood.strategies.verifiers.race_order import RaceOrder
-from draftwood.strategies.verifiers.sibling_order import DrawnOrder, Tries
+from draftwood.strategies.verifiers.batched import device_forms, on_device
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, Tries
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, joint_law

@@ -16,9 +16,9 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.orders.window import Window
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.strategies.verifiers.window import Window
 from draftwood.testing import ToyModel
 from draftwood.testing.generators import SEEDS
 from tests.strategies import plain

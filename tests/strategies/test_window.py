@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwood import TapeRandomness
-from draftwood.strategies.verifiers.class_order import ClassTries
+from draftwood.strategies.verifiers.orders.class_order import ClassTries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window, columns_of
 from draftwood.strategies.verifiers.residual import Law, Residual
-from draftwood.strategies.verifiers.window import RemainingDraft, Window, columns_of
 from draftwood.testing.generators import distributions
 from tests.strategies import plain
 

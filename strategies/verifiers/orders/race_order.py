@@ -13,11 +13,11 @@ from torch import Tensor
 from draftwood import Randomness, TokenTree
 from draftwood.proposals import ANY_LAW, Proposal, WithoutReplacement
 from draftwood.set_laws import FixedTimeSet
-from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_all
-from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
-from draftwood.strategies.verifiers.race_sums import places_of, total_without
+from draftwood.strategies.verifiers.orders.race_flows import Flows, flows_of, flows_of_all
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Given, Pair, SetLaw
+from draftwood.strategies.verifiers.orders.race_sums import places_of, total_without
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual, TriedLaw
-from draftwood.strategies.verifiers.sibling_order import DrawnTries, SiblingOrder, Tries
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
 _LEAST = 1e-60

@@ -11,11 +11,11 @@ from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
 from draftwood.kernels.tree_race import dispatch as tree_race
 from draftwood.kernels.tree_rejection import dispatch as tree_rejection
 from draftwood.kernels.tree_traversal import dispatch as tree_traversal
-from draftwood.strategies.verifiers.class_order import ClassOrder
-from draftwood.strategies.verifiers.on_device import DeviceForm, judged_on_device
-from draftwood.strategies.verifiers.race_order import RaceOrder
-from draftwood.strategies.verifiers.race_rows import race_walks
-from draftwood.strategies.verifiers.sibling_order import DrawnOrder, SiblingOrder
+from draftwood.strategies.verifiers.batched.on_device import DeviceForm, judged_on_device
+from draftwood.strategies.verifiers.batched.race_rows import race_walks
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, SiblingOrder
 
 
 def _rejection(trees: TreeArrays) -> list[Walk | None]:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from draftwood import Randomness
 from draftwood.proposals import Proposal, WithoutReplacement
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
 from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
-from draftwood.strategies.verifiers.sibling_order import DrawnTries, SiblingOrder, Tries
-from draftwood.strategies.verifiers.window import RemainingDraft, Window
 
 
 @attrs.frozen
