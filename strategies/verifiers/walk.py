@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from torch import Tensor
@@ -15,12 +16,12 @@ from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tr
 from draftwood.strategies.verifiers.residual import Candidate, Residual
 
 
-def _an_order(_: object, field: object, value: object) -> None:
+def _an_order(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, SiblingOrder):
         raise InvalidInput(f"order is {value!r:.80}; give a SiblingOrder, such as DrawnOrder().")
 
 
-def _a_bool(_: object, field: object, value: object) -> None:
+def _a_bool(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, bool):
         raise InvalidInput(f"leaf_first is {value!r:.80}; give True or False.")
 
