@@ -69,12 +69,12 @@ def proposals(
     if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
         return same.proposals(logits, scratch)
     groups = _groups(params)
-    if not on_cpu:
-        probs = _cooled(params, logits, scratch)
-    elif same is not None and same.is_softmax and min(counts) == logits.shape[1]:
+    if same is not None and same.is_softmax and (not on_cpu or min(counts) == logits.shape[1]):
         probs = same.targets(logits, scratch)
-    else:
+    elif on_cpu:
         probs = _of_nodes(groups, logits, scratch, counts=counts)
+    else:
+        probs = _cooled(params, logits, scratch)
     sound = nothing_proposed(probs, logits)
     for one, rows in groups:
         written = one.is_softmax or (on_cpu and _is_filter(one))
