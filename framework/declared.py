@@ -14,7 +14,7 @@ _KINDS: dict[type, str] = {Drafter: "drafter", TreePolicy: "policy", Verifier: "
 # What protocols once had, and what its absence asks of a strategy.
 _GONE: dict[tuple[type, str], str] = {
     (TreePolicy, "grow_rows"): (
-        "`grow` is the only form since then, and `TreeBuilder.open` has children drawn for all rows at once; drop it"
+        "`grow` is the only form since then, and `TreeBuilder.open` has children drawn for all rows; drop it"
     ),
     (TreePolicy, "planned_trees"): (
         "a plan is announced with `TreeBuilder.open(plan=...)` since then, and `grow` makes the tree; drop it"
