@@ -26,6 +26,14 @@ def _a_bool(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         raise InvalidInput(f"leaf_first is {value!r:.80}; give True or False.")
 
 
+# Methods that a subclass may take for steps of the walk, as some once were.
+_NOT_CALLED = {
+    "judge": "derive it from NodeWise, or override verify()",
+    "sibling_order": "put the order into a SiblingOrder with tries(), and make that the walk's `order`",
+    "node_streams": "put it into the SiblingOrder that is the walk's `order`",
+}
+
+
 @attrs.frozen
 class TreeWalk(Verifier):
     """Tries the siblings of a node one by one, each against what those before it left of the target.
@@ -52,6 +60,13 @@ class TreeWalk(Verifier):
 
     order: SiblingOrder = attrs.field(validator=_an_order)
     leaf_first: bool = attrs.field(validator=_a_bool, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        for name, remedy in _NOT_CALLED.items():
+            if name in vars(cls):
+                raise InvalidInput(
+                    f"{cls.__name__} defines {name}(), which no TreeWalk calls; {remedy}."
+                )
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]

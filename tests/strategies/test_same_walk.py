@@ -11,19 +11,33 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import attrs
 import pytest
+import torch
 
-from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree, TreePolicy, Verifier
+from draftwood import (
+    CounterRandomness,
+    InvalidInput,
+    Outcome,
+    Randomness,
+    SamplingParams,
+    SpeculativeDecoder,
+    TokenTree,
+    TreePolicy,
+    Verifier,
+)
 from draftwood.kernels.support import kernels_enabled
 from draftwood.registry import create, names
 from draftwood.strategies import verifiers
+from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.batched import device_forms, on_device
 from draftwood.strategies.verifiers.orders.race_order import RaceOrder
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, Tries
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, joint_law
@@ -172,3 +186,28 @@ def test_a_variant_meets_no_kernel(verifier: TreeWalk, kernel: bool, monkeypatch
     joint_law(policy, verifier, target=TARGET, drafter=toy_drafter(policy, DRAFT), tokens=1)
     assert bool(met) is kernel
     assert all(isinstance(one, on_device.DeviceForm) for one in met)
+
+
+@pytest.mark.parametrize("name", ["judge", "sibling_order", "node_streams"])
+def test_a_method_that_the_walk_does_not_call_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"Mine defines {name}\(\), which no TreeWalk calls; "):
+        type("Mine", (Traversal,), {name: lambda self: None})
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"order": "drawn", "leaf_first": True}, "order is 'drawn'; give a SiblingOrder"),
+        ({"order": DrawnOrder, "leaf_first": True}, "order is <class .*give a SiblingOrder"),
+        ({"order": DrawnOrder(), "leaf_first": 1}, "leaf_first is 1; give True or False"),
+    ],
+)
+def test_choices_are_checked(choices: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        TreeWalk(**choices)
+
+
+def test_chances_of_paths_are_those_of_leaf_first_walks() -> None:
+    tree, rng = TokenTree(torch.tensor([0]), torch.tensor([-1]), {}), CounterRandomness.seeded(0)
+    with pytest.raises(InvalidInput, match=r"RecursiveRejection\(\) walks from the root down; give"):
+        path_chances(RecursiveRejection(), tree, torch.tensor([[0.5, 0.5]]), rng)
