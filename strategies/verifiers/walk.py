@@ -64,9 +64,7 @@ class TreeWalk(Verifier):
     def __init_subclass__(cls) -> None:
         for name, remedy in _NOT_CALLED.items():
             if name in vars(cls):
-                raise InvalidInput(
-                    f"{cls.__name__} defines {name}(), which no TreeWalk calls; {remedy}."
-                )
+                raise InvalidInput(f"{cls.__name__} defines {name}(), which no TreeWalk calls; {remedy}.")
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
@@ -80,12 +78,12 @@ class TreeWalk(Verifier):
         tokens, streams = tree.tokens.tolist(), self.order.node_streams(tree, rng)
 
         def visit(node: int, allowance: float, *, accepted: bool) -> _Visit:
-            tries = None
-            if children := tree.children(node):
+            tries, children = None, tree.children(node)
+            if children:
                 tries = self.order.tries(
                     [tokens[child] for child in children], tree.proposals[node], streams.get(node, rng)
                 )
-            return _Visit(node, tries, Residual.of(target_probs[node], allowance), accepted)
+            return _Visit(node, children, tries, Residual.of(target_probs[node], allowance), accepted)
 
         visits = [visit(0, 1.0, accepted=not self.leaf_first)]
         while True:
@@ -93,7 +91,7 @@ class TreeWalk(Verifier):
             here.candidate = candidate = here.tries.next(here.residual) if here.tries else None
             if candidate is not None:
                 chance = here.residual.chance(candidate)
-                child = tree.children(here.node)[candidate.index]
+                child = here.children[candidate.index]
                 if chance > 0 and self.leaf_first and tree.children(child):
                     visits.append(visit(child, chance, accepted=False))
                 elif chance > 0 and rng.accept(chance):
@@ -133,6 +131,7 @@ class _Visit:
     """A node on the path from the root, and the child that is being tried there."""
 
     node: int
+    children: Sequence[int]
     tries: Tries | None
     residual: Residual
     accepted: bool  # by a coin, or because the walk starts there

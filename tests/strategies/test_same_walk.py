@@ -108,7 +108,7 @@ def test_the_harness_enters_what_decoding_enters(name: str) -> None:
     def decode() -> None:
         nonlocal rounds
         decoder = SpeculativeDecoder(ToyBackend(TARGET), toy_drafter(policy, DRAFT), policy, verifier)
-        result = decoder.generate(
+        result: Any = decoder.generate(
             [[0], [1, 2]],
             max_new_tokens=12,
             sampling=SamplingParams(temperature=temperature),

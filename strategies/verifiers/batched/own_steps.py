@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from draftwood import Verifier
 
-STEPS = ("verify", "judge")
-"""Methods by which verifiers judge one row."""
-
 
 def judges_as(verifier: Verifier, known: type[Verifier]) -> bool:
-    """Whether `verifier` judges a row by the methods of `known`; False for a subclass that overrides one."""
+    """Whether `verifier` judges a row by the methods of `known`; False for a subclass that overrides one.
+
+    They are `verify`, and `judge` where a verifier has it (see `NodeWise`).
+    """
     own = type(verifier)
-    return all(getattr(own, step, None) is getattr(known, step, None) for step in STEPS)
+    return own.verify is known.verify and getattr(own, "judge", None) is getattr(known, "judge", None)
