@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,15 @@ class TreeWalk(Verifier):
         for name, remedy in _NOT_CALLED.items():
             if name in vars(cls):
                 raise InvalidInput(f"{cls.__name__} defines {name}(), which no TreeWalk calls; {remedy}.")
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("order", "leaf_first"):
+            fixed = inspect.getattr_static(type(self), name)
+            if isinstance(fixed, SiblingOrder | bool):
+                raise InvalidInput(
+                    f"{type(self).__name__} has the class attribute {name} = {fixed!r:.80}, which no walk "
+                    "reads; declare it as a field of an attrs class, as Traversal does."
+                )
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 from torch import Tensor
 
@@ -72,10 +73,11 @@ class OrderOfTheLikely(RaceOrder):
         return super().tries(tokens[:kept], proposal, rng)
 
 
+@attrs.frozen
 class DropsTheUnlikely(Drawn):
     """Walks in that order."""
 
-    order = OrderOfTheLikely()
+    order: OrderOfTheLikely = attrs.field(factory=OrderOfTheLikely, init=False)
 
 
 class RaceByWord(Drawn):

@@ -207,6 +207,12 @@ def test_choices_are_checked(choices: dict[str, Any], sentence: str) -> None:
         TreeWalk(**choices)
 
 
+@pytest.mark.parametrize(("name", "value"), [("order", RaceOrder()), ("leaf_first", False)])
+def test_a_choice_that_a_class_attribute_cannot_fix_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=f"Mine has the class attribute {name} = "):
+        type("Mine", (Traversal,), {name: value})()
+
+
 def test_chances_of_paths_are_those_of_leaf_first_walks() -> None:
     tree, rng = TokenTree(torch.tensor([0]), torch.tensor([-1]), {}), CounterRandomness.seeded(0)
     with pytest.raises(InvalidInput, match=r"RecursiveRejection\(\) walks from the root down; give"):
