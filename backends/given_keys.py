@@ -30,7 +30,8 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
     first = torch.tensor([columns - length for length in lengths])
     column = (first[:, None] + torch.arange(longest)).clamp_(max=max(columns - 1, 0))
     pieces = []
-    for number, layer in enumerate(cache.layers):
+    layers: Sequence[Any] = cache.layers
+    for number, layer in enumerate(layers):
         kind = type(layer)
         if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise InvalidInput(

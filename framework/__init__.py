@@ -29,6 +29,7 @@ from draftwood.errors import (
     UnsupportedModel,
 )
 from draftwood.generation import Generation
+from draftwood.growth import Growing
 from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.proposals import (
@@ -48,12 +49,12 @@ from draftwood.recipe import Recipe
 from draftwood.registry import create, load
 from draftwood.request import Request, RequestLog, Requests
 from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
-from draftwood.row_growth import RowGrowth, TreesBuilder
 from draftwood.row_queue import QueuedText, RowQueue
 from draftwood.sampling import SamplingParams
 from draftwood.session import Session
 from draftwood.set_laws import FixedTimeSet
 from draftwood.shared_decoder import SharedDecoder, SharedText
+from draftwood.siblings import Opening, Siblings
 from draftwood.tree import TokenTree, TreeBuilder
 from draftwood.tree_batch import TreeBatch
 from draftwood.tuning import TunedMethod, read_tuned
@@ -73,6 +74,7 @@ __all__ = [
     "DrawnChildren",
     "FixedTimeSet",
     "Generation",
+    "Growing",
     "IncompatibleModels",
     "IncompatibleStrategy",
     "InvalidDistribution",
@@ -81,6 +83,7 @@ __all__ = [
     "LearningPolicy",
     "LevelPlan",
     "Levels",
+    "Opening",
     "OutOfMemory",
     "Outcome",
     "PerChild",
@@ -92,13 +95,13 @@ __all__ = [
     "RequestLog",
     "Requests",
     "Round",
-    "RowGrowth",
     "RowQueue",
     "RowRecord",
     "SamplingParams",
     "Session",
     "SharedDecoder",
     "SharedText",
+    "Siblings",
     "SpeculativeDecoder",
     "StateBackend",
     "Statistics",
@@ -110,7 +113,6 @@ __all__ = [
     "TreeBatch",
     "TreeBuilder",
     "TreePolicy",
-    "TreesBuilder",
     "TunedMethod",
     "UnknownStrategy",
     "UnsupportedModel",

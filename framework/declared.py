@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from draftwood.errors import InvalidInput
 from draftwood.protocols import Drafter, LearningPolicy, TreePolicy, Verifier
 
 _KINDS: dict[type, str] = {Drafter: "drafter", TreePolicy: "policy", Verifier: "verifier"}
-# Declarations that protocols once had, and what their absence asks of a strategy.
+# What protocols once had, and what its absence asks of a strategy.
 _GONE: dict[tuple[type, str], str] = {
+    (TreePolicy, "grow_rows"): (
+        "`grow` is the only form since then, and `TreeBuilder.open` has children drawn for all rows; drop it"
+    ),
+    (TreePolicy, "planned_trees"): (
+        "a plan is announced with `TreeBuilder.open(plan=...)` since then, and `grow` makes the tree; drop it"
+    ),
     (TreePolicy, "local"): (
         "`adaptive` means more since then: set it to True where the number of a node's children may depend "
         "on their tokens or on what was drawn below them, and drop `local`"
@@ -37,7 +44,7 @@ def check_declared(strategy: object, protocol: type) -> None:
                 f"{protocol.__name__} and add it."
             )
     for (of, gone), remedy in _GONE.items():
-        if of is protocol and isinstance(inspect.getattr_static(strategy, gone, None), bool):
+        if of is protocol and isinstance(inspect.getattr_static(strategy, gone, None), bool | FunctionType):
             raise InvalidInput(
                 f"{name} declares {gone!r}, as a {kind} for an older draftwood does: {remedy}."
             )

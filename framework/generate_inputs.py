@@ -54,9 +54,9 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
 
     for name in sorted(_CACHES & call.arguments & set(model_kwargs)):
         if not isinstance(model_kwargs[name], (KeptText, Cache)):
-            kind = type(model_kwargs[name]).__name__
+            given_as = type(model_kwargs[name]).__name__
             raise InvalidInput(
-                f"{name} is a {kind}; give a DynamicCache, or what a call of "
+                f"{name} is a {given_as}; give a DynamicCache, or what a call of "
                 "the same custom_generate= returned, and the whole text as input_ids."
             )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.

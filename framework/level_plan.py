@@ -1,13 +1,12 @@
 """Levels that follow from the draft's distributions alone, so that a drafter can grow them all in one go.
 
 Where a policy draws nothing and keeps the most likely paths, what it will ask for in the next level is known
-as soon as the draft has answered. It then says so by a `LevelPlan`: a drafter that can goes on by itself
-(`Drafter.planned_levels`), and what it found comes back as `Levels`.
+as soon as the draft has answered. It then says so by a `LevelPlan` (`TreeBuilder.open`): a drafter that can
+goes on by itself (`Drafter.planned_levels`), what it found comes back as `Levels`, and the policy's own
+`grow` makes the tree of them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwood.proposals import Deterministic
-from draftwood.tree_batch import Nodes, TreeBatch
 from draftwood.validators import at_least, probability
+
+Nodes = NDArray[np.int64]
 
 BLOCK = 64
 """Tokens of a block, whose most likely one says whether others of it can be among the best."""
@@ -186,53 +185,23 @@ class Levels:
             for level, width in enumerate(self.widths[1:])
         )
 
-    def trees(self, roots: Sequence[int], plan: LevelPlan, *, by_parent: bool) -> TreeBatch:
-        """The trees of the `budget` most valuable candidates; their law is `Deterministic`.
+    def children(self, row: int) -> dict[tuple[int, int], list[tuple[int, int, float]]]:
+        """The candidates of one row below every node that was expanded, the most valuable first.
 
-        Of equal values the higher node stays, then the one that stands first.
-
-        Args:
-            roots: of all rows.
-            plan: that was followed.
-            by_parent: whether nodes of a level are numbered parent by parent, or the most valuable first.
+        Returns:
+            By level and number of the node (-1 and 0 for the root): the number, token and chance of each
+            candidate below it.
         """
-        rows, levels, width = self.values.shape
-        values = self.values.reshape(rows, -1)
-        order = np.argsort(-values, axis=1, kind="stable")[:, : plan.budget]
-        keep = np.zeros(values.shape, np.bool_)
-        np.put_along_axis(keep, order, True, 1)
-        kept_at = (keep & (values > plan.threshold)).reshape(self.values.shape)
-        each, most = np.arange(rows)[:, None], int(kept_at.sum((1, 2)).max(initial=0))
-        tokens, depths = np.zeros((2, rows, most + 1), np.int64)
-        parents = np.full((rows, most + 1), -1)
-        tokens[:, 0] = roots
-        counts = np.ones(rows, np.int64)
-        above = np.zeros((rows, 1), np.int64)  # the numbers of the level above
-        for level in range(levels):
-            kept = kept_at[:, level]
-            if not kept.any():
-                break
-            over = np.where(kept, np.take_along_axis(above, self.parents[:, level], 1), most + 1)
-            ranked = np.argsort(over, axis=1, kind="stable") if by_parent else np.argsort(~kept, 1, "stable")
-            there = np.take_along_axis(kept, ranked, 1)
-            numbers = counts[:, None] + np.arange(width)
-            row, place = np.nonzero(there)
-            number, candidate = numbers[row, place], ranked[row, place]
-            tokens[row, number] = self.tokens[row, level, candidate]
-            parents[row, number], depths[row, number] = over[row, candidate], level + 1
-            above = np.zeros((rows, width), np.int64)
-            above[each, ranked] = numbers
-            counts = counts + kept.sum(1)
-        return TreeBatch(
-            tokens=tokens,
-            parents=parents,
-            depths=depths,
-            counts=counts,
-            law=Deterministic,
-            # The law names its tokens, so that nothing but the shape of a distribution is read.
-            levels=(torch.zeros(()).expand(rows, 1, self.vocab_size),),
-            asked=np.zeros((*tokens.shape, 2), np.int64),
-        )
+        found: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        above = [1.0]
+        for level, (tokens, parents, values) in enumerate(
+            zip(self.tokens[row].tolist(), self.parents[row].tolist(), self.values[row].tolist(), strict=True)
+        ):
+            for number, (token, parent, value) in enumerate(zip(tokens, parents, values, strict=True)):
+                if value > 0:
+                    found.setdefault((level - 1, parent), []).append((number, token, value / above[parent]))
+            above = values
+        return found
 
     def _bars(self, plan: LevelPlan) -> NDArray[np.float64]:
         """What the least valuable node of every row's tree is worth; the threshold where there is room."""

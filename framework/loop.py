@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from draftwood import policy_states, row_settings
 from draftwood.batch_row import BatchRow
 from draftwood.forced_tokens import with_forced_tokens
+from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.prefixes import Path, paths_of
 from draftwood.protocols import Drafter, StateBackend, Verifier
 from draftwood.request import RequestLog, Requests
 from draftwood.round_records import Round, TracedTree
-from draftwood.row_growth import RowGrowth
 from draftwood.row_turns import RowTurn, ended_by_criteria, failures_agreed
 from draftwood.running_rows import NOTHING, RunningRows
 from draftwood.scratch import Scratch
@@ -247,45 +247,37 @@ class RoundLoop:
 
     def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
         """Grow all rows' trees; returns them, the draft's passes and their time."""
-        if (planned := self._planned(batch)) is not None:
-            return planned
-        growing = policy_states.grow_rows(
+        growth = policy_states.growth(
             batch.rows[0].policy,
             [row.root for row in batch.rows],
             [row.streams.draft for row in batch.rows],
             [row.policy_state for row in batch.rows],
         )
+        started, calls, probs = perf_counter(), 0, None
+        if (levels := self._planned_levels(batch, growth.plan)) is not None:
+            seconds, calls = perf_counter() - started, len(levels.widths)
+            growth.follow(levels)
+            return self._finished(batch, growth.trees(), None), calls, seconds
         logs = {position: RequestLog() for position, row in enumerate(batch.rows) if row.reads_prefix}
-        calls, seconds, probs = 0, 0.0, None
-        requests, trees = _advanced(growing, None)
-        while requests is not None:
-            calling = perf_counter()
+        seconds = 0.0
+        while (requests := growth.requests) is not None:
+            started = perf_counter()
             logits = batch.of_rows(self.drafter.distributions(batch.requests(requests)))
-            seconds += perf_counter() - calling
+            seconds += perf_counter() - started
             calls += 1
             probs = self._draft_probs(batch, requests, logits, logs)
-            requests, trees = _advanced(growing, probs)
-        return self._finished(batch, trees, probs), calls, seconds
+            growth.answer(probs)
+        return self._finished(batch, growth.trees(), probs), calls, seconds
 
-    def _planned(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float] | None:
-        """What `_draft` returns, where the drafter grows all levels in one go; None where it does not."""
-        policy = batch.rows[0].policy
-        plan = policy_states.level_plan(policy)
+    def _planned_levels(self, batch: RunningRows, plan: LevelPlan | None) -> Levels | None:
+        """All levels of the round, where the drafter grows them in one go; None where it does not."""
         if plan is None or not batch.all or batch.reads_prefix:
             return None
         sampling = row_settings.shared(batch.draft_sampling)
         if sampling is None or not sampling.is_softmax:
             return None
-        by_call = policy_states.defined_by(self.drafter, "distributions")
-        if by_call < policy_states.defined_by(self.drafter, "planned_levels"):
-            return None
-        roots, calling = [row.root for row in batch.rows], perf_counter()
-        levels = self.drafter.planned_levels(roots, plan, temperature=sampling.temperature)
-        if levels is None:
-            return None
-        seconds = perf_counter() - calling
-        trees = self._finished(batch, policy.planned_trees(roots, levels), None)
-        return trees, len(levels.widths), seconds
+        roots = [row.root for row in batch.rows]
+        return self.drafter.planned_levels(roots, plan, temperature=sampling.temperature)
 
     def _finished(
         self, batch: RunningRows, trees: Sequence[TokenTree], probs: Tensor | None
@@ -405,15 +397,6 @@ def _with_forced_tokens(row: BatchRow, tree: TokenTree, room: int, *, like: Tens
     if row.constraint is None:
         return tree
     return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=like, deepest=room)
-
-
-def _advanced(growing: RowGrowth, probs: Tensor | None) -> tuple[Requests | None, Sequence[TokenTree]]:
-    """The next requests; or None, and the trees."""
-    try:
-        return (next(growing) if probs is None else growing.send(probs)), ()
-    except StopIteration as finished:
-        trees: Sequence[TokenTree] = finished.value
-        return None, trees
 
 
 def as_batch(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor, list[int]]:

@@ -104,18 +104,22 @@ class ChildDraws:
         self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
         return self._tokens[each], self._chances[each], self._left[each]
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether single draws cost no more than many at once."""
-        return self._blocks is not None
-
-    def next_of(self, row: int, node: int) -> tuple[int, float]:
-        """One more child of one node, where draws are made `one_by_one`: token (-1 for none) and weight."""
-        assert self._blocks is not None
+    def next_of(self, row: int, node: int) -> tuple[int, float, float]:
+        """One more child of one node: its token (-1 for none), its weight, and the weight left after it."""
         number = int(self.drawn[row, node])
-        if number >= self._uniforms.shape[2]:
-            self._uniforms = self._noise.uniforms(0, 2 * number + 1)
-        return self._blocks.draw_one(row * self.left.shape[1] + node, self._uniforms[row, node, number])
+        if self._blocks is not None:
+            if number >= self._uniforms.shape[2]:
+                self._uniforms = self._noise.uniforms(0, 2 * number + 1)
+            flat = row * self.left.shape[1] + node
+            token, chance = self._blocks.draw_one(flat, self._uniforms[row, node, number])
+            return token, chance, float(self.left[row, node])
+        if number >= self._tokens.shape[2]:
+            if self._tokens[row, node, -1] < 0:
+                return -1, 0.0, 0.0
+            self._draw_on_device(2 * number)
+        self.drawn[row, node] += 1
+        self.left[row, node] = left = float(self._left[row, node, number + 1])
+        return int(self._tokens[row, node, number]), float(self._chances[row, node, number]), left
 
     def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.

@@ -5,18 +5,14 @@ A policy around another hands on what that one learns by these functions, which 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import Tensor
-
 from draftwood.errors import InvalidInput
-from draftwood.level_plan import LevelPlan
+from draftwood.growth import Growing, Growth
 from draftwood.outcome import Outcome
-from draftwood.protocols import Drafter, LearningPolicy, TreePolicy
+from draftwood.protocols import LearningPolicy, TreePolicy
 from draftwood.randomness import Randomness
-from draftwood.request import Request
-from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
 
 
@@ -63,38 +59,19 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
     return list(states)
 
 
-def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Generator[Request, Tensor, TokenTree]:
+def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
     """`policy.grow`, with what was learnt where it learns."""
     if not policy.learns:
         return policy.grow(root, rng)
     return _learning(policy).grow(root, rng, state)
 
 
-def grow_rows(
+def growth(
     policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
-) -> RowGrowth:
-    """`policy.grow_rows`, with what was learnt where it learns.
-
-    A policy that overrides `grow` below a batched form grows its rows by that alone.
-    """
-    if defined_by(policy, "grow") < defined_by(policy, "grow_rows"):
-        rows = zip(roots, rngs, states, strict=True)
-        return in_lockstep([grow(policy, root, rng, state) for root, rng, state in rows])
-    if not policy.learns:
-        return policy.grow_rows(roots, rngs)
-    return _learning(policy).grow_rows(roots, rngs, states)
-
-
-def level_plan(policy: TreePolicy) -> LevelPlan | None:
-    """`policy.level_plan`; None where it overrides `grow` below it."""
-    if defined_by(policy, "grow") < defined_by(policy, "level_plan"):
-        return None
-    return policy.level_plan
-
-
-def defined_by(strategy: TreePolicy | Drafter, method: str) -> int:
-    """How far from the strategy's class the class stands that defines a method."""
-    return next(depth for depth, kind in enumerate(type(strategy).__mro__) if method in vars(kind))
+) -> Growth:
+    """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream."""
+    rows = zip(roots, rngs, states, strict=True)
+    return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs)
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:

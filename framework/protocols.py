@@ -11,14 +11,15 @@ when a drafter's `commit` runs, the target has committed the same tokens, and `t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftwood.errors import InvalidTree, UnsupportedModel
+from draftwood.errors import UnsupportedModel
+from draftwood.growth import Growing
 from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.proposals import Proposal
@@ -26,7 +27,6 @@ from draftwood.randomness import Randomness
 from draftwood.ranks import Ranks
 from draftwood.reading import read_chains
 from draftwood.request import Request
-from draftwood.row_growth import RowGrowth, in_lockstep
 from draftwood.tree import TokenTree
 
 State = TypeVar("State")
@@ -59,41 +59,18 @@ class TreePolicy(Protocol):
     learns: bool = False
     source: str = ""
 
-    def grow(
-        self, root: int, rng: Randomness
-    ) -> Generator[Request, Float[Tensor, "k *drafters vocab"], TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         """Grow a tree under the token `root`.
 
-        Yields requests and receives, for each, the draft distributions after the draft's own sampling
-        transform: `[k, vocab]`, or `[k, drafters, vocab]` where several drafters propose. A row of
-        zeros means that the drafter has nothing to propose there.
+        Yields what it asks for, and returns the tree.
+
+        - `tree.open(nodes, law, counts)` asks for children. The answer is a list with the `Siblings` of each
+          node, which the loop has drawn for all rows at once.
+        - `tree.request(nodes)` asks for the draft distributions, after the draft's own sampling transform:
+          `[k, vocab]`, or `[k, drafters, vocab]` where several drafters propose. `draw_children` and `rng`
+          draw from them. A row of zeros means that the drafter has nothing to propose there.
         """
         ...
-
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        """Grow the trees of all rows of a round, one under each of `roots`: those that `grow` gives, by the
-        same numbers of each row's stream.
-
-        Yields `Requests` and receives `[rows, nodes, vocab]`, padded alike. Override it where all rows
-        together take fewer steps than one after another, on arrays of fixed width (`TreesBuilder`). A
-        subclass that overrides `grow` alone has its rows grown by that.
-        """
-        return in_lockstep([self.grow(root, rng) for root, rng in zip(roots, rngs, strict=True)])
-
-    @property
-    def level_plan(self) -> LevelPlan | None:
-        """How the levels of its trees follow from the draft's distributions alone; None where they do not.
-
-        With a plan a drafter may grow all levels in one go. Then `planned_trees` makes the trees of them:
-        those that `grow` gives. A subclass that overrides `grow` alone has no plan.
-        """
-        return None
-
-    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
-        """The trees that `grow` gives under `roots`, of levels that a drafter grew by `level_plan`."""
-        raise InvalidTree(
-            f"{type(self).__name__} has no level_plan, so no level is planned; grow() asks for each."
-        )
 
 
 class LearningPolicy(TreePolicy, Protocol[State]):
@@ -115,19 +92,9 @@ class LearningPolicy(TreePolicy, Protocol[State]):
         """What it knows before the first round."""
         ...
 
-    def grow(
-        self, root: int, rng: Randomness, state: State | None = None
-    ) -> Generator[Request, Float[Tensor, "k *drafters vocab"], TokenTree]:
+    def grow(self, root: int, rng: Randomness, state: State | None = None) -> Growing:
         """Grow a tree as `TreePolicy.grow` does, by what was learnt; None is the first state."""
         ...
-
-    def grow_rows(
-        self, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[State] | None = None
-    ) -> RowGrowth:
-        """Grow the trees of all rows as `TreePolicy.grow_rows` does, each by its state."""
-        started: Sequence[State | None] = states or [None] * len(roots)
-        rows = zip(roots, rngs, started, strict=True)
-        return in_lockstep([self.grow(root, rng, state) for root, rng, state in rows])
 
     def observe(self, state: State, outcome: Outcome, tree: TokenTree) -> State:
         """The state after a round.

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Protocol, cast
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -213,10 +213,14 @@ def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
     """The next `n` numbers of every stream, `[rows, n]`, which stay there; `behind` the end of a tape."""
-    if all(type(rng) is CounterRandomness for rng in rngs):
-        streams = cast("Sequence[CounterRandomness]", rngs)
-        keys = np.array([rng.key for rng in streams], dtype=np.uint64)
-        return _counted(keys, np.array([rng.used for rng in streams]), n)
+    keys, used = [], []
+    for rng in rngs:
+        if type(rng) is not CounterRandomness:
+            break
+        keys.append(rng.key)
+        used.append(rng.used)
+    else:
+        return _counted(np.array(keys, dtype=np.uint64), np.array(used), n)
     uniforms = np.full((len(rngs), n), behind)
     for row, rng in enumerate(rngs):
         numbers = rng.ahead(n).numpy()

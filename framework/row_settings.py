@@ -50,7 +50,10 @@ class RowSettings:
 def shared(params: Sequence[SamplingParams | None]) -> SamplingParams | None:
     """Returns the parameters of all rows, or None where they differ."""
     first = params[0]
-    return first if all(one is first or one == first for one in params) else None
+    for one in params:
+        if one is not first and one != first:
+            return None
+    return first
 
 
 def proposals(
@@ -68,13 +71,14 @@ def proposals(
     same, on_cpu = shared(params), logits.device.type == "cpu"
     if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
         return same.proposals(logits, scratch)
-    groups = _groups(params)
-    if not on_cpu:
-        probs = _cooled(params, logits, scratch)
-    elif same is not None and same.is_softmax and min(counts) == logits.shape[1]:
+    if same is not None and same.is_softmax and (not on_cpu or min(counts) == logits.shape[1]):
         probs = same.targets(logits, scratch)
-    else:
+        return probs if nothing_proposed(probs, logits) else same.proposals(logits, scratch)
+    groups = _groups(params)
+    if on_cpu:
         probs = _of_nodes(groups, logits, scratch, counts=counts)
+    else:
+        probs = _cooled(params, logits, scratch)
     sound = nothing_proposed(probs, logits)
     for one, rows in groups:
         written = one.is_softmax or (on_cpu and _is_filter(one))

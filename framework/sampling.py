@@ -93,6 +93,7 @@ class SamplingParams:
         min_p: drop tokens below this share of the most likely one's probability, in [0, 1]; 0 becomes None.
         processors: any `transformers.LogitsProcessor`s. One that reads the prefix sees, for every node
             of a tree, the text and the path of that node.
+        is_softmax: whether a distribution is the softmax of the logits over the temperature and no more.
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
@@ -106,9 +107,16 @@ class SamplingParams:
         default=None, converter=_off_at_zero, validator=_within(0, 1, "it must lie in [0, 1]")
     )
     processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=_processors)
+    is_softmax: bool = attrs.field(init=False, repr=False, eq=False)
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
+    # Whether more than the temperature changes the scores.
+    _warps_more: bool = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
+        more = not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
+        object.__setattr__(self, "_warps_more", more)
+        softmax = self.temperature > 0 and not self.processors and not more
+        object.__setattr__(self, "is_softmax", softmax)
         object.__setattr__(self, "_warpers", self._build_warpers())
 
     def _build_warpers(self) -> tuple[Any, ...]:
@@ -139,11 +147,6 @@ class SamplingParams:
     def is_argmax(self) -> bool:
         """Whether the most likely token by the logits alone is certain."""
         return self.temperature == 0 and not self.processors
-
-    @property
-    def is_softmax(self) -> bool:
-        """Whether a distribution is the softmax of the logits over the temperature, and nothing more."""
-        return self.temperature > 0 and not self.processors and not self._warps_more
 
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
         """Logits `[n, vocab]` after processors and warpers; float32, or float64 for float64 logits.
@@ -246,11 +249,6 @@ class SamplingParams:
         if len(left):
             flat[left] = torch.softmax(self.scores(nodes[left]).to(probs.dtype), -1)
         return probs
-
-    @property
-    def _warps_more(self) -> bool:
-        """Whether more than the temperature changes the scores."""
-        return not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
         """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -11,8 +11,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from draftwood.errors import InvalidTree
+from draftwood.level_plan import LevelPlan
 from draftwood.proposals import Proposal
 from draftwood.request import Request
+from draftwood.siblings import Opening, Siblings
 
 
 def depths_of(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -73,9 +75,16 @@ class TokenTree:
         default=attrs.Factory(lambda self: depths_of(self.parents), takes_self=True), repr=False
     )
     note: object = None
+    # What grew it, which `evolve` does not hand on.
+    _builder: TreeBuilder | None = attrs.field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def builder(self) -> TreeBuilder | None:
+        """What grew it, if it is as that left it."""
+        return self._builder
 
     @property
     def depth(self) -> int:
@@ -172,12 +181,19 @@ class TokenTree:
 
 
 class TreeBuilder:
-    """Grows a `TokenTree` node by node and numbers its requests. Nodes are plain integers, the root is 0."""
+    """Grows a tree node by node and numbers its requests. Nodes are plain integers, the root is 0.
+
+    Attributes:
+        tokens, parents, depths: of every node so far.
+        siblings: what the children of a node were drawn by, where the driver drew them.
+        proposals: the laws of other nodes with children.
+    """
 
     def __init__(self, root: int) -> None:
         self.tokens = [int(root)]
         self.parents = [-1]
         self.depths = [0]
+        self.siblings: dict[int, Siblings] = {}
         self.proposals: dict[int, Proposal] = {}
         self._numbers: dict[int, int] = {}
 
@@ -186,12 +202,43 @@ class TreeBuilder:
 
     def request(self, nodes: Sequence[int]) -> Request:
         """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent."""
-        for node in nodes:
-            self._numbers[node] = len(self._numbers)
+        tokens, parents = self._numbered(nodes)
         return Request(
-            tokens=torch.tensor([self.tokens[v] for v in nodes], dtype=torch.int64),
-            parents=torch.tensor([self._numbers.get(self.parents[v], -1) for v in nodes], dtype=torch.int64),
+            tokens=torch.tensor(tokens, dtype=torch.int64), parents=torch.tensor(parents, dtype=torch.int64)
         )
+
+    def open(
+        self,
+        nodes: Sequence[int],
+        law: type[Proposal],
+        counts: int | Sequence[int] = 0,
+        *,
+        ahead: int = 0,
+        total: int | None = None,
+        floors: Sequence[float] | None = None,
+        plan: LevelPlan | None = None,
+    ) -> Opening:
+        """Ask for children of `nodes`, drawn by `law`; each may be opened once, after its parent.
+
+        The answer is a list with the `Siblings` of each node. `add_siblings` puts them into the tree.
+
+        Args:
+            nodes: of the tree.
+            law: the class of a law.
+            counts: children that are drawn at once, one number or one for each node; there are fewer where
+                fewer tokens have probability above 0.
+            ahead, total, floors, plan: as in `Opening`.
+        """
+        tokens, parents = self._numbered(nodes)
+        each = [counts] * len(nodes) if isinstance(counts, int) else counts
+        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
+
+    def _numbered(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Tokens of the nodes, and the request numbers of their parents."""
+        numbers = self._numbers
+        for node in nodes:
+            numbers[node] = len(numbers)
+        return [self.tokens[v] for v in nodes], [numbers.get(self.parents[v], -1) for v in nodes]
 
     def add(self, parent: int, token: int) -> int:
         """A new last child of `parent`; returns its number."""
@@ -207,11 +254,68 @@ class TreeBuilder:
         self.proposals[parent] = proposal
         return [self.add(parent, token) for token in tokens]
 
+    def add_siblings(self, parent: int, siblings: Siblings, count: int | None = None) -> list[int]:
+        """The first `count` (None: all) of the children that were drawn for `parent`."""
+        tokens = siblings.tokens if count is None else siblings.tokens[:count]
+        if tokens:
+            self.siblings[parent] = siblings
+        return [self.add(parent, token) for token in tokens]
+
+    def add_last(self, parent: int, siblings: Siblings) -> int:
+        """The child of `parent` that was drawn last."""
+        self.siblings[parent] = siblings
+        return self.add(parent, siblings.tokens[-1])
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Drop all nodes but these, which come in ascending order with all their ancestors, the root first.
+
+        A law keeps describing the siblings that stay as long as the dropped ones were drawn last.
+        """
+        new = {node: number for number, node in enumerate(nodes)}
+        self.tokens = [self.tokens[node] for node in nodes]
+        self.depths = [self.depths[node] for node in nodes]
+        self.parents = [new.get(self.parents[node], -1) for node in nodes]
+        above = set(self.parents)
+        self.siblings = {
+            new[node]: one
+            for node, one in self.siblings.items()
+            if new.get(node, -1) in above and node in new
+        }
+        self.proposals = {
+            new[node]: law
+            for node, law in self.proposals.items()
+            if new.get(node, -1) in above and node in new
+        }
+
     def finish(self) -> TokenTree:
         """The tree grown so far."""
-        return TokenTree(
+        tree = TokenTree(
             tokens=torch.tensor(self.tokens, dtype=torch.int64),
             parents=torch.tensor(self.parents, dtype=torch.int64),
-            proposals=self.proposals,
+            proposals=_Laws(self) if self.siblings else self.proposals,
             depths=torch.tensor(self.depths, dtype=torch.int64),
         )
+        object.__setattr__(tree, "_builder", self)
+        return tree
+
+
+class _Laws(Mapping[int, Proposal]):
+    """The laws of a grown tree, each made when it is asked for."""
+
+    def __init__(self, builder: TreeBuilder) -> None:
+        self._made, self._siblings = dict(builder.proposals), dict(builder.siblings)
+        self._tokens, self._parents = list(builder.tokens), list(builder.parents)
+
+    def __getitem__(self, node: int) -> Proposal:
+        if node not in self._made:
+            pairs = zip(self._tokens, self._parents, strict=True)
+            self._made[node] = self._siblings[node].proposal(
+                [token for token, above in pairs if above == node]
+            )
+        return self._made[node]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._made.keys() | self._siblings.keys())
+
+    def __len__(self) -> int:
+        return len(self._made.keys() | self._siblings.keys())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import ClassVar, overload
 
 import attrs
 import numpy as np
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.errors import InvalidTree
-from draftwood.proposals import Deterministic, Proposal
-from draftwood.tree import TokenTree
-
-Nodes = NDArray[np.int64]
+from draftwood.level_plan import Nodes
+from draftwood.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
+from draftwood.tree import TokenTree, TreeBuilder
 
 
 @attrs.frozen(eq=False)
@@ -30,12 +29,16 @@ class TreeBatch(Sequence[TokenTree]):
         parents: int64 `[rows, nodes]`; as in `TokenTree`.
         depths: int64 `[rows, nodes]`, the root at 0.
         counts: int64 `[rows]`, nodes of every row.
-        law: by which all children were drawn: one of those that are made from the distribution alone, or
-            `Deterministic`.
+        law: by which all children were drawn, one of `LAWS`.
         levels: for every request, the draft's distributions `[rows, nodes asked for, vocab]`.
         asked: int64 `[rows, nodes, 2]`, for every node the request that asked for it and its number there;
             -1 where none did.
     """
+
+    LAWS: ClassVar[frozenset[type[Proposal]]] = frozenset(
+        {Deterministic, WithReplacement, WithoutReplacement}
+    )
+    """The laws that are made from the distribution, or from the children, alone."""
 
     tokens: Nodes
     parents: Nodes
@@ -45,6 +48,20 @@ class TreeBatch(Sequence[TokenTree]):
     levels: tuple[Tensor, ...]
     asked: Nodes
     _trees: dict[int, TokenTree] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def of(cls, builders: Sequence[TreeBuilder], law: type[Proposal], levels: Sequence[Tensor]) -> TreeBatch:
+        """The trees that these have grown, whose siblings were all drawn by `law` from `levels`."""
+        counts = [len(builder) for builder in builders]
+        shape = len(builders), max(counts)
+        tokens, parents, depths = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
+        asked = np.full((*shape, 2), -1)
+        for row, (builder, count) in enumerate(zip(builders, counts, strict=True)):
+            tokens[row, :count], parents[row, :count] = builder.tokens, builder.parents
+            depths[row, :count] = builder.depths
+            if builder.siblings:
+                asked[row, list(builder.siblings)] = [one.place for one in builder.siblings.values()]
+        return cls(tokens, parents, depths, np.array(counts), law, tuple(levels), asked)
 
     def __len__(self) -> int:
         return len(self.counts)

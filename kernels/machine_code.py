@@ -28,40 +28,40 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal machine_code
-        kinds = (*map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
-        if machine_code is not None and kinds in known:
-            return _heard(machine_code, *args, **kwargs)
+        # Arguments of the same kinds run the same code. Written out, as it is done for every call.
+        kinds = tuple(
+            [
+                (one.dtype, one.ndim, one.flags.num) if isinstance(one, np.ndarray) else type(one)
+                for one in args
+            ]
+        )
+        if machine_code is not None and not kwargs and kinds in known:
+            try:
+                return machine_code(*args)  # type: ignore[call-arg]
+            except SystemError as error:
+                _raise_heard(error)
+                raise
         # Compiled in a thread, where Ctrl-C does not come: the compiler would lose it, and its lock.
         with ThreadPoolExecutor(1) as thread:
             made = machine_code or thread.submit(_made, function).result()
             result = thread.submit(made, *args, **kwargs).result()
         machine_code = made
-        known.add(kinds)
+        if not kwargs:
+            known.add(kinds)
         return result
 
     return call
 
 
-def _kind(argument: Any) -> Any:
-    """Arguments of the same kind run the same code."""
-    if isinstance(argument, np.ndarray):
-        return argument.dtype, argument.ndim, argument.flags.num
-    return type(argument)
-
-
-def _heard(machine_code: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls `machine_code`; raises Ctrl-C, or what else a signal's handler raises, as it is.
+def _raise_heard(error: SystemError) -> None:
+    """Raise Ctrl-C, or what else a signal's handler raised inside machine code, as it is.
 
     numba makes arrays of results by a call of Python, and does not look at what that raises.
     """
-    try:
-        return machine_code(*args, **kwargs)
-    except SystemError as error:
-        cause: BaseException | None = error
-        while isinstance(cause, SystemError):
-            cause = cause.__cause__
-        if cause is None:
-            raise
+    cause: BaseException | None = error
+    while isinstance(cause, SystemError):
+        cause = cause.__cause__
+    if cause is not None:
         raise cause from None
 
 

@@ -53,6 +53,8 @@ def objection_on(device: torch.device) -> str | None:
     """Why no kernel may run on `device`; None where one may."""
     if torch.compiler.is_compiling():
         return "the call is traced"
+    if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+        return "its tensors are on the CPU"
     if not enabled():
         return "kernels are switched off"
     if not interpreted():

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
 from draftwood.round_records import RowRecord
-from draftwood.strategies.verifiers.residual import DrawnOrder, Residual
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries
+from draftwood.strategies.verifiers.residual import Residual
 
 
 @attrs.frozen(eq=False)
@@ -49,10 +50,10 @@ def child_acceptance(
     figures = torch.zeros(3, len(target), width, dtype=torch.float64)
     children = draw_children(law, draft, count=width, rng=rng)
     for position, (probs, drawn) in enumerate(zip(target, children, strict=True)):
-        residual, order = Residual.of(probs), DrawnOrder(drawn.tokens, drawn.proposal)
+        residual, tries = Residual.of(probs), DrawnTries(drawn.tokens, drawn.proposal)
         reached = 1.0
         for rank in range(len(drawn.tokens)):
-            candidate = order.next(residual)
+            candidate = tries.next(residual)
             assert candidate is not None
             chance = residual.chance(candidate)
             child = [reached, chance, candidate.law[candidate.token]]

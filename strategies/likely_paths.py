@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Sequence
 
-import attrs
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from draftwood import Deterministic, TokenTree, TreeBuilder
+from draftwood import Deterministic, Growing, LevelPlan, Siblings, TokenTree, TreeBuilder
 
 
 class LikelyPaths:
@@ -28,58 +24,70 @@ class LikelyPaths:
         self.path_probs = [1.0]
 
     def extend(
-        self,
-        level: list[int],
-        probs: Float[Tensor, "nodes vocab"],
-        *,
-        branching: int,
-        count: int | None = None,
+        self, level: Sequence[int], drawn: Sequence[Siblings], *, count: int, above: float = 0.0
     ) -> list[int]:
-        """Add the `count` most likely (None: all) of the `branching` best continuations of every node.
+        """Add the `count` most likely of the continuations of all nodes of a level.
 
         Args:
             level: nodes, each extended once.
-            probs: their draft distributions `[nodes, vocab]`; tokens of probability 0 are left out.
-            branching: continuations of one node at most; fewer where the vocabulary is smaller.
+            drawn: their most likely continuations.
             count: new nodes at most.
+            above: paths that are no more likely than this are left out.
 
         Returns:
             The new nodes, the most likely path first; of equal ones the earlier node's.
         """
-        top = probs.topk(min(branching, probs.shape[-1]))
-        above = torch.tensor([self.path_probs[v] for v in level], dtype=torch.float64, device=probs.device)
-        # Rounding must not lift a path above its own beginning, which would then be dropped first.
-        values = torch.minimum(above.unsqueeze(1) * top.values, above.unsqueeze(1)).flatten()
-        order = values.argsort(descending=True, stable=True)[:count]
-        indices, chances = order.tolist(), values[order].tolist()
-        children: dict[int, list[int]] = {}
+        found = []
+        for node, siblings in zip(level, drawn, strict=True):
+            of_node = self.path_probs[node]
+            # Rounding must not lift a path above its own beginning, which would then be dropped first.
+            found += [
+                (min(of_node * chance, of_node), node, token)
+                for token, chance in zip(siblings.tokens, siblings.chances, strict=True)
+            ]
+            self.tree.siblings[node] = siblings
+        found.sort(key=lambda one: -one[0])
         new = []
-        for index, token, chance in zip(indices, top.indices.flatten()[order].tolist(), chances, strict=True):
-            if chance <= 0:
+        for path_prob, node, token in found[:count]:
+            if path_prob <= above:
                 break
-            node = level[index // top.values.shape[-1]]
-            children.setdefault(node, []).append(token)
             new.append(self.tree.add(node, token))
-            self.path_probs.append(chance)
-        for node, tokens in children.items():
-            self.tree.proposals[node] = Deterministic(tokens, probs.shape[-1], probs.dtype, probs.device)
+            self.path_probs.append(path_prob)
         return new
 
-    def best(self, count: int | None) -> list[int]:
-        """The `count` most likely drafted nodes (None: all), the most likely first.
+    def best(self, count: int, *, above: float = 0.0) -> list[int]:
+        """The `count` most likely drafted nodes, the most likely first.
 
         They hang together, and of siblings the first ones are among them: no node is worth more than its
         parent or an earlier sibling, and of equal ones the earlier stands first.
         """
-        return sorted(range(1, len(self.tree)), key=lambda node: -self.path_probs[node])[:count]
+        ranked = sorted(range(1, len(self.tree)), key=lambda node: -self.path_probs[node])[:count]
+        return [node for node in ranked if self.path_probs[node] > above]
 
     def finish(self, keep: Iterable[int]) -> TokenTree:
         """The tree of the nodes `keep`, which hold their parents, and the root."""
-        tree = self.tree.finish().subtree(torch.tensor([0, *sorted(keep)]))
-        # Where an earlier sibling is dropped, the law of those that stay must name them alone.
-        laws = {
-            node: attrs.evolve(law, tokens=tree.tokens[tree.children(node)].tolist())
-            for node, law in tree.proposals.items()
-            if isinstance(law, Deterministic)
-        }
-        return attrs.evolve(tree, proposals=laws)
+        self.tree.keep([0, *sorted(keep)])
+        return self.tree.finish()
+
+
+def most_likely_tree(root: int, plan: LevelPlan, *, announced: bool = True) -> Growing:
+    """Grow the tree that `plan` describes: of all levels' candidates the `budget` most likely paths.
+
+    Args:
+        root: the last token of the text.
+        plan: how one level leads to the next.
+        announced: whether the draft is told of it, so that one that can grows all levels in one go.
+    """
+    paths, level = LikelyPaths(root), [0]
+    best = [plan.threshold] * plan.budget  # the largest values so far, as a heap
+    count = min(plan.budget, plan.candidates or plan.budget)
+    for _ in range(plan.depth):
+        drawn = yield paths.tree.open(level, Deterministic, plan.branching, plan=plan if announced else None)
+        new = paths.extend(level, drawn, count=count, above=plan.threshold)
+        for node in new:
+            heapq.heappushpop(best, paths.path_probs[node])
+        # What the budget leaves out now leads to nothing that it would take in later.
+        level = [node for node in new[: plan.width] if paths.path_probs[node] >= best[0]]
+        if not level:
+            break
+    return paths.finish(paths.best(plan.budget, above=plan.threshold))

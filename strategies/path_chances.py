@@ -7,13 +7,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood import Randomness, TokenTree
-from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
+from draftwood import InvalidInput, Randomness, TokenTree
 from draftwood.strategies.verifiers.residual import Residual
+from draftwood.strategies.verifiers.walk import TreeWalk
 
 
 def path_chances(
-    verifier: TraversalVerifier,
+    verifier: TreeWalk,
     tree: TokenTree,
     target_probs: Float[Tensor, "nodes vocab"],
     rng: Randomness,
@@ -25,7 +25,7 @@ def path_chances(
     mean, its last one counted by the root. A verifier that draws a time of arrival draws it from `rng`.
 
     Args:
-        verifier: says in which order siblings are tried.
+        verifier: a leaf-first walk, which says in which order siblings are tried.
         tree: of at least its root.
         target_probs: the target's distribution after each node.
         rng: a verification stream.
@@ -33,8 +33,15 @@ def path_chances(
     Returns:
         float64 `[nodes]`; 1 for the root.
 
+    Raises:
+        InvalidInput: `verifier` walks from the root down.
+
     Source: draftwood; the walk is traversal verification's (arXiv 2505.12398).
     """
+    if not verifier.leaf_first:
+        raise InvalidInput(
+            f"{verifier} walks from the root down; give a leaf-first walk, such as Traversal()."
+        )
     tokens = tree.tokens.tolist()
     chances = np.zeros(len(tree))
 
@@ -42,8 +49,8 @@ def path_chances(
         """The chance that a node which is visited, itself with the chance `visited`, is on the path."""
         residual, failed = Residual.of(target_probs[node], allowance), 1.0
         if children := tree.children(node):
-            order = verifier.sibling_order([tokens[child] for child in children], tree.proposals[node], rng)
-            while (candidate := order.next(residual)) is not None:
+            tries = verifier.order.tries([tokens[child] for child in children], tree.proposals[node], rng)
+            while (candidate := tries.next(residual)) is not None:
                 if (allowed := residual.chance(candidate)) > 0:
                     child = children[candidate.index]
                     failed *= 1 - settle(child, allowed, visited * failed)

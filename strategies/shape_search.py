@@ -15,7 +15,7 @@ from draftwood.errors import InvalidInput
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_text
 from draftwood.strategies.policies.static_tree import StaticTree
-from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.watched_verifier import WatchedVerifier
 
 Chances = NDArray[np.float64]
@@ -168,7 +168,7 @@ def measured_shares(
     prompts: Sequence[Sequence[int]],
     *,
     shapes: Iterable[Shape],
-    verifier: TraversalVerifier,
+    verifier: TreeWalk,
     sampling: SamplingParams,
     draft_sampling: SamplingParams | None = None,
     tokens: int = 32,
@@ -211,7 +211,7 @@ class ShapeFit:
         depth: levels at most.
     """
 
-    verifier: TraversalVerifier
+    verifier: TreeWalk
     depth: int = 16
     option = "shape"
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.cases import Case, Contender
+from benchmarks.kernels.host_rule import flows_of_the_device, host_walk
 from draftwood import (
     CounterRandomness,
     TapeRandomness,
@@ -28,12 +29,9 @@ from draftwood.kernels.ordered_draws import reference as plain_draws
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
 from draftwood.kernels.tree_race import dispatch as race
-from draftwood.kernels.tree_race import reference as plain_race
 from draftwood.kernels.tree_rejection import dispatch as rejection
-from draftwood.kernels.tree_rejection import reference as plain_rejection
 from draftwood.kernels.tree_traversal import dispatch as traversal
-from draftwood.kernels.tree_traversal import reference as plain_traversal
-from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.batched.on_device import tree_case
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
@@ -141,7 +139,6 @@ def judged(
     """
     verifier = Traversal() if leaf_first else RecursiveRejection()
     rule: Any = {"leaf_first": True, "classes": False} if leaf_first else {}
-    plain_walk: Any = plain_traversal.walk if leaf_first else plain_rejection.walk
     kernel_walk: Any = traversal.walk if leaf_first else rejection.walk
     grown = [_grown(nodes, vocab, children, seed) for seed in range(rows)]
     tapes = [_tape(nodes + 1, seed) for seed in range(rows)]
@@ -153,7 +150,7 @@ def judged(
         return [row for row in made if row is not None]
 
     on_device = prepared(there)
-    walks = [plain_walk(row, **rule) for row in prepared(grown)]
+    walks = [walk for row in prepared(grown) if (walk := host_walk(verifier, row)) is not None]
 
     def plainly() -> list[Answer]:
         outcomes = []
@@ -203,10 +200,10 @@ def raced(
         made = [tree_case(tree, targets, tape) for (tree, targets), tape in zip(pairs, tapes, strict=True)]
         return [row for row in made if row is not None]
 
-    def by_reference() -> list[Answer]:
-        judged_rows = zip(cases(grown), torch.from_numpy(waits), strict=True)
-        walks = [plain_race.walk(case, of_row) for case, of_row in judged_rows]
-        return [(walk.path, walk.extra) for walk in walks]
+    def by_host_rule() -> list[Answer | None]:
+        with flows_of_the_device():
+            judged_rows = zip(cases(grown), torch.from_numpy(waits), strict=True)
+            return answers([host_walk(RaceTraversal(), case, of_row) for case, of_row in judged_rows])
 
     def plainly() -> None:
         with kernels_enabled(False):
@@ -221,7 +218,7 @@ def raced(
     return Case(
         operation="tree_race",
         size=f"{nodes} nodes, {vocab} tokens, rows: {rows}",
-        expected=by_reference,
+        expected=by_host_rule,
         contenders=[
             Contender(
                 "kernel", lambda: race.walk(TreeArrays.of(on_device), waits), read=answers, kernel=True

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.research.verifiers import BASELINE, CONTENDERS
 from draftwood import CounterRandomness, TokenTree, create
 from draftwood.apps.machine import device_name
+from draftwood.growth import by_distributions
 
 
 def synthetic(
@@ -39,7 +40,8 @@ def synthetic(
     while sum(branching**level for level in range(1, depth + 1)) < nodes:
         depth += 1
     policy = create("policies", "fixed-tree", {"depth": depth, "branching": branching, "budget": nodes})
-    growing = policy.grow(0, CounterRandomness.seeded(seed))
+    rng = CounterRandomness.seeded(seed)
+    growing = by_distributions(policy.grow(0, rng), rng)
     request, asked = next(growing), 0
     try:
         while True:

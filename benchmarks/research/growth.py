@@ -34,6 +34,7 @@ from draftwood import (
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
+from draftwood.growth import by_distributions
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
@@ -104,7 +105,7 @@ class Draft:
         started, calls = perf_counter(), 0
         asked = RequestLog()
         try:
-            growing = policy.grow(self.prompt[-1], rng)
+            growing = by_distributions(policy.grow(self.prompt[-1], rng), rng)
             request = next(growing)
             while True:
                 logits = self.drafter.distributions([request])[0]

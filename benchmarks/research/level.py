@@ -23,11 +23,12 @@ from draftwood import CounterRandomness, WithoutReplacement, zoo
 from draftwood.apps import models
 from draftwood.apps.machine import device_name
 from draftwood.apps.progress import watched
-from draftwood.strategies.verifiers.class_order import class_order
-from draftwood.strategies.verifiers.race_flows import Tables, flows_of
-from draftwood.strategies.verifiers.race_laws import Arrival, Columns, Pair, SetLaw
-from draftwood.strategies.verifiers.race_sums import factor_of
-from draftwood.strategies.verifiers.residual import DrawnOrder, Residual, SiblingOrder
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.race_flows import Tables, flows_of
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Columns, Pair, SetLaw
+from draftwood.strategies.verifiers.orders.race_sums import factor_of
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, Tries
+from draftwood.strategies.verifiers.residual import Residual
 
 STEP = 0.3
 """Between the logarithms of the times."""
@@ -36,10 +37,10 @@ ORDERS = 7
 """Orders of the vocabulary whose prefixes are cuts: those that race order takes at as many times."""
 
 
-def accepted(order: SiblingOrder, target: Tensor) -> float:
+def accepted(tries: Tries, target: Tensor) -> float:
     """The chance that one of the siblings is accepted, one after another."""
     residual, failed = Residual.of(target), 1.0
-    while candidate := order.next(residual):
+    while candidate := tries.next(residual):
         failed *= 1 - residual.chance(candidate)
         residual.reject(candidate)
     return 1 - failed
@@ -148,6 +149,6 @@ def _figures(target: Tensor, draft: Tensor, count: int, draws: int, seed: int) -
     """Accepted by recursive rejection, by class order, by race order; and the bound."""
     rng, law = CounterRandomness.seeded(seed), WithoutReplacement(draft)
     drawn = [rng.without_replacement(draft, count) for _ in range(draws)]
-    recursive = np.mean([accepted(DrawnOrder(tokens, law), target) for tokens in drawn])
-    classes = np.mean([accepted(class_order(tokens, law, rng), target) for tokens in drawn])
+    recursive = np.mean([accepted(DrawnTries(tokens, law), target) for tokens in drawn])
+    classes = np.mean([accepted(ClassOrder().tries(tokens, law, rng), target) for tokens in drawn])
     return float(recursive), float(classes), *race_and_bound(target, draft, count)

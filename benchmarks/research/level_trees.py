@@ -16,14 +16,11 @@ from torch import Tensor
 
 from benchmarks.research.expected_tokens import COARSE
 from draftwood import Randomness, TokenTree, WithoutReplacement
-from draftwood.strategies.verifiers.leaf_first import TraversalVerifier
-from draftwood.strategies.verifiers.rejection import RejectionVerifier
 from draftwood.strategies.verifiers.residual import Residual
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, WeightedTree, enumerate_outcomes
 
 Text = tuple[int, ...]
-OrderedVerifier = TraversalVerifier | RejectionVerifier
-"""Verifiers that try the siblings of a node one by one, in an order of theirs."""
 
 
 @attrs.define(eq=False)
@@ -40,11 +37,11 @@ class LevelTrees:
     branching: tuple[int, ...]
     prompt: Text = (0,)
 
-    def expected_tokens(self, verifier: OrderedVerifier, target: ToyModel) -> float:
+    def expected_tokens(self, verifier: TreeWalk, target: ToyModel) -> float:
         """Mean tokens that a round of `verifier` emits, the extra one included."""
         return self._below(verifier, target, (), 1.0)
 
-    def _below(self, verifier: OrderedVerifier, target: ToyModel, path: Text, allowance: float) -> float:
+    def _below(self, verifier: TreeWalk, target: ToyModel, path: Text, allowance: float) -> float:
         """Expected nodes on the accepted path from the node of `path` down, which is visited.
 
         From the leaves up a node is on it with its allowance, whatever hangs below it.
@@ -56,11 +53,11 @@ class LevelTrees:
 
         def level(siblings: Text, rng: Randomness) -> float:
             residual, visited, nodes = Residual.of(probs, allowance), 1.0, 0.0
-            order = verifier.sibling_order(siblings, law, rng)
-            while (candidate := order.next(residual)) is not None:
+            tries = verifier.order.tries(siblings, law, rng)
+            while (candidate := tries.next(residual)) is not None:
                 chance = residual.chance(candidate)
                 below = (*path, candidate.token)
-                if chance > 0 and isinstance(verifier, TraversalVerifier):
+                if chance > 0 and verifier.leaf_first:
                     nodes += visited * self._below(verifier, target, below, chance)
                 elif chance > 0:
                     nodes += visited * chance * self._below(verifier, target, below, 1.0)

@@ -18,12 +18,13 @@ import typer
 from rich.console import Console
 
 from benchmarks.research.expected_tokens import by_shape, expected_tokens
-from benchmarks.research.level_trees import LevelTrees, OrderedVerifier
+from benchmarks.research.level_trees import LevelTrees
 from benchmarks.research.verifiers import BASELINE
 from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
 from draftwood.apps.progress import watched
 from draftwood.compatibility import check_strategy_fits
 from draftwood.errors import UnknownStrategy, nearest
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
 from draftwood.testing.small_strategies import toy_drafter
 
@@ -141,7 +142,7 @@ def _figures(
     shapes = by_shape(drawn)
     expected = {
         label: by_level.expected_tokens(judge, target)
-        if by_level and isinstance(judge, OrderedVerifier)
+        if by_level and isinstance(judge, TreeWalk)
         else expected_tokens(shapes, judge, target=target)
         for label, judge in judges.items()
     }

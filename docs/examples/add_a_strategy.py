@@ -2,7 +2,7 @@
 
 import attrs
 
-from draftwood import Deterministic, SpeculativeDecoder, TreeBuilder, TreePolicy, draw_children, load, zoo
+from draftwood import Deterministic, SpeculativeDecoder, TreeBuilder, TreePolicy, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
@@ -18,11 +18,10 @@ class Comb(TreePolicy):
     def grow(self, root, rng):
         tree, node = TreeBuilder(root), 0
         for _ in range(self.length):
-            probs = yield tree.request([node])
-            (drawn,) = draw_children(Deterministic, probs, count=2, rng=rng)
-            if not drawn.tokens:  # the drafter has nothing to propose here
+            (siblings,) = yield tree.open([node], Deterministic, 2)
+            if not siblings.tokens:  # the drafter has nothing to propose here
                 break
-            node, *_ = tree.add_children(node, drawn.tokens, drawn.proposal)
+            node, *_ = tree.add_siblings(node, siblings)
         return tree.finish()
 
 

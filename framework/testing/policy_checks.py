@@ -18,6 +18,7 @@ from draftwood.randomness import CounterRandomness
 from draftwood.testing.block_efficiency import drawn_trees
 from draftwood.testing.check_runs import assert_declared, for_models
 from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.grown_rows import assert_rows_alike
 from draftwood.testing.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.law_broken import LawBroken
 from draftwood.testing.learnt_states import learnt_states
@@ -31,7 +32,6 @@ from draftwood.testing.proof_models import (
     narrow_models,
 )
 from draftwood.testing.proposal_law import assert_proposal_law, grow_tree
-from draftwood.testing.row_forms import assert_rows_alike
 from draftwood.testing.row_isolation import assert_rows_isolated
 from draftwood.testing.small_strategies import fits, toy_drafter
 from draftwood.testing.toy import ConstantModel, NextTokenModel
@@ -72,7 +72,7 @@ def check_declaration(policy: TreePolicy, models: int) -> None:
 
 
 def check_rows_at_once(policy: TreePolicy, models: int) -> None:
-    """`grow_rows`, which decoding uses, gives the trees of `grow`, which the laws are proved of."""
+    """Rows whose trees grow side by side, as in decoding, get those that each gets alone."""
     for toys in PROOF_MODELS[:2]:
 
         def draft(path: Sequence[int], toys: ProofModels = toys) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import policy_states
-from draftwood.errors import DraftwoodError
+from draftwood.errors import InvalidTree
 from draftwood.proposals import Proposal
 from draftwood.protocols import Drafter, TreePolicy
 from draftwood.randomness import Randomness
@@ -181,33 +181,27 @@ def grow_tree(
     drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     asked = RequestLog()
     try:
-        growing = policy_states.grow(policy, prompt[-1], rng, state)
-        request = next(growing)
-        while True:
+        # What decoding grows its trees by, here with one row.
+        growth = policy_states.growth(policy, [prompt[-1]], [rng], [state])
+        while growth.requests is not None:
+            request = growth.requests[0]
+            assert request is not None
             _check_request(policy, request, asked, prompt[-1])
             asked.take(request)
-            logits = drafter.distributions([request])[0]
+            logits = drafter.distributions([request])
             flat = sampling.distribution(logits.flatten(0, -2), may_be_empty=True)
-            request = growing.send(flat.reshape(logits.shape))
-    except StopIteration as finished:
-        tree = finished.value
+            growth.answer(flat.reshape(logits.shape))
+        tree = growth.trees()[0].validated(drafter.vocab_size)
+    except InvalidTree as error:
+        raise AssertionError(f"{policy} grows a malformed tree: {error}") from error
     finally:
         drafter.release()
-    assert isinstance(tree, TokenTree), f"{policy} returns {type(tree).__name__}; a policy returns a tree."
-    try:
-        tree.validated(drafter.vocab_size)
-    except DraftwoodError as error:
-        raise AssertionError(f"{policy} grows a malformed tree: {error}") from error
     root = int(tree.tokens[0])
     assert root == prompt[-1], f"{policy} puts token {root} at the root, which holds {prompt[-1]}."
     return tree
 
 
-def _check_request(policy: TreePolicy, request: object, asked: RequestLog, root: int) -> None:
-    assert isinstance(request, Request), (
-        f"{policy} yields {type(request).__name__}; a policy yields requests."
-    )
-    assert len(request) > 0, f"{policy} asks for no node at all."
+def _check_request(policy: TreePolicy, request: Request, asked: RequestLog, root: int) -> None:
     pairs = zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
     for number, (token, parent) in enumerate(pairs, start=len(asked)):
         if number == 0:

@@ -83,15 +83,15 @@ def _row(
     text, state, history = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
-        growing, asked = policy_states.grow(policy, text[-1], rng, state), RequestLog()
-        try:
-            request = next(growing)
-            while True:
-                yield
-                paths = map(asked.path, asked.take(request))
-                request = growing.send(torch.stack([_drafted(policy, models, [*text, *p]) for p in paths]))
-        except StopIteration as finished:
-            tree = finished.value
+        growth, asked = policy_states.growth(policy, [text[-1]], [rng], [state]), RequestLog()
+        while growth.requests is not None:
+            yield
+            (request,) = growth.requests
+            assert request is not None
+            paths = map(asked.path, asked.take(request))
+            probs = [_drafted(policy, models, [*text, *path]) for path in paths]
+            growth.answer(torch.stack(probs).unsqueeze(0))
+        (tree,) = growth.trees()
         yield
         node = fate.randrange(len(tree))
         extra = fate.randrange(models[0].vocab_size)

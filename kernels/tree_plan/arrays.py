@@ -71,10 +71,6 @@ class Walk:
     used: int
 
 
-class Undecidable(Exception):
-    """A distribution is none, or the uniforms are used up."""
-
-
 @dataclass(frozen=True, eq=False)
 class TreeArrays:
     """Trees of several rows, padded to the widest, with the addresses of their distributions.

@@ -79,6 +79,9 @@ class ModelDrafter(Drafter):
     def planned_levels(
         self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0
     ) -> Levels | None:
+        # A drafter derived from this one may give other logits, of which the backend knows nothing.
+        if type(self).distributions is not ModelDrafter.distributions:
+            return None
         backend = self.backend
         first = self._round.root_pass(
             roots, depth=plan.depth, lengths=backend.lengths, room=backend.max_length

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood import Requests
-from draftwood.row_growth import widened
+from draftwood.strategies.padded import widened
 
 Numbers = NDArray[np.int64]
 

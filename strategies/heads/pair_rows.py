@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood import InvalidInput, Requests
-from draftwood.row_growth import widened
 from draftwood.strategies.heads.pair_cache import PairCache
 from draftwood.strategies.heads.pairs import PairHead, grouped_attention
+from draftwood.strategies.padded import widened
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-
 import attrs
-import numpy as np
-from torch import Tensor
 
-from draftwood import (
-    Proposal,
-    Randomness,
-    Request,
-    RowGrowth,
-    TokenTree,
-    TreeBuilder,
-    TreesBuilder,
-    WithoutReplacement,
-    draw_children,
-)
-from draftwood.randomness import UniformRandomness
-from draftwood.row_growth import Level, aligned
+from draftwood import Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.strategies.policies.level_draws import draw_level, drawn_at_once
 from draftwood.validators import at_least, probability
 
 
@@ -43,32 +26,13 @@ class Chain(SingleLawPolicy):
     branches = False
     source = "Leviathan et al. 2023, algorithm 1"
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree, node = TreeBuilder(root), 0
         for _ in range(self.length):
-            probs = yield tree.request([node])
-            (drawn,) = draw_children(self.law, probs, count=1, rng=rng)
+            (drawn,) = yield tree.open([node], self.law, 1)
             if not drawn.tokens:
                 break
-            (node,) = tree.add_children(node, drawn.tokens, drawn.proposal)
+            (node,) = tree.add_siblings(node, drawn)
             if drawn.chances[0] < self.stop_below:
                 break
         return tree.finish()
-
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(rngs, self.law):
-            return super().grow_rows(roots, rngs)
-        return self._grow_levels(roots, rngs)
-
-    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
-        trees = TreesBuilder(roots)
-        level = trees.roots
-        for _ in range(self.length):
-            probs = yield from trees.ask(level)
-            one = np.ones_like(level.nodes)
-            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=one)
-            new = trees.add(level.nodes, tokens[:, :, 0], tokens[:, :, 0] >= 0)
-            level = Level(aligned(new, (new >= 0) & (chances[:, :, 0] >= self.stop_below)))
-            if level.empty:
-                break
-        return trees.finish(self.law)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import attrs
-from torch import Tensor
 
 from draftwood import (
+    Growing,
     InvalidInput,
     LearningPolicy,
     Outcome,
     Randomness,
-    Request,
     TokenTree,
     TreeBuilder,
     TreePolicy,
@@ -97,9 +96,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
         nothing = (0.0,) * len(self.budgets)
         return CostAwareState(nothing, nothing, nothing)
 
-    def grow(
-        self, root: int, rng: Randomness, state: CostAwareState | None = None
-    ) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness, state: CostAwareState | None = None) -> Growing:
         tree, spent = TreeBuilder(root).finish(), 0.0
         if budget := self.budgets[self._chosen(state or self.first_state())]:
             growing = attrs.evolve(self.policy, budget=budget).grow(root, rng)  # type: ignore[misc]

@@ -19,6 +19,7 @@ from draftwood import (
     TreePolicy,
     policy_states,
 )
+from draftwood.growth import by_distributions
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
 from draftwood.validators import at_least, probability
 
@@ -92,7 +93,7 @@ class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
         self, root: int, rng: Randomness, state: DynamicDepthState | None = None
     ) -> Generator[Request, Tensor, TokenTree]:
         state = state or self.first_state()
-        growing = policy_states.grow(self.policy, root, rng, state.inner)
+        growing = by_distributions(policy_states.grow(self.policy, root, rng, state.inner), rng)
         log, requested = RequestLog(), list[_RequestedNode]()
         drafted = 0  # nodes that the draft was asked for
         stopped = False

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import torch
-from torch import Tensor
 
 from draftwood import (
     Deterministic,
+    Growing,
     Proposal,
     Randomness,
-    Request,
-    TokenTree,
+    Siblings,
     TreeBuilder,
     WithoutReplacement,
 )
@@ -58,6 +55,12 @@ class GreedyTree(SingleLawPolicy):
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.law is WithoutReplacement
 
+    def slots_of(self, siblings: Siblings) -> Slots:
+        """The slots of a node that was opened."""
+        if not self.acceptance:
+            return Slots(siblings)
+        return MeasuredSlots(siblings, tuple(conditional_acceptance(self.acceptance)))
+
 
 @attrs.frozen
 class DySpec(GreedyTree):
@@ -93,133 +96,73 @@ class DySpec(GreedyTree):
     acceptance: tuple[float, ...] = attrs.field(default=(), converter=as_acceptance, validator=sampled_alone)
     source = "DySpec, algorithm 1"
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
-        children: dict[int, Children] = {}
-        waiting = [0]  # nodes whose distribution has not been asked for
+        opened: dict[int, Slots] = {}
+        waiting = [0]  # nodes that were not opened
         # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
         # The value may be an upper bound: a slot is worth at most the path to its node.
         slots = [(-1.0, 0)]
         while slots and len(tree) <= self.budget:
             bound, node = slots[0]
-            if node not in children:
-                probs = yield tree.request(waiting)
-                children.update(start_children(self.law, waiting, probs, self.budget, rng, self.acceptance))
+            if node not in opened:
+                drawn = yield tree.open(waiting, self.law, ahead=self.budget)
+                opened.update(zip(waiting, map(self.slots_of, drawn), strict=True))
                 waiting = []
-            value = -path_probs[node] * children[node].next_value
+            of_node = opened[node]
+            value = -path_probs[node] * of_node.value
             if value > bound:
                 heapq.heapreplace(slots, (value, node))
                 continue
             heapq.heappop(slots)
-            if value < 0:
-                token, chance = children[node].draw()
-                path_probs.append(path_probs[node] * chance)
-                waiting.append(tree.add(node, token))
+            if value < 0 and of_node.draw():
+                path_probs.append(path_probs[node] * of_node.worth)
+                waiting.append(tree.add_last(node, of_node.siblings))
                 heapq.heappush(slots, (-path_probs[-1], waiting[-1]))
-                heapq.heappush(slots, (-path_probs[node] * children[node].next_value, node))
-        for node, drawn in children.items():
-            if drawn.tokens:
-                tree.proposals[node] = drawn.proposal()
+                heapq.heappush(slots, (-path_probs[node] * of_node.value, node))
         return tree.finish()
 
 
-class Children(ABC):
-    """The children of one node as they are drawn.
+class Slots:
+    """The slots of one node: room for its next child, and the next.
 
     Attributes:
-        tokens: those drawn so far.
-        next_value: the value of the next slot relative to the path to the node; 0 when no token is left.
+        siblings: the children that were drawn.
+        value: of the next slot, relative to the path to the node; 0 when no token is left.
+        worth: what the children of the last one start from, relative to the path to the node.
     """
 
-    tokens: list[int]
-    next_value: float
+    __slots__ = ("siblings", "value", "worth")
 
-    @abstractmethod
-    def draw(self) -> tuple[int, float]:
-        """The next child's token and its value relative to the node: what its own children start from."""
+    def __init__(self, siblings: Siblings) -> None:
+        self.siblings, self.value, self.worth = siblings, siblings.weight, 0.0
 
-    @abstractmethod
-    def proposal(self) -> Proposal:
-        """The law by which they were drawn."""
-
-
-class _SampledChildren(Children):
-    """Drawn without replacement, and worth their draft probability."""
-
-    def __init__(self, p: Tensor, total: float, rng: Randomness) -> None:
-        self.p, self.next_value, self.tokens, self.rng = p, total, [], rng
-
-    def draw(self) -> tuple[int, float]:
-        # Made anew for every draw: kept, it would hold twice the memory of `p` for every node of the tree.
-        rest = self.p.to(torch.float64, copy=True)
-        if self.tokens:
-            rest[self.tokens] = 0
-        token = self.rng.choose(rest)
-        chance = float(rest[token])
-        rest[token] = 0
-        self.next_value = float(rest.sum())
-        self.tokens.append(token)
-        return token, chance
-
-    def proposal(self) -> Proposal:
-        return WithoutReplacement(self.p)
+    def draw(self) -> bool:
+        """Draw the next child; whether there is one."""
+        if not self.siblings.draw():
+            self.value = 0.0
+            return False
+        self.value, self.worth = self.siblings.weight, self.siblings.chances[-1]
+        return True
 
 
-class _MeasuredChildren(Children):
-    """Drawn without replacement, and worth what measured chances of acceptance promise."""
+class MeasuredSlots(Slots):
+    """Worth what measured chances of acceptance promise."""
 
-    def __init__(self, p: Tensor, total: float, rng: Randomness, chances: list[float]) -> None:
-        self.sampled, self.chances = _SampledChildren(p, total, rng), chances
-        self.tokens, self.next_value, self.slot = self.sampled.tokens, total, min(total, 1.0)
+    __slots__ = ("_chances", "_slot")
 
-    def draw(self) -> tuple[int, float]:
-        rank, left = len(self.tokens), self.sampled.next_value
-        token, chance = self.sampled.draw()
-        measured = self.chances[min(rank, len(self.chances) - 1)]
-        accepted = measured + (1 - measured) * certainty(min(chance / left, 1.0))
-        value, self.slot = self.slot * accepted, self.slot * (1 - accepted)
-        self.next_value = self.slot if self.sampled.next_value > 0 else 0.0
-        return token, value
+    def __init__(self, siblings: Siblings, chances: Sequence[float]) -> None:
+        """`chances`: of the first, second, ... child, once its earlier siblings have failed."""
+        super().__init__(siblings)
+        self._chances, self._slot = chances, min(siblings.weight, 1.0)
 
-    def proposal(self) -> Proposal:
-        return self.sampled.proposal()
-
-
-class _TopChildren(Children):
-    def __init__(self, p: Tensor, values: list[float], ranking: list[int]) -> None:
-        self.p, self.values, self.ranking, self.tokens = p, values, ranking, []
-        self.next_value = values[0]
-
-    def draw(self) -> tuple[int, float]:
-        rank = len(self.tokens)
-        self.tokens.append(self.ranking[rank])
-        self.next_value = self.values[rank + 1] if rank + 1 < len(self.values) else 0.0
-        return self.ranking[rank], self.values[rank]
-
-    def proposal(self) -> Proposal:
-        return Deterministic(self.tokens, self.p.shape[-1], self.p.dtype, self.p.device)
-
-
-def start_children(
-    law: type[Proposal],
-    nodes: list[int],
-    probs: Tensor,
-    budget: int,
-    rng: Randomness,
-    acceptance: Sequence[float] = (),
-) -> dict[int, Children]:
-    """For every node, its children yet to be drawn from its row of `probs` `[nodes, vocab]`."""
-    if law is WithoutReplacement:
-        totals = probs.sum(-1, dtype=torch.float64).tolist()
-        sampled = zip(nodes, probs, totals, rng.nodes(len(nodes)), strict=True)
-        if acceptance:
-            chances = list(conditional_acceptance(acceptance))
-            return {node: _MeasuredChildren(p, total, own, chances) for node, p, total, own in sampled}
-        return {node: _SampledChildren(p, total, own) for node, p, total, own in sampled}
-    # One top-k and one transfer for all nodes; a node gets at most `budget` children.
-    top = probs.topk(min(budget, probs.shape[-1]))
-    rankings = zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    return {
-        node: _TopChildren(p, *likeliest) for node, p, likeliest in zip(nodes, probs, rankings, strict=True)
-    }
+    def draw(self) -> bool:
+        rank, left = len(self.siblings.tokens), self.siblings.weight
+        if not super().draw():
+            return False
+        measured = self._chances[min(rank, len(self._chances) - 1)]
+        accepted = measured + (1 - measured) * certainty(min(self.worth / left, 1.0))
+        self.worth, self._slot = self._slot * accepted, self._slot * (1 - accepted)
+        self.value = self._slot if self.siblings.weight > 0 else 0.0
+        return True

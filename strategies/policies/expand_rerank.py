@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-
 import attrs
-from torch import Tensor
 
-from draftwood import Deterministic, LevelPlan, Levels, Randomness, Request, RowGrowth, TokenTree, TreePolicy
-from draftwood.strategies.likely_paths import LikelyPaths
-from draftwood.strategies.likely_rows import LikelyRows
+from draftwood import Deterministic, Growing, LevelPlan, Randomness, TreePolicy
+from draftwood.strategies.likely_paths import most_likely_tree
 from draftwood.validators import at_least
 
 
@@ -36,29 +32,10 @@ class ExpandRerank(TreePolicy):
     def branches(self) -> bool:  # type: ignore[override]
         return self.branching > 1
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        paths, level = LikelyPaths(root), [0]
-        for _ in range(self.depth):
-            probs = yield paths.tree.request(level)
-            candidates = paths.extend(level, probs, branching=self.branching)
-            # What the budget leaves out now leads to nothing that it would take in later.
-            kept = set(paths.best(self.budget))
-            level = [node for node in candidates[: self.width] if node in kept]
-            if not level:
-                break
-        return paths.finish(paths.best(self.budget))
-
     @property
-    def level_plan(self) -> LevelPlan:
+    def plan(self) -> LevelPlan:
+        """How its levels follow from the draft's distributions."""
         return LevelPlan(self.depth, self.width, branching=self.branching, budget=self.budget)
 
-    def planned_trees(self, roots: Sequence[int], levels: Levels) -> Sequence[TokenTree]:
-        return levels.trees(roots, self.level_plan, by_parent=False)
-
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        paths = LikelyRows(roots)
-        for _ in range(self.depth):
-            candidates = yield from paths.extend(branching=self.branching)
-            if not paths.go_on(candidates[:, : self.width], self.budget):
-                break
-        return paths.finish(self.budget)
+    def grow(self, root: int, rng: Randomness) -> Growing:
+        return most_likely_tree(root, self.plan)

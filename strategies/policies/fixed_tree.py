@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import attrs
-import numpy as np
-from torch import Tensor
 
-from draftwood import (
-    Deterministic,
-    Proposal,
-    Randomness,
-    Request,
-    RowGrowth,
-    TokenTree,
-    TreeBuilder,
-    TreesBuilder,
-    WithoutReplacement,
-    draw_children,
-)
+from draftwood import Deterministic, Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
 from draftwood.errors import InvalidInput
-from draftwood.randomness import UniformRandomness
-from draftwood.row_growth import Level, aligned, by_device
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.strategies.policies.level_draws import draw_level, drawn_at_once
 from draftwood.validators import at_least, probability
 
 
@@ -73,56 +57,25 @@ class FixedTree(SingleLawPolicy):
         """Children of a node, level by level."""
         return self.branching if isinstance(self.branching, tuple) else (self.branching,) * self.depth
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         level, path_probs = [0], {0: 1.0}  # path_probs: the draft's probability of the path to a node
         for branching in self.levels:
-            probs = yield tree.request(level)
-            below = []
             # The room left depends on what was drawn before, never on a child's own token. A child that is
             # fixed by the context may yet be pruned, and then takes none of it.
             fixed = self.law is Deterministic
             room = None if fixed else self.budget + 1 - len(tree)
-            drawn = draw_children(self.law, probs, count=branching, rng=rng, total=room)
-            for node, children in zip(level, drawn, strict=False):
-                chances = [path_probs[node] * chance for chance in children.chances]
+            drawn = yield tree.open(level, self.law, branching, total=room)
+            below = []
+            for node, siblings in zip(level, drawn, strict=True):
+                chances = [path_probs[node] * chance for chance in siblings.chances]
                 if fixed:
                     chances = [chance for chance in chances if chance >= self.threshold]
-                    chances = chances[: self.budget + 1 - len(tree)]
-                nodes = tree.add_children(node, children.tokens[: len(chances)], children.proposal)
+                chances = chances[: self.budget + 1 - len(tree)]
+                nodes = tree.add_siblings(node, siblings, len(chances))
                 path_probs.update(zip(nodes, chances, strict=True))
                 below += [child for child in nodes if path_probs[child] >= self.threshold]
             if not below or len(tree) > self.budget:
                 break
             level = below
         return tree.finish()
-
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(rngs, self.law):
-            return super().grow_rows(roots, rngs)
-        together = self._grow_levels(roots, rngs)
-        # The best tokens of a node are one look; what is drawn takes arrays for one row, too.
-        if len(roots) == 1 and self.law is Deterministic:
-            return by_device(self.grow(roots[0], rngs[0]), together)
-        return together
-
-    def _grow_levels(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
-        trees = TreesBuilder(roots)
-        level, path_probs = trees.roots, np.ones((len(roots), 1))
-        for branching in self.levels:
-            probs = yield from trees.ask(level)
-            wanted = np.full_like(level.nodes, branching)
-            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
-            tokens = tokens.reshape(len(roots), -1)
-            below = (path_probs[:, :, None] * chances).reshape(len(roots), -1)
-            keep = tokens >= 0
-            if self.law is Deterministic:
-                keep &= below >= self.threshold
-            keep &= keep.cumsum(1) <= (self.budget + 1 - trees.sizes)[:, None]
-            parents = np.repeat(level.nodes, tokens.shape[1] // max(level.nodes.shape[1], 1), 1)
-            new = trees.add(parents, tokens, keep)
-            goes_on = keep & (below >= self.threshold) & (trees.sizes <= self.budget)[:, None]
-            level, path_probs = Level(aligned(new, goes_on)), aligned(below, goes_on)
-            if level.empty:
-                break
-        return trees.finish(self.law)

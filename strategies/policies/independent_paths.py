@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import attrs
-from torch import Tensor
 
-from draftwood import Randomness, Request, TokenTree, TreePolicy, WithReplacement
+from draftwood import Growing, Randomness, TreePolicy, WithReplacement
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.validators import at_least
 
@@ -32,6 +29,6 @@ class IndependentPaths(TreePolicy):
     def branches(self) -> bool:  # type: ignore[override]
         return self.paths > 1
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         shape = [(path,) + (0,) * below for path in range(self.paths) for below in range(self.length)]
         return StaticTree(shape, WithReplacement).grow(root, rng)

@@ -21,6 +21,7 @@ from draftwood import (
 )
 from draftwood.compatibility import needs_several_drafters
 from draftwood.errors import InvalidInput
+from draftwood.growth import by_distributions
 from draftwood.strategies.laws import as_law
 from draftwood.validators import at_least
 
@@ -99,7 +100,7 @@ class Mixture(TreePolicy):
         yield from answers.ask([(root,)])
         drafters = len(answers.probs[(root,)])
         growing = [
-            _PartialTree(drafter, policy.grow(root, rng), root)
+            _PartialTree(drafter, by_distributions(policy.grow(root, rng), rng), root)
             for drafter, policy in enumerate(self.members(drafters))
         ]
         for partial in growing:

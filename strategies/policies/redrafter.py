@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import attrs
-from torch import Tensor
 
-from draftwood import Deterministic, Randomness, Request, TokenTree, TreePolicy
+from draftwood import Deterministic, Growing, Randomness, TreePolicy
 from draftwood.strategies.likely_paths import LikelyPaths
 from draftwood.validators import at_least
 
@@ -31,13 +28,17 @@ class BeamPaths(TreePolicy):
     def branches(self) -> bool:  # type: ignore[override]
         return self.width > 1
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         paths, beam = LikelyPaths(root), [0]
         for _ in range(self.length):
-            probs = yield paths.tree.request(beam)
-            longer = paths.extend(beam, probs, branching=self.width, count=self.width)
+            drawn = yield paths.tree.open(beam, Deterministic, self.width)
+            longer = paths.extend(beam, drawn, count=self.width)
             if not longer:
                 break
             beam = longer
-        tree = paths.tree.finish()
-        return paths.finish({node for end in beam for node in tree.path(end)} - {0})
+        parents, kept = paths.tree.parents, set[int]()
+        for node in beam:
+            while node > 0:
+                kept.add(node)
+                node = parents[node]
+        return paths.finish(kept)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import attrs
 import numpy as np
-from torch import Tensor
 
-from draftwood import Proposal, Randomness, Request, RowGrowth, TokenTree, WithoutReplacement
+from draftwood import Growing, Proposal, Randomness, WithoutReplacement
 from draftwood.errors import InvalidInput
 from draftwood.strategies.acceptance_vectors import as_acceptance, check_acceptance, validate_acceptance
 from draftwood.strategies.laws import SingleLawPolicy, as_law
@@ -113,11 +112,8 @@ class Sequoia(SingleLawPolicy):
     def branches(self) -> bool:  # type: ignore[override]
         return StaticTree(self.shape).branches
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         return _tree(self).grow(root, rng)
-
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        return _tree(self).grow_rows(roots, rngs)
 
 
 @lru_cache

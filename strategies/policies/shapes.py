@@ -145,6 +145,14 @@ def _of_parents(parents: Sequence[int]) -> list[RankPath]:
     return paths[1:]
 
 
+def ranks_below(shape: Shape) -> dict[RankPath, list[int]]:
+    """For every path with children, their ranks."""
+    ranks: dict[RankPath, list[int]] = {}
+    for *above, rank in shape:
+        ranks.setdefault(tuple(above), []).append(rank)
+    return ranks
+
+
 SHAPES: dict[str, Shape] = {name: _of_levels(levels) for name, levels in _LEVELS.items()} | {
     name: _of_text(text) for name, text in _SEARCHED.items()
 }

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import attrs
-import numpy as np
-import torch
-from torch import Tensor
 
-from draftwood import (
-    Deterministic,
-    DrawnChildren,
-    Proposal,
-    Randomness,
-    Request,
-    Requests,
-    RowGrowth,
-    TokenTree,
-    TreeBatch,
-    TreeBuilder,
-    TreesBuilder,
-    WithoutReplacement,
-    draw_children,
-)
-from draftwood.ordered_draws import ChildDraws
-from draftwood.randomness import NodeNoise, UniformRandomness
-from draftwood.row_growth import Level, aligned
+from draftwood import Deterministic, Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.strategies.policies.level_draws import Numbers, Values, draw_level, drawn_at_once
-from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape
-from draftwood.strategies.policies.static_levels import level_paths, ranks_below, whole_tree
+from draftwood.strategies.policies.shapes import RankPath, Shape, as_shape, ranks_below
 
 
 @attrs.frozen
@@ -65,125 +43,31 @@ class StaticTree(SingleLawPolicy):
     def branches(self) -> bool:  # type: ignore[override]
         return any(len(ranks) > 1 for ranks in ranks_below(self.shape).values())
 
-    def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree, ranks = TreeBuilder(root), ranks_below(self.shape)
         level: dict[RankPath, int] = {(): 0}
         while level := {path: node for path, node in level.items() if path in ranks}:
-            probs = yield tree.request(list(level.values()))
-            drawn = self._draw(probs, [ranks[path] for path in level], rng)
+            wanted = [ranks[path] for path in level]
+            fixed = self.law is Deterministic
+            # A shape may skip ranks, whose tokens are left out.
+            counts = [1 + some[-1] for some in wanted] if fixed else [len(some) for some in wanted]
+            drawn = yield tree.open(list(level.values()), self.law, counts)
             below: dict[RankPath, int] = {}
-            for (path, node), children in zip(level.items(), drawn, strict=True):
-                nodes = tree.add_children(node, children.tokens, children.proposal)
-                numbers = self._order(children.chances[: len(nodes)])
+            for (path, node), some, siblings in zip(level.items(), wanted, drawn, strict=True):
+                if fixed:
+                    siblings.pick(some)
+                nodes = tree.add_siblings(node, siblings)
+                order = _by_chance(siblings.chances) if self.sort else range(len(nodes))
                 # What is missing is missing at the end, whatever the law.
-                below |= {(*path, ranks[path][i]): child for i, child in zip(numbers, nodes, strict=True)}
+                below |= {(*path, some[place]): child for place, child in zip(order, nodes, strict=True)}
             level = below
         return tree.finish()
 
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        if not drawn_at_once(rngs, self.law):
-            return super().grow_rows(roots, rngs)
-        if self.law is Deterministic or self.sort:
-            return self._growlevel_paths(roots, rngs)
-        return self._growwhole_tree(roots, rngs)
 
-    def _growwhole_tree(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
-        """`_grow_levels` where every token can be drawn, so that all but the tokens is known beforehand.
-
-        Nothing is taken from the streams before that is clear.
-        """
-        rows, whole = len(roots), whole_tree(self.shape)
-        tokens = np.zeros((rows, len(whole.parents)), dtype=np.int64)
-        tokens[:, 0] = roots
-        noise = NodeNoise.ahead_of(rngs, len(whole.inner), whole.most)
-        answers: list[Tensor] = []
-        for level in whole.levels:
-            asked = torch.from_numpy(tokens[:, whole.inner[level.asked]])
-            counts = [asked.shape[1]] * rows
-            probs = yield Requests(asked, level.above.expand(rows, -1), counts)
-            answers.append(probs)
-            draws = ChildDraws(probs, noise.of_nodes(level.asked), counts, at_once=level.most)
-            drawn, _ = draws.up_to(np.broadcast_to(level.wanted, asked.shape))
-            tokens[:, level.children] = children = drawn[:, level.path, level.rank]
-            if children.min() < 0:
-                return (yield from _resumed(self._growlevel_paths(roots, rngs), answers))
-        for rng in rngs:
-            rng.skip(len(whole.inner))
-        return TreeBatch(
-            tokens=tokens,
-            parents=whole.parents[None].repeat(rows, 0),
-            depths=whole.depths[None].repeat(rows, 0),
-            counts=np.full(rows, tokens.shape[1]),
-            law=self.law,
-            levels=tuple(answers),
-            asked=whole.requests[None].repeat(rows, 0),
-        )
-
-    def _growlevel_paths(self, roots: Sequence[int], rngs: Sequence[UniformRandomness]) -> RowGrowth:
-        trees = TreesBuilder(roots, capacity=len(self.shape) + 1)
-        level = trees.roots
-        where = np.zeros_like(level.nodes)  # the number of every node's path among those of its level
-        for paths in level_paths(self.shape):
-            probs = yield from trees.ask(level)
-            wanted = (paths.most_likely if self.law is Deterministic else paths.children)[where]
-            tokens, chances = draw_level(self.law, probs, rngs=rngs, counts=level.counts, wanted=wanted)
-            ranks, below = paths.ranks[where], paths.below[where]
-            if self.law is Deterministic:
-                at = np.maximum(ranks, 0)
-                tokens = np.where(ranks >= 0, np.take_along_axis(tokens, at, 2), -1)
-                chances = np.where(ranks >= 0, np.take_along_axis(chances, at, 2), 0)
-            most = tokens.shape[2]
-            tokens = tokens.reshape(len(roots), -1)
-            new = trees.add(level.nodes.repeat(most, 1), tokens, tokens >= 0)
-            place = below[:, :, :most]
-            if self.sort:
-                place = np.take_along_axis(place, _by_chance(chances), 2)
-            place = place.reshape(new.shape)
-            goes_on = (new >= 0) & (place >= 0)
-            level, where = Level(aligned(new, goes_on)), aligned(place, goes_on, none=0)
-            if level.empty:
-                break
-        return trees.finish(self.law)
-
-    def _order(self, chances: Sequence[float]) -> list[int]:
-        """For every child as drawn, the number of its rank among those of the shape."""
-        return _by_chance(np.array(chances)).tolist() if self.sort else list(range(len(chances)))
-
-    def _draw(self, probs: Tensor, ranks: Sequence[Sequence[int]], rng: Randomness) -> list[DrawnChildren]:
-        """Children of these `ranks`, a list for every node of a level."""
-        if self.law is not Deterministic:
-            return draw_children(self.law, probs, count=[len(some) for some in ranks], rng=rng)
-        most = 1 + max(some[-1] for some in ranks)
-        return [
-            _picked(likely, some, p)
-            for likely, some, p in zip(
-                draw_children(Deterministic, probs, count=most, rng=rng), ranks, probs, strict=True
-            )
-        ]
-
-
-def _picked(likely: DrawnChildren, ranks: Sequence[int], p: Tensor) -> DrawnChildren:
-    """The children of these ranks alone."""
-    kept = [rank for rank in ranks if rank < len(likely.tokens)]
-    tokens = [likely.tokens[rank] for rank in kept]
-    law = Deterministic(tokens, p.shape[-1], p.dtype, p.device)
-    return DrawnChildren(tokens, [likely.chances[rank] for rank in kept], law)
-
-
-def _by_chance(chances: Values) -> Numbers:
-    """The rank of every sibling by its draft probability, the likeliest first, `[..., siblings]`."""
-    return np.argsort(np.argsort(-chances, axis=-1, kind="stable"), axis=-1)
-
-
-def _resumed(growing: RowGrowth, answers: Sequence[Tensor]) -> RowGrowth:
-    """`growing`, whose first requests have these answers."""
-    answered = iter(answers)
-    request = next(growing)
-    while True:
-        probs = next(answered, None)
-        if probs is None:
-            probs = yield request
-        try:
-            request = growing.send(probs)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
+def _by_chance(chances: Sequence[float]) -> list[int]:
+    """The rank of every sibling by its draft probability, the likeliest first."""
+    order = sorted(range(len(chances)), key=lambda index: -chances[index])
+    ranks = [0] * len(order)
+    for rank, index in enumerate(order):
+        ranks[index] = rank
+    return ranks

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.target_rows import Targets, likeliest, most_likely, on_the_host
-from draftwood.strategies.verifiers.tree_rows import TreeRows
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.target_rows import Targets, likeliest, most_likely, on_the_host
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 
 @attrs.frozen
@@ -41,8 +42,7 @@ class Greedy(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        # Somebody's variant of this class may change the rule.
-        if type(self) is not Greedy or on_the_host(target_probs):
+        if not judges_as(self, Greedy) or on_the_host(target_probs):
             return super().verify_rows(trees, target_probs, rngs)
         return greedy_rows(TreeRows.of(trees), target_probs)
 

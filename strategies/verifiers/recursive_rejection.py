@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
-from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree
-from draftwood.proposals import Proposal
-from draftwood.strategies.verifiers.device_forms import REJECTION
-from draftwood.strategies.verifiers.on_device import rows_on_device
-from draftwood.strategies.verifiers.rejection import RejectionVerifier
-from draftwood.strategies.verifiers.residual import DrawnOrder, SiblingOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder
+from draftwood.strategies.verifiers.walk import TreeWalk
 
 
 @attrs.frozen
-class RecursiveRejection(RejectionVerifier):
+class RecursiveRejection(TreeWalk):
     """Judges siblings one by one in drawn order, each against what its predecessors left of the target.
 
     With D = `conditional(k, earlier)`, child x is accepted with probability min(1, T(x) / D(x));
@@ -30,15 +23,6 @@ class RecursiveRejection(RejectionVerifier):
     leaves, and T kept when the residual vanishes in floating point).
     """
 
+    order: DrawnOrder = attrs.field(factory=DrawnOrder, init=False, repr=False)
+    leaf_first: bool = attrs.field(default=False, init=False, repr=False)
     source = "RSD, theorem 3.1; DySpec, algorithm 3"
-
-    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-        return DrawnOrder(tokens, proposal)
-
-    def verify_rows(
-        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
-    ) -> list[Outcome]:
-        # Somebody's variant of this class may change any step, and the kernel does not know of it.
-        if type(self) is not RecursiveRejection:
-            return super().verify_rows(trees, target_probs, rngs)
-        return rows_on_device(self, trees, target_probs, rngs, form=REJECTION)

@@ -9,11 +9,10 @@ import attrs
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, float32, float64, tensor
+from torch import Tensor, float32, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
-from draftwood.proposals import Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.vocabulary import Tokens, checked_total, gathered, put, total
+from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, put, total
 
 
 class TriedLaw(Protocol):
@@ -127,43 +126,3 @@ class Candidate:
     index: int
     token: int
     law: TriedLaw
-
-
-class SiblingOrder(Protocol):
-    """Hands out the children of one node in the order in which they are to be tried."""
-
-    def next(self, residual: Residual) -> Candidate | None:
-        """The next child with its law given those tried before; None after the last.
-
-        The order may depend on `residual`, on the laws and on children tried before; where it depends on
-        the tokens of those that wait, `law` accounts for it.
-        """
-        ...
-
-
-@attrs.define(eq=False)
-class DrawnOrder(SiblingOrder):
-    """Siblings as they were drawn, each by its `conditional` law."""
-
-    tokens: Sequence[int]
-    proposal: Proposal
-    tried: int = 0
-    _whole: float = attrs.field(default=1.0, init=False)  # the sum of the law's distribution
-
-    def next(self, residual: Residual) -> Candidate | None:
-        if self.tried == len(self.tokens):
-            return None
-        index = self.tried
-        self.tried += 1
-        return Candidate(index, self.tokens[index], self._law(index))
-
-    def _law(self, index: int) -> Law:
-        earlier = self.tokens[:index]
-        if index and isinstance(self.proposal, WithoutReplacement):
-            if index == 1:
-                self._whole = float(self.proposal.p.sum(dtype=float64))
-            return Law.without(self.proposal.p, earlier, whole=self._whole)
-        draft = self.proposal.conditional(index, earlier)
-        if index == 0:
-            checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
-        return Law(draft)

@@ -10,10 +10,11 @@ from torch import Tensor, float64
 
 from draftwood import Outcome, Randomness, TokenTree
 from draftwood.proposals import ANY_LAW, Proposal
-from draftwood.strategies.verifiers.matched_rows import matched_rows
+from draftwood.strategies.verifiers.batched.matched_rows import matched_rows
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.target_rows import on_the_host
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.strategies.verifiers.node_wise import NodeWise
-from draftwood.strategies.verifiers.target_rows import on_the_host
-from draftwood.strategies.verifiers.tree_rows import TreeRows
 
 
 def match(
@@ -61,8 +62,7 @@ class SampleAndMatch(NodeWise):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        # Somebody's variant of this class may change the rule.
-        if type(self) is not SampleAndMatch or on_the_host(target_probs):
+        if not judges_as(self, SampleAndMatch) or on_the_host(target_probs):
             return super().verify_rows(trees, target_probs, rngs)
         outcomes = matched_rows(TreeRows.of(trees), target_probs, rngs)
         return [

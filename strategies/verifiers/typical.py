@@ -10,8 +10,9 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.proposals import ANY_LAW
-from draftwood.strategies.verifiers.target_rows import Targets, on_the_host, stacked
-from draftwood.strategies.verifiers.tree_rows import TreeRows
+from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.target_rows import Targets, on_the_host, stacked
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.validators import probability
 
 
@@ -48,8 +49,7 @@ class Typical(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        # Somebody's variant of this class may change the rule.
-        if type(self) is not Typical or on_the_host(target_probs):
+        if not judges_as(self, Typical) or on_the_host(target_probs):
             return super().verify_rows(trees, target_probs, rngs)
         return typical_rows(self, TreeRows.of(trees), target_probs)
 

@@ -18,6 +18,11 @@ from draftwood.compatibility import registered_laws
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 
+def drawn_again(outcome, target_probs, rng):
+    extra = outcome.extra if outcome.bonus else rng.choose(target_probs[outcome.path[-1]])
+    return attrs.evolve(outcome, extra=extra)
+
+
 class Right(RecursiveRejection):
     pass
 
@@ -25,8 +30,8 @@ class Right(RecursiveRejection):
 class Forgetful(RecursiveRejection):
     """After a rejection it draws from the target instead of the residual."""
 
-    def judge(self, tokens, proposal, target, rng):
-        return super().judge(tokens, proposal, target, rng)[0], target
+    def verify(self, tree, target_probs, rng):
+        return drawn_again(super().verify(tree, target_probs, rng), target_probs, rng)
 
 
 class Lossy(Forgetful):
@@ -43,9 +48,9 @@ class Switched(RecursiveRejection):
 
     forget: bool = False
 
-    def judge(self, tokens, proposal, target, rng):
-        accepted, left = super().judge(tokens, proposal, target, rng)
-        return accepted, target if self.forget else left
+    def verify(self, tree, target_probs, rng):
+        outcome = super().verify(tree, target_probs, rng)
+        return drawn_again(outcome, target_probs, rng) if self.forget else outcome
 
 
 class Raises(RecursiveRejection):

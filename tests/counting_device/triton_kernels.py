@@ -22,14 +22,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from benchmarks.kernels.host_rule import host_walk
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.ordered_draws import reference as ordered_draws
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan.arrays import TreeArrays, Undecidable, Walk
-from draftwood.kernels.tree_race import reference as tree_race
-from draftwood.kernels.tree_rejection import reference as tree_rejection
-from draftwood.kernels.tree_traversal import reference as tree_traversal
+from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder
+from draftwood.strategies.verifiers.race_traversal import RaceTraversal
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.walk import TreeWalk
 from tests.counting_device.tensor import DeviceTensor, held
 from tests.kernels.judged_trees import cases_of
 
@@ -119,26 +122,25 @@ def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Calla
         return entry(*args, **kwargs)
 
 
-def _walks(walk: Callable[..., Walk], trees: TreeArrays, **options: bool) -> list[Walk | None]:
-    walks: list[Walk | None] = []
-    for case in cases_of(trees):
-        try:
-            walks.append(walk(case, **options))
-        except Undecidable:
-            walks.append(None)
-    return walks
+def _rejection(trees: TreeArrays) -> list[Walk | None]:
+    return [host_walk(RecursiveRejection(), case) for case in cases_of(trees)]
 
 
-def _race_walks(trees: TreeArrays, waits: Any) -> list[Walk | None]:
-    of_rows = iter(torch.from_numpy(waits))
-    return _walks(lambda case: tree_race.walk(case, next(of_rows)), trees)
+def _traversal(trees: TreeArrays, *, leaf_first: bool, classes: bool) -> list[Walk | None]:
+    verifier = TreeWalk(ClassOrder() if classes else DrawnOrder(), leaf_first=leaf_first)
+    return [host_walk(verifier, case) for case in cases_of(trees)]
+
+
+def _race(trees: TreeArrays, waits: Any) -> list[Walk | None]:
+    rows = zip(cases_of(trees), torch.from_numpy(waits), strict=True)
+    return [host_walk(RaceTraversal(), case, of_row) for case, of_row in rows]
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "ordered_draws:draw_on_device": ordered_draws.draw,
-    "tree_race:walk": _race_walks,
-    "tree_rejection:walk": functools.partial(_walks, tree_rejection.walk),
-    "tree_traversal:walk": functools.partial(_walks, tree_traversal.walk),
+    "tree_race:walk": _race,
+    "tree_rejection:walk": _rejection,
+    "tree_traversal:walk": _traversal,
 }
 """By operation and function: what gives the results of one that launches without asking."""
 

@@ -72,6 +72,14 @@ class Drawless(Proposal):
     def conditional(self, k: int, earlier: Any) -> Any: ...
 
 
+class ByRows(Plain):
+    def grow_rows(self, roots: Any, rngs: Any) -> Any: ...
+
+
+class Planned(Plain):
+    def planned_trees(self, roots: Any, levels: Any) -> Any: ...
+
+
 @pytest.mark.parametrize(
     ("policy", "verifier", "sentence"),
     [
@@ -81,6 +89,8 @@ class Drawless(Proposal):
             "Local declares 'local', as a policy for an older draftwood does: `adaptive` means more",
         ),
         (Observing(), None, "Observing has observe() and does not say that it learns"),
+        (ByRows(), None, "ByRows declares 'grow_rows', as a policy for an older draftwood does: `grow`"),
+        (Planned(), None, "Planned declares 'planned_trees', as a policy for an older draftwood does: a"),
         (
             Plain(),
             Undeclared(),  # type: ignore[abstract]

@@ -179,11 +179,11 @@ def test_the_fitting_verifiers_are_found_whatever_else_is_registered(monkeypatch
     class Orderly(RecursiveRejection):
         """Judges adaptive trees with one of its options alone, as its attribute says."""
 
-        order: str = "drawn"
+        way: str = "drawn"
 
         @property
         def adaptive(self):  # type: ignore[override]
-            return self.order == "drawn"
+            return self.way == "drawn"
 
     @attrs.frozen
     class Lossy(RecursiveRejection):

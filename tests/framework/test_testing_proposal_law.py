@@ -133,11 +133,11 @@ def request(tokens, parents):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Asks(["nodes"]), "yields str; a policy yields requests"),
+        (Asks(["nodes"]), "yielded str; yield what TreeBuilder.open or .request gives"),
         (Asks([request([1], [-1])]), "first asks for token 1 with parent -1; number 0 is the root 0"),
         (Asks([request([0], [-1]), request([1], [1])]), r"node 1 \(token 1\) with parent 1; its parent must"),
         (Asks([request([0], [-1]), request([1], [-1])]), r"node 1 \(token 1\) with parent -1"),
-        (Asks([], "tree"), "returns str; a policy returns a tree"),
+        (Asks([], "tree"), "returned str; it must return a TokenTree"),
         (
             Asks([], TokenTree(torch.tensor([0, 7]), torch.tensor([-1, 0]))),
             "malformed tree: Node 1 holds token 7",

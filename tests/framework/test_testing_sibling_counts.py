@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from draftwood import TreeBuilder, TreePolicy, WithoutReplacement, WithReplacement
+from draftwood import Proposal, TreeBuilder, TreePolicy, Verifier, WithoutReplacement, WithReplacement
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
@@ -26,7 +26,7 @@ from tests.mutations.policy_mistakes import CousinsUndeclared, WinnerUndeclared
 
 PROMPT = (1,)
 EXACT = 1e-12
-BY_LAW = {
+BY_LAW: dict[type[Proposal], list[Verifier]] = {
     WithoutReplacement: [ClassOrderedRejection(), ClassOrderedTraversal()],
     WithReplacement: [KSequential(), OptimalIID(), TransportBlock()],
 }

@@ -21,6 +21,7 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
+from draftwood.growth import by_distributions
 from draftwood.kernels.ordered_draws import blocks, dispatch, reference
 from draftwood.kernels.support import kernels_enabled
 from draftwood.ordered_draws import ChildDraws
@@ -184,7 +185,7 @@ def test_a_policy_grows_its_tree_with_one_launch_a_request(
         trees, after, requests = [], [], []
         for kernel in (True, False):
             rng = CounterRandomness.seeded(seed)
-            growing, asked = policy.grow(3, rng), list[int]()
+            growing, asked = by_distributions(policy.grow(3, rng), rng), list[int]()
             request = next(growing)
             with kernels_enabled(kernel):
                 try:

@@ -17,8 +17,8 @@ from draftwood.kernels.race_flows import offered
 from draftwood.kernels.race_flows import reference as race_flows
 from draftwood.kernels.tree_plan.arrays import TreeArrays
 from draftwood.kernels.tree_race import dispatch, rounds
-from draftwood.strategies.verifiers import race_flows as production
-from draftwood.strategies.verifiers.race_laws import Arrival, Pair
+from draftwood.strategies.verifiers.orders import race_flows as production
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Pair
 from tests.kernels.judged_trees import distributions, tape_of
 from tests.kernels.race_cases import small
 from tests.kernels.tree_cases import case_of, on_device

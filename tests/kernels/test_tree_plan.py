@@ -32,7 +32,7 @@ from draftwood.kernels.tree_plan.arrays import (
     padded_uniforms,
     row_addresses,
 )
-from draftwood.strategies.verifiers.on_device import batch_arrays, tree_case
+from draftwood.strategies.verifiers.batched.on_device import batch_arrays, tree_case
 from tests.kernels.judged_trees import LAWS, grown, tape_of
 
 

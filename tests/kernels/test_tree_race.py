@@ -16,30 +16,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.kernels.host_rule import flows_of_the_device, host_walk
 from draftwood import (
     CounterRandomness,
     Deterministic,
     InvalidDistribution,
     InvalidInput,
     Outcome,
-    Randomness,
     SamplingParams,
     TapeRandomness,
     TokenTree,
     TreeBuilder,
-    Verifier,
     WithoutReplacement,
     WithReplacement,
 )
 from draftwood.kernels.race_flows import offered
 from draftwood.kernels.race_flows import reference as race_flows
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Undecidable, Walk
-from draftwood.kernels.tree_race import dispatch, reference
+from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
+from draftwood.kernels.tree_race import dispatch
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing.checks import checks_for
 from draftwood.testing.proof_models import narrow_models
 from draftwood.testing.round_proof import round_deviation
@@ -66,13 +66,22 @@ def arrays_of(cases: Sequence[TreeCase], seed: int, device: torch.device) -> tup
 
 
 def agree(cases: Sequence[TreeCase], seed: int, device: torch.device) -> list[Walk]:
+    """The kernels do what the host rule does by the flows that the device settles, draw by draw."""
     trees, waits = arrays_of(cases, seed, device)
-    expected = [
-        reference.walk(case, torch.from_numpy(waits[row, : len(case.tokens)]))
-        for row, case in enumerate(cases)
-    ]
+    expected = host_walks(cases, waits)
+    assert len(expected) == len(cases)
     assert dispatch.walk(trees, waits) == expected
     return expected
+
+
+def host_walks(cases: Sequence[TreeCase], waits: Any) -> list[Walk]:
+    """Of the cases that the host rule judges, by the flows of the device."""
+    with flows_of_the_device():
+        walks = [
+            host_walk(RaceTraversal(), case, of_row)
+            for case, of_row in zip(cases, torch.from_numpy(waits), strict=True)
+        ]
+    return [walk for walk in walks if walk is not None]
 
 
 @settings(max_examples=8)
@@ -83,7 +92,7 @@ def agree(cases: Sequence[TreeCase], seed: int, device: torch.device) -> list[Wa
     target=st.sampled_from(["the draft", "near", "far", "one-hot"]),
     seed=st.integers(0, 2**32),
 )
-def test_as_the_reference_judges(
+def test_as_the_host_rule_judges(
     sizes: list[int], vocab: int, draft: str, target: str, seed: int, device: torch.device
 ) -> None:
     cases = []
@@ -97,19 +106,9 @@ def test_as_the_reference_judges(
         agree(cases, seed, device)
 
 
-class Enumerated:
-    """The chance of the reference, asked of a source of randomness."""
-
-    def __init__(self, rng: Randomness) -> None:
-        self.accept, self.choose, self.rng = rng.accept, rng.choose, rng
-
-    def time(self, node: int, masses: Sequence[float]) -> float:
-        return self.rng.arrival([mass / masses[0] for mass in masses]) / masses[0]
-
-
 @contextmanager
 def flows_once() -> Iterator[None]:
-    """The reference works out a node's flows once for all drawn tokens: they do not look at those."""
+    """The reference of a node's flows works them out once for all drawn tokens: they do not look at those."""
     known: dict[Any, race_flows.Flows] = {}
     work_out = race_flows.flows_of
 
@@ -120,22 +119,8 @@ def flows_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "flows_of", flows_of)
+        patch.setattr(race_flows, "flows_of", flows_of)
         yield
-
-
-@attrs.frozen
-class ByReference(Verifier):
-    """What the kernels are compared with, as a verifier."""
-
-    laws = frozenset({WithoutReplacement})
-    adaptive = False
-    source = "draftwood"
-
-    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        case = case_of(tree, target_probs, torch.zeros(0))
-        path, extra = reference.judged(case, Enumerated(rng))
-        return Outcome.of(tree, path, extra=extra, bonus=not tree.children(path[-1]))
 
 
 @pytest.mark.parametrize("whole", [16, 3], ids=["all offered", "three of four offered"])
@@ -152,8 +137,8 @@ class ByReference(Verifier):
 def test_the_targets_law_comes_out(whole: int, shape: Any, open_tokens: Any, support: int) -> None:
     toys = narrow_models(3, open_tokens, vocab_size=4, target_support=support)
     trees = ShapeTrees(shape, WithoutReplacement, toys.drafts[:1])
-    with small(1, whole=whole, heavy=1), flows_once():
-        assert round_deviation(trees, ByReference(), toys.target).error <= 1e-12
+    with small(1, whole=whole, heavy=1), flows_once(), flows_of_the_device():
+        assert round_deviation(trees, RaceTraversal(), toys.target).error <= 1e-12
 
 
 def judged_together(
@@ -162,7 +147,7 @@ def judged_together(
     """The outcomes, and how many numbers each took; from here on the plain verifier is a mistake."""
     rngs = [TapeRandomness(tape) for *_, tape in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RaceTraversal, "verify", None)
+        patch.setattr(TreeWalk, "verify", None)
         trees = [placed(tree, device) for tree, *_ in rows]
         outcomes = RaceTraversal().verify_rows(trees, [targets.to(device) for _, targets, _ in rows], rngs)
     return outcomes, [rng.used for rng in rngs]
@@ -332,13 +317,8 @@ def test_rows_that_cannot_be_judged_leave_the_others_as_they_are(device: torch.d
     ]
     with small(64):
         trees, waits = arrays_of(cases, 5, device)
-        expected = [
-            reference.walk(case, torch.from_numpy(waits[row, : len(case.tokens)]))
-            for row, case in enumerate(cases[:3])
-        ]
-        for case in cases[3:]:
-            with pytest.raises(Undecidable):
-                reference.walk(case, torch.from_numpy(waits[0]))
+        expected = host_walks(cases[:3], waits[:3])
+        assert len(expected) == 3
         assert dispatch.walk(trees, waits) == [*expected, None, None, None, None]
 
 
@@ -386,7 +366,7 @@ def test_a_decoder_writes_the_same_text() -> None:
         with kernels_enabled(False):
             expected = one.generate(PROMPTS, **options)
         with small(64), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RaceTraversal, "verify", None)  # from here on the plain verifier is a mistake
+            patch.setattr(TreeWalk, "verify", None)  # from here on the plain verifier is a mistake
             result = one.generate(PROMPTS, **options)
         assert result.tokens == expected.tokens
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.kernels.host_rule import host_walk
 from draftwood import (
     CounterRandomness,
     Deterministic,
@@ -33,8 +34,8 @@ from draftwood import (
 )
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled
-from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Undecidable, Walk
-from draftwood.kernels.tree_traversal import dispatch, reference
+from draftwood.kernels.tree_plan.arrays import TreeArrays, TreeCase, Walk
+from draftwood.kernels.tree_traversal import dispatch
 from draftwood.protocols import Verifier
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -42,6 +43,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.traversal import Traversal
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing.checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
@@ -80,9 +82,12 @@ def row_of(
     return tree, targets, tape_of(3 * nodes + 1, seed + 1)
 
 
-def agree(cases: Sequence[TreeCase], form: dict[str, bool], device: torch.device) -> list[Walk]:
-    expected = [reference.walk(case, **form) for case in cases]
-    assert dispatch.walk(TreeArrays.of([on_device(case, device) for case in cases]), **form) == expected
+def agree(cases: Sequence[TreeCase], form: str, device: torch.device) -> list[Walk]:
+    """The kernel does what the host rule does, draw by draw."""
+    verifier, options = FORMS[form]
+    expected = [walk for case in cases if (walk := host_walk(verifier, case)) is not None]
+    assert len(expected) == len(cases)
+    assert dispatch.walk(TreeArrays.of([on_device(case, device) for case in cases]), **options) == expected
     return expected
 
 
@@ -96,7 +101,7 @@ def agree(cases: Sequence[TreeCase], form: dict[str, bool], device: torch.device
     target=st.sampled_from(TARGETS),
     seed=st.integers(0, 2**32),
 )
-def test_as_the_reference_judges(
+def test_as_the_host_rule_judges(
     form: str,
     sizes: list[int],
     vocab: int,
@@ -111,7 +116,7 @@ def test_as_the_reference_judges(
         for row, nodes in enumerate(sizes)
     ]
     with programs_of(16):
-        agree(cases, FORMS[form][1], device)
+        agree(cases, form, device)
 
 
 def judged_together(
@@ -120,7 +125,7 @@ def judged_together(
     """The outcomes, and how many uniforms each took; from here on the plain verifier is a mistake."""
     rngs = [TapeRandomness(tape) for *_, tape in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(verifier), "verify", None)
+        patch.setattr(TreeWalk, "verify", None)
         trees = [placed(tree, device) for tree, *_ in rows]
         outcomes = verifier.verify_rows(trees, [targets.to(device) for _, targets, _ in rows], rngs)
     return outcomes, [rng.used for rng in rngs]
@@ -174,14 +179,14 @@ def test_a_chain_is_judged_as_a_block(device: torch.device) -> None:
 def test_a_large_vocabulary(form: str, device: torch.device) -> None:
     # One that needs two programs as they are.
     rows = [row_of(9, 5000, laws=[WithoutReplacement], draft="sharp", target="near", seed=4)]
-    agree([case_of(*row) for row in rows], FORMS[form][1], device)
+    agree([case_of(*row) for row in rows], form, device)
 
 
 @pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_the_ends_of_the_unit_interval(form: str, device: torch.device) -> None:
     tree, targets, _ = row_of(9, 20, laws=[WithoutReplacement], draft="sharp", target="near", seed=8)
     for u in (0.0, 1 - 2**-53):
-        agree([case_of(tree, targets, torch.full((40,), u, dtype=torch.float64))], FORMS[form][1], device)
+        agree([case_of(tree, targets, torch.full((40,), u, dtype=torch.float64))], form, device)
 
 
 def one_node(tokens: list[int], proposal: Proposal) -> TokenTree:
@@ -196,7 +201,7 @@ def test_what_is_left_stays_when_nothing_would_be(form: str, law: Any, device: t
     # The target is the draft, and the children are tokens that neither has: every residual vanishes.
     p = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.0, 0.25])
     tape = torch.full((9,), 0.6, dtype=torch.float64)
-    (walk,) = agree([case_of(one_node([1, 3, 4], law(p)), p.repeat(4, 1), tape)], FORMS[form][1], device)
+    (walk,) = agree([case_of(one_node([1, 3, 4], law(p)), p.repeat(4, 1), tape)], form, device)
     assert (walk.path, walk.extra) == ((0,), 2)
 
 
@@ -205,7 +210,7 @@ def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.devi
     other = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
     tree = one_node([1, 3, 4], PerChild((other, p, p)))
     tape = torch.tensor([0.3, 0.6]).double()
-    (walk,) = agree([case_of(tree, p.repeat(4, 1), tape)], FORMS["traversal"][1], device)
+    (walk,) = agree([case_of(tree, p.repeat(4, 1), tape)], "traversal", device)
     assert walk == Walk((0,), 2, False, 2)
 
 
@@ -216,7 +221,7 @@ def test_a_sibling_that_came_without_the_coin_of_its_token(device: torch.device)
     # It passes with 0.54, and with 1 by a law in which the first one came whatever its coin was.
     tape = torch.tensor([0.5, 0.5, 0.9, 0.8, 0.5]).double()
     case = case_of(one_node([1, 2], WithoutReplacement(p)), targets, tape)
-    (walk,) = agree([case], FORMS["class-ordered-rejection"][1], device)
+    (walk,) = agree([case], "class-ordered-rejection", device)
     assert walk == Walk((0,), 0, False, 5)
 
 
@@ -231,26 +236,25 @@ def test_a_nearly_certain_draft(form: str, device: torch.device) -> None:
         for seed, tokens in enumerate(chosen):
             targets = torch.tensor([0.2, 0.2, 0.6]).repeat(4, 1)
             case = case_of(one_node(tokens, WithoutReplacement(p)), targets, tape_of(12, seed))
-            agree([case], FORMS[form][1], device)
+            agree([case], form, device)
 
 
 @pytest.mark.parametrize("form", some_of(FORMS, BY_NODE))
 def test_rows_that_cannot_be_judged_leave_the_others_as_they_are(form: str, device: torch.device) -> None:
-    kind = FORMS[form][1]
+    verifier, kind = FORMS[form]
     cases = [
         case_of(*row_of(nodes, 33, laws=LAWS, draft="smooth", target="near", seed=seed))
         for seed, nodes in enumerate([5, 1, 12])
     ]
-    expected: list[Walk | None] = [reference.walk(case, **kind) for case in cases]
+    expected = [host_walk(verifier, case) for case in cases]
+    assert None not in expected
     bad_law = [None if law is None else law * 2 for law in cases[2].laws]
     cases += [
         replace(cases[2], uniforms=cases[2].uniforms[:1]),
         replace(cases[0], targets=torch.full_like(cases[0].targets, float("nan"))),
         replace(cases[2], laws=bad_law, draw_kinds=[max(one, 1) for one in cases[2].draw_kinds]),
     ]
-    for case in cases[3:]:
-        with pytest.raises(Undecidable):
-            reference.walk(case, **kind)
+    assert [host_walk(verifier, case) for case in cases[3:]] == [None] * 3
     found = dispatch.walk(TreeArrays.of([on_device(case, device) for case in cases]), **kind)
     assert found == [*expected, None, None, None]
 
@@ -317,11 +321,11 @@ def test_no_row_needs_more_passes_than_are_launched(device: torch.device) -> Non
     targets = torch.tensor([*[1e-9] * 5, *[(1 - 5e-9) / 4] * 4]).repeat(len(tree), 1)
     case = case_of(tree.finish(), targets, torch.full((99,), 0.9, dtype=torch.float64))
     passes = dispatch.passes
-    for kind in ({"leaf_first": True, "classes": False}, {"leaf_first": True, "classes": True}):
+    for form in BY_NODE:
         with programs_of(8), pytest.MonkeyPatch.context() as patch:
-            agree([case], kind, device)
+            agree([case], form, device)
             patch.setattr(dispatch, "passes", lambda *given, **options: passes(*given, **options) - 1)
-            assert dispatch.walk(TreeArrays.of([on_device(case, device)]), **kind) == [None]
+            assert dispatch.walk(TreeArrays.of([on_device(case, device)]), **FORMS[form][1]) == [None]
 
 
 @pytest.mark.parametrize("form", ["traversal", "class-ordered-traversal"])
@@ -341,7 +345,7 @@ def test_a_decoder_writes_the_same_text(form: str) -> None:
     with kernels_enabled(False):
         expected = decode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(verifier), "verify", None)  # from here on the plain verifier is a mistake
+        patch.setattr(TreeWalk, "verify", None)  # from here on the plain verifier is a mistake
         result = decode()
     assert result.tokens == expected.tokens
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftwood import TokenTree
 from draftwood.kernels.tree_plan.arrays import TreeCase
-from draftwood.strategies.verifiers.on_device import tree_case
+from draftwood.strategies.verifiers.batched.on_device import tree_case
 
 
 def case_of(tree: TokenTree, targets: Tensor, tape: Tensor) -> TreeCase:

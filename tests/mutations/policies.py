@@ -17,6 +17,7 @@ from draftwood import (
     TreePolicy,
     WithoutReplacement,
 )
+from draftwood.growth import by_distributions
 from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 
@@ -29,7 +30,8 @@ class Changed(PolicyWrapper):
     tree: Callable[[TokenTree], TokenTree] = lambda tree: tree
 
     def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
-        tree = yield from self.policy.grow(root, self.stream(rng))
+        stream = self.stream(rng)
+        tree = yield from by_distributions(self.policy.grow(root, stream), stream)
         return self.tree(tree)
 
 

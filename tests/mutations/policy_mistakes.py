@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood import (
     Deterministic,
+    Growing,
     LearningPolicy,
+    Opening,
     Outcome,
     Proposal,
     Randomness,
-    Request,
-    RowGrowth,
     TokenTree,
-    TreeBatch,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
     WithReplacement,
     draw_children,
 )
+from draftwood.growth import by_distributions
+from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from tests.mutations.mistake import Mistake
 
-Growth = Generator[Request, Tensor, TokenTree]
 WITHOUT, WITH = frozenset({WithoutReplacement}), frozenset({WithReplacement})
 
 
@@ -66,7 +64,7 @@ class PrunesAfterBadRounds(LearningPolicy[int]):
     def first_state(self) -> int:
         return 0
 
-    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growth:
+    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growing:
         tree = yield from _pair().grow(root, rng)
         if (state or 0) < self.patience:
             return tree
@@ -85,7 +83,7 @@ class Counts(LearningPolicy[int]):
     def first_state(self) -> int:
         return 0
 
-    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growth:
+    def grow(self, root: int, rng: Randomness, state: int | None = None) -> Growing:
         return (yield from FixedTree(1, 1 + (state or 0)).grow(root, rng))
 
     def observe(self, state: int, outcome: Outcome, tree: TokenTree) -> int:
@@ -101,7 +99,7 @@ class DropsRejected(LearningPolicy[tuple[int, ...]]):
     def first_state(self) -> tuple[int, ...]:
         return ()
 
-    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growth:
+    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growing:
         tree = yield from _pair().grow(root, rng)
         return kept(tree, lambda token, _: token not in (state or ()))
 
@@ -114,7 +112,7 @@ class DropsRejected(LearningPolicy[tuple[int, ...]]):
 class AvoidsRejected(DropsRejected):
     """What it was meant to do: leaves those tokens out of the draw, and declares so."""
 
-    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growth:
+    def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growing:
         tree = TreeBuilder(root)
         probs = (yield tree.request([0])).clone()
         probs[:, list(state or ())] = 0
@@ -131,7 +129,7 @@ class LeftOnSelf(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         self.probs = yield tree.request([0])
         (drawn,) = draw_children(WithoutReplacement, self.probs, count=1, rng=rng)
@@ -150,7 +148,7 @@ class DrawnInHalf(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         (p,) = yield tree.request([0])
         if not bool(p.any()):
@@ -170,7 +168,7 @@ class Draws(TreePolicy):
         (drawn,) = draw_children(WithoutReplacement, p.unsqueeze(0), count=2, rng=rng)
         return drawn.tokens, drawn.proposal
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         (p,) = yield tree.request([0])
         if bool(p.any()):
@@ -193,7 +191,7 @@ class SecondBehindAWinner(TreePolicy):
     laws = WITHOUT
     adaptive = True
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         (p,) = yield tree.request([0])
         if not bool(p.any()):
@@ -222,7 +220,7 @@ class CousinsCount(TreePolicy):
     laws = WITHOUT
     adaptive = True
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         probs = yield tree.request([0])
         (drawn,) = draw_children(WithoutReplacement, probs, count=2, rng=rng)
@@ -297,7 +295,7 @@ class ParentsLaw(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = yield from Chain(2).grow(root, rng)
         return attrs.evolve(tree, proposals=dict.fromkeys(tree.proposals, tree.proposals[0]))
 
@@ -308,8 +306,8 @@ class WarmBelow(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
-        growing = Chain(3).grow(root, rng)
+    def grow(self, root: int, rng: Randomness) -> Growing:
+        growing = by_distributions(Chain(3).grow(root, rng), rng)
         request, told, level = next(growing), {}, 0
         try:
             while True:
@@ -329,7 +327,7 @@ class LevelsDropped(TreePolicy):
     length: int = 2
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = yield from Chain(self.length).grow(root, rng)
         tokens = tree.tokens.tolist()
         for node in range(3, len(tree)):
@@ -344,7 +342,7 @@ class GuessesSilently(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         (p,) = yield tree.request([0])
         token = rng.choose(p) if bool(p.any()) else 0
@@ -359,7 +357,7 @@ class OneOver(TreePolicy):
     budget: int = 2
     laws = frozenset({Deterministic})
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         return (yield from FixedTree(1, self.budget + 1, law="top-k").grow(root, rng))
 
 
@@ -369,7 +367,7 @@ class DropsTheLosingBranch(TreePolicy):
 
     laws = WITHOUT
 
-    def grow(self, root: int, rng: Randomness) -> Growth:
+    def grow(self, root: int, rng: Randomness) -> Growing:
         tree = yield from FixedTree(1, 2).grow(root, rng)
         best = max(tree.children(0), key=lambda node: _chance(tree, node), default=0)
         return tree.subtree(torch.tensor([0, best] if best else [0]))
@@ -379,24 +377,28 @@ def _chance(tree: TokenTree, node: int) -> float:
     return float(tree.proposals[0].marginal(0)[int(tree.tokens[node])])
 
 
-class AnotherTreeForRows(FixedTree):
-    """Where rows grow together, a second child that holds an odd token is dropped."""
+class AnotherPlan(Beam):
+    """Announces that a node has one continuation, and then asks for more."""
 
-    def grow_rows(self, roots: Sequence[int], rngs: Sequence[Randomness]) -> RowGrowth:
-        trees = yield from super().grow_rows(roots, rngs)
-        assert isinstance(trees, TreeBatch)
-        second = (trees.parents == 0) & (np.arange(trees.parents.shape[1]) == 2)
-        valid = np.arange(trees.parents.shape[1]) < trees.counts[:, None]
-        return trees.kept(valid & ~(second & (trees.tokens % 2 == 1)))
+    def grow(self, root: int, rng: Randomness) -> Growing:
+        growing = super().grow(root, rng)
+        opening = next(growing)
+        assert isinstance(opening, Opening)
+        opening.plan = attrs.evolve(self.plan, branching=1)
+        while True:
+            try:
+                opening = growing.send((yield opening))
+            except StopIteration as finished:
+                return finished.value
 
 
 MISTAKES = [
     Mistake(
-        "the trees of all rows are others than a row's own",
+        "a plan is announced that is not what is asked for",
         "a faster form that nobody proves",
         "policy",
-        _pair,
-        lambda: AnotherTreeForRows(1, 2),
+        lambda: Beam(2, 2),
+        lambda: AnotherPlan(2, 2),
     ),
     Mistake(
         "a learning policy prunes drawn children after a bad round",

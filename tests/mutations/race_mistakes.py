@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 from torch import Tensor
 
 from draftwood import Proposal, Randomness, WithoutReplacement
-from draftwood.strategies.verifiers import race_flows
-from draftwood.strategies.verifiers import race_order as production
-from draftwood.strategies.verifiers.race_laws import Given
-from draftwood.strategies.verifiers.race_order import RaceOrder, race_order
+from draftwood.strategies.verifiers.orders import race_flows
+from draftwood.strategies.verifiers.orders import race_order as production
+from draftwood.strategies.verifiers.orders.race_laws import Given
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder, RaceTries
+from draftwood.strategies.verifiers.orders.sibling_order import Tries
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
-from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingOrder
+from draftwood.strategies.verifiers.residual import Candidate, Residual
 from tests.mutations.mistake import Mistake
 
-_candidates = RaceOrder._candidates
+_candidates = RaceTries._candidates
 
 
-def _wanted_first(self: RaceOrder, target: Tensor, scale: float) -> list[Candidate]:
+def _wanted_first(self: RaceTries, target: Tensor, scale: float) -> list[Candidate]:
     """The siblings by the target's wish, with the allowances of their places in another order."""
     return sorted(_candidates(self, target, scale), key=lambda one: float(target[one.token]))
 
 
-def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None:
+def _order_by_the_first(self: RaceTries, residual: Residual) -> Candidate | None:
     """Ranks the tokens the other way round where the first drawn sibling is odd."""
     if self._flows is not None or self.tokens[0] % 2 == 0:
         return _next(self, residual)
@@ -34,7 +36,7 @@ def _order_by_the_first(self: RaceOrder, residual: Residual) -> Candidate | None
         return _next(self, residual)
 
 
-_next = RaceOrder.next
+_next = RaceTries.next
 _ranked = race_flows._ranked
 
 
@@ -60,15 +62,22 @@ class Drawn(RaceTraversal):
     laws = frozenset({WithoutReplacement})
 
 
-class DropsTheUnlikely(Drawn):
+class OrderOfTheLikely(RaceOrder):
     """Leaves out a sibling of little draft probability, and takes the others for all that were drawn."""
 
-    def sibling_order(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
+    def tries(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Tries:
         assert isinstance(proposal, WithoutReplacement)
         kept = len(tokens)
         while kept > 1 and float(proposal.p[tokens[kept - 1]]) < 0.3:
             kept -= 1
-        return race_order(tokens[:kept], proposal, rng)
+        return super().tries(tokens[:kept], proposal, rng)
+
+
+@attrs.frozen
+class DropsTheUnlikely(Drawn):
+    """Walks in that order."""
+
+    order: OrderOfTheLikely = attrs.field(factory=OrderOfTheLikely, init=False)
 
 
 class RaceByWord(Drawn):
@@ -85,14 +94,14 @@ MISTAKES = [
     _race(
         "siblings tried by the target's wish, by the allowances of a race",
         "the order must look at no drawn token",
-        RaceOrder,
+        RaceTries,
         "_candidates",
         _wanted_first,
     ),
     _race(
         "a race ranked by what was drawn",
         "the order must look at no drawn token",
-        RaceOrder,
+        RaceTries,
         "next",
         _order_by_the_first,
     ),

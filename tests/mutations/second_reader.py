@@ -32,12 +32,13 @@ from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel
 from tests.mutations.mistake import Mistake
+from tests.mutations.verifiers import Tokenwise
 
 # Verifiers.
 
 
 @attrs.frozen
-class AgreeingModels(RecursiveRejection):
+class AgreeingModels(Tokenwise):
     """Recursive rejection that spares itself the residual where the models agree."""
 
     def judge(
@@ -70,7 +71,7 @@ def _same(one: TokenTree, other: TokenTree) -> bool:
 
 
 @attrs.frozen
-class ShortTokens(RecursiveRejection):
+class ShortTokens(Tokenwise):
     """Recursive rejection on token ids that come to the host in half the bytes."""
 
     def judge(

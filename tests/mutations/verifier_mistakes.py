@@ -9,42 +9,15 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree
-from draftwood.strategies.verifiers.class_order import ClassOrder
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.orders.class_order import ClassTries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
 from draftwood.strategies.verifiers.residual import Law
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
-from draftwood.strategies.verifiers.window import RemainingDraft, Window
 from tests.mutations.mistake import Mistake
-
-Judged = tuple[int | None, Tensor]
-
-
-class Tokenwise(RecursiveRejection):
-    """Recursive rejection written out once more, for mistakes to be made in: without one it is right."""
-
-    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
-        for index, token in enumerate(tokens):
-            draft = self.law(proposal, index, tokens[:index]).to(target.dtype)
-            if rng.accept(self.chance(target, draft, token, index)):
-                return index, target
-            target = self.left(target, draft, index)
-        return None, target
-
-    def law(self, proposal: Proposal, index: int, earlier: Sequence[int]) -> Tensor:
-        return proposal.conditional(index, earlier)
-
-    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
-        target_prob, offered = float(target[token]), float(draft[token])
-        if target_prob <= 0:
-            return 0.0
-        return min(1.0, target_prob / offered) if offered > 0 else 1.0
-
-    def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
-        left = (target - draft).clamp(min=0)
-        return left / left.sum() if bool(left.any()) else target
+from tests.mutations.verifiers import Judged, Tokenwise
 
 
 class TargetForResidualInSingle(Tokenwise):
@@ -224,11 +197,11 @@ class AdaptiveByWord(ClassOrderedTraversal):
     adaptive = True  # type: ignore[assignment]
 
 
-_open, _window = Window.__dict__["open"].__func__, ClassOrder._window
+_open, _window = Window.__dict__["open"].__func__, ClassTries._window
 _seen = {"token": 0}
 
 
-def _peeking_window(self: ClassOrder, residual: Any, held: Any) -> Any:
+def _peeking_window(self: ClassTries, residual: Any, held: Any) -> Any:
     _seen["token"] = self.tokens[self._next]
     return _window(self, residual, held)
 
@@ -254,7 +227,7 @@ MISTAKES = [
         "verifier",
         ClassOrderedRejection,
         patches=[
-            (ClassOrder, "_window", _peeking_window),
+            (ClassTries, "_window", _peeking_window),
             (Window, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
         ],
     ),

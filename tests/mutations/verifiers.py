@@ -9,8 +9,39 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier, WithReplacement
+from draftwood.proposals import ANY_LAW
+from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.residual import Candidate, Residual
+
+Judged = tuple[int | None, Tensor]
+
+
+class Tokenwise(NodeWise):
+    """Recursive rejection written out once more, for mistakes to be made in: without one it is right."""
+
+    laws = ANY_LAW
+
+    def judge(self, tokens: Sequence[int], proposal: Proposal, target: Tensor, rng: Randomness) -> Judged:
+        for index, token in enumerate(tokens):
+            draft = self.law(proposal, index, tokens[:index]).to(target.dtype)
+            if rng.accept(self.chance(target, draft, token, index)):
+                return index, target
+            target = self.left(target, draft, index)
+        return None, target
+
+    def law(self, proposal: Proposal, index: int, earlier: Sequence[int]) -> Tensor:
+        return proposal.conditional(index, earlier)
+
+    def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
+        target_prob, offered = float(target[token]), float(draft[token])
+        if target_prob <= 0:
+            return 0.0
+        return min(1.0, target_prob / offered) if offered > 0 else 1.0
+
+    def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
+        left = (target - draft).clamp(min=0)
+        return left / left.sum() if bool(left.any()) else target
 
 
 @attrs.frozen
@@ -49,7 +80,7 @@ def bonus_rows_of_the_residual(tree: TokenTree, rows: Tensor) -> Tensor:
     return rows
 
 
-class DraftNoiseAgain(RecursiveRejection):
+class DraftNoiseAgain(Tokenwise):
     """The extra token is drawn by the very uniform that drew the last sibling, both by inverse CDF."""
 
     def judge(
@@ -67,7 +98,7 @@ class DraftNoiseAgain(RecursiveRejection):
         return None, (torch.minimum(tops, high) - torch.maximum(bottoms, low)).clamp(min=0)
 
 
-class CoinAlone(RecursiveRejection):
+class CoinAlone(Tokenwise):
     """Judges one child and leaves it to the coin that a token of probability 0 is never accepted.
 
     With a strict test that is right.
@@ -82,7 +113,7 @@ class CoinAlone(RecursiveRejection):
         return None, (target - draft).clamp(min=0)
 
 
-class ResidualNotNormalised(RecursiveRejection):
+class ResidualNotNormalised(Tokenwise):
     """Later siblings are accepted against a residual that sums to less than 1."""
 
     def judge(
@@ -97,7 +128,7 @@ class ResidualNotNormalised(RecursiveRejection):
         return None, target
 
 
-class SiblingsNotRemoved(RecursiveRejection):
+class SiblingsNotRemoved(Tokenwise):
     """Later siblings are judged by the draft's law of the first one."""
 
     def judge(
@@ -106,7 +137,7 @@ class SiblingsNotRemoved(RecursiveRejection):
         return super().judge(tokens, WithReplacement(proposal.conditional(0, ())), target, rng)
 
 
-class LastDrawnFirst(RecursiveRejection):
+class LastDrawnFirst(Tokenwise):
     """Siblings are judged in reverse."""
 
     def judge(
@@ -116,7 +147,7 @@ class LastDrawnFirst(RecursiveRejection):
         return (None if accepted is None else len(tokens) - 1 - accepted), left
 
 
-class TargetInsteadOfResidual(RecursiveRejection):
+class TargetInsteadOfResidual(Tokenwise):
     """After the last rejection the extra token comes from the target's row."""
 
     def judge(

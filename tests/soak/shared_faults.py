@@ -117,7 +117,7 @@ def injected(decoder: SpeculativeDecoder, injector: Injector) -> Iterator[None]:
         (drafter, type(drafter), "prefill", "prefilling"),
         (drafter, type(drafter), "distributions", "drafting"),
         (decoder.policy, type(decoder.policy), "grow", "drafting"),
-        (decoder.policy, type(decoder.policy), "grow_rows", "drafting"),
+        (decoder.policy, type(decoder.policy), "grow", "drafting"),
         (target, type(target), "extend", "verifying"),
         (decoder.verifier, type(decoder.verifier), "verify_rows", "verifying"),
         (target, type(target), "commit", "finishing"),

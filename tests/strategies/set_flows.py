@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Given, Pair
 
 
 def some_law(kind, draft, count, time):

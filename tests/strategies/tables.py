@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from draftwood import CounterRandomness, policy_states
+from draftwood.growth import by_distributions
 from draftwood.testing import ToyModel
 
 ROOT: tuple[int, ...] = (0,)
@@ -33,7 +34,7 @@ def several(*tables):
 def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
     rng = rng if seed is None else CounterRandomness.seeded(seed)
-    growing = policy_states.grow(policy, ROOT[0], rng, state)
+    growing = by_distributions(policy_states.grow(policy, ROOT[0], rng, state), rng)
     asked, requests = list[Any](), list[Any]()
     try:
         request = next(growing)

@@ -18,6 +18,7 @@ from draftwood import (
     load,
     zoo,
 )
+from draftwood.growth import by_distributions
 from draftwood.pass_time import PassTime
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynatree import DynaTree
@@ -93,7 +94,8 @@ def test_the_past_fades():
 
     def play(accepted):
         nonlocal state
-        growing = policy.grow(0, CounterRandomness.seeded(0), state)
+        rng = CounterRandomness.seeded(0)
+        growing = by_distributions(policy.grow(0, rng, state), rng)
         try:
             next(growing)
             while True:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftwood import CounterRandomness, registry
+from draftwood.growth import by_distributions
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
@@ -69,7 +70,7 @@ def test_a_node_costs_hardly_more_in_a_large_tree(name):
         calls.append(called / nodes)
     # N log N would be 1.26; N to the power of 1.5 is 2.
     assert lines[1] < 1.5 * lines[0]
-    assert calls[1] < 1.5 * calls[0]
+    assert calls[1] < max(1.5 * calls[0], 2)
     assert calls[1] < 70
 
 
@@ -98,7 +99,8 @@ def test_beyond_the_distributions_a_large_tree_takes_a_quarter_of_their_size(nam
     nodes, vocab = 768, 16_000
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(1)).mul(6).softmax(-1)
     rows = several_for(name, row)
-    growing = POLICIES[name](nodes).grow(0, CounterRandomness.seeded(1))
+    rng = CounterRandomness.seeded(1)
+    growing = by_distributions(POLICIES[name](nodes).grow(0, rng), rng)
     with Watch() as watch:
         try:
             request = next(growing)

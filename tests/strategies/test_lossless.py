@@ -85,9 +85,10 @@ def test_temperature_is_part_of_the_targets_law():
 class SameResidual(RecursiveRejection):
     """Broken on purpose: a rejected sibling leaves the target as it was."""
 
-    def judge(self, tokens, proposal, target, rng):
-        accepted, _ = RecursiveRejection().judge(tokens, proposal, target, rng)
-        return accepted, target
+    def verify(self, tree, target_probs, rng):
+        outcome = RecursiveRejection().verify(tree, target_probs, rng)
+        again = outcome.extra if outcome.bonus else rng.choose(target_probs[outcome.path[-1]])
+        return attrs.evolve(outcome, extra=again)
 
 
 @attrs.frozen

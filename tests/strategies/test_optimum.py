@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.research.expected_tokens import by_shape, expected_tokens
-from benchmarks.research.level_trees import OrderedVerifier
 from benchmarks.research.optimum import SHAPES, Shape, contenders, levels
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, drawn_trees, one_round_law, optimal_tokens
 from draftwood.testing.small_strategies import toy_drafter
 
@@ -59,7 +59,7 @@ def test_trees_worked_out_by_level_give_what_all_of_them_give(name, seed, mix, d
     judges = contenders(policy)
     label = data.draw(st.sampled_from(sorted(judges)))
     judge, expected = judges[label], expected_tokens(by_shape(trees), judges[label], target=target)
-    if isinstance(judge, OrderedVerifier):
+    if isinstance(judge, TreeWalk):
         assert by_level.expected_tokens(judge, target) == pytest.approx(expected, abs=1e-12)
     else:
         assert label == "sample-and-match"

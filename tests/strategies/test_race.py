@@ -13,8 +13,8 @@ from draftwood.compatibility import check_strategy_fits
 from draftwood.set_laws import FixedTimeSet, time_of
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers import race_flows
-from draftwood.strategies.verifiers.race_laws import Given
+from draftwood.strategies.verifiers.orders import race_flows
+from draftwood.strategies.verifiers.orders.race_laws import Given
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal

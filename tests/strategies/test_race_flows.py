@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from draftwood import CounterRandomness, WithoutReplacement
-from draftwood.strategies.verifiers import race_flows, race_sums
-from draftwood.strategies.verifiers.race_flows import flows_of, flows_of_all
-from draftwood.strategies.verifiers.race_order import masses_left, race_order
+from draftwood.strategies.verifiers.orders import race_flows, race_sums
+from draftwood.strategies.verifiers.orders.race_flows import flows_of, flows_of_all
+from draftwood.strategies.verifiers.orders.race_order import RaceOrder, masses_left
 from tests.strategies.set_flows import chances, nodes, received, some_law
 
 KINDS = ("pair", "arrival", "odds")
@@ -187,7 +187,7 @@ def real_node(seed, *, spread=3.0, vocab=32_000, count=8):
     logits = spread / 0.6 * torch.randn(2, vocab, generator=generator)
     target, draft = (row.softmax(-1) for row in (logits[0], 0.9 * logits[0] + 0.19**0.5 * logits[1]))
     rng = CounterRandomness.seeded(seed)
-    order: Any = race_order(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
+    order: Any = RaceOrder().tries(rng.without_replacement(draft, count), WithoutReplacement(draft), rng)
     return order.law, target
 
 

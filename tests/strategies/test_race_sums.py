@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.strategies.verifiers import race_sums
-from draftwood.strategies.verifiers.race_laws import Arrival
+from draftwood.strategies.verifiers.orders import race_sums
+from draftwood.strategies.verifiers.orders.race_laws import Arrival
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.5])

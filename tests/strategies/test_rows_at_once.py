@@ -1,8 +1,8 @@
-"""Policies that grow all rows at once: the trees that each row's own growth gives, by the same noise."""
+"""Rows grown side by side: the trees that each row gets alone, by the same noise."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,16 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood import (
-    CounterRandomness,
-    Deterministic,
-    Randomness,
-    Request,
-    TokenTree,
-    TreeBatch,
-    TreePolicy,
-)
-from draftwood.policy_states import level_plan
+from draftwood import CounterRandomness, Growing, Randomness, TreeBatch, TreePolicy, policy_states
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.expand_rerank import ExpandRerank
@@ -30,7 +21,7 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
-from draftwood.testing.row_forms import difference, grown_alone, grown_as_planned, grown_together
+from draftwood.testing.grown_rows import difference, grown, grown_as_planned
 from draftwood.testing.toy import ToyModel
 
 SAMPLED: list[TreePolicy] = [
@@ -94,13 +85,10 @@ def test_the_trees_are_those_that_rows_grow_alone(
 ) -> None:
     drafts = [draft(vocab, seed + row, dead=dead, flat=flat, dtype=torch.float64) for row in range(rows)]
     roots = [row % vocab for row in range(rows)]
-    trees = grown_together(
-        policy, roots, [CounterRandomness.seeded(seed + row) for row in range(rows)], drafts
-    )
-    # By a node's best tokens a lone row grows by itself, on a CPU.
-    assert isinstance(trees, TreeBatch) or (rows == 1 and getattr(policy, "law", None) is Deterministic)
+    trees = grown(policy, roots, [CounterRandomness.seeded(seed + row) for row in range(rows)], drafts)
+    assert isinstance(trees, TreeBatch)
     for row, root in enumerate(roots):
-        alone = grown_alone(policy, root, CounterRandomness.seeded(seed + row), drafts[row])
+        (alone,) = grown(policy, [root], [CounterRandomness.seeded(seed + row)], [drafts[row]])
         assert difference(alone, trees[row]) is None
 
 
@@ -132,14 +120,15 @@ def test_planned_trees_are_those_that_rows_grow_alone(
     # Levels that are too narrow are noticed.
     assert trees is not None or most is not None
     for row, tree in enumerate(trees or ()):
-        alone = grown_alone(policy, roots[row], CounterRandomness.seeded(seed + row), drafts[row])
+        (alone,) = grown(policy, [roots[row]], [CounterRandomness.seeded(seed + row)], [drafts[row]])
         assert difference(alone, tree) is None
 
 
 def test_a_policy_without_a_plan_has_its_levels_asked_for() -> None:
     class Otherwise(Beam):
-        def grow(self, root: int, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+        def grow(self, root: int, rng: Randomness) -> Growing:
             return Chain(2, "top-k").grow(root, rng)
 
     for policy in (*SAMPLED, Otherwise(), LayeredDySpec(14, law="top-k")):
-        assert level_plan(policy) is None
+        growth = policy_states.growth(policy, [0], [CounterRandomness.seeded(0)], [None])
+        assert growth.plan is None

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import CounterRandomness, InvalidInput
-from draftwood.row_growth import in_lockstep
+from draftwood import CounterRandomness, InvalidInput, policy_states
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.sequoia import Sequoia
@@ -221,21 +220,19 @@ def test_rows_where_tokens_are_missing_grow_as_each_alone(live, rows):
     for token, row in enumerate(table):
         row[max(live, 2 * (token % 3)) :] = 0
 
-    def grown(growing):
-        requests = next(growing)
-        while True:
-            try:
-                requests = growing.send(table[requests.tokens])
-            except StopIteration as finished:
-                return finished.value
+    def grown(rngs):
+        growth = policy_states.growth(policy, [1] * len(rngs), rngs, [None] * len(rngs))
+        while growth.requests is not None:
+            growth.answer(table[growth.requests.tokens])
+        return growth.trees()
 
     def streams():
         return [CounterRandomness.seeded(seed) for seed in seeds]
 
     together, alone = streams(), streams()
-    trees = grown(policy.grow_rows([1] * rows, together))
+    trees = grown(together)
     for tree, own, rng in zip(trees, alone, together, strict=True):
-        expected = grown(in_lockstep([policy.grow(1, own)]))[0]
+        (expected,) = grown([own])
         assert tree.tokens.tolist() == expected.tokens.tolist()
         assert tree.parents.tolist() == expected.parents.tolist()
         assert own.used == rng.used

@@ -10,15 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, PerChild, TapeRandomness
+from draftwood.growth import by_distributions
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.orders.window import Window
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.strategies.verifiers.window import Window
 from draftwood.testing import ToyModel
 from draftwood.testing.generators import SEEDS
 from tests.strategies import plain
@@ -35,7 +36,8 @@ def tree_and_targets(policy, seed, *, vocab, sharpness, mix, dtype):
     """A tree drawn from a draft that resembles the target, and the target's rows `[nodes, vocab]`."""
     target = ToyModel(vocab, seed=seed, sharpness=sharpness)
     drafts = [ToyModel(vocab, seed=seed + k, sharpness=sharpness, near=target, mix=mix) for k in (1, 2, 3)]
-    growing, asked = policy.grow(0, CounterRandomness.seeded(seed)), list[Any]()
+    rng = CounterRandomness.seeded(seed)
+    growing, asked = by_distributions(policy.grow(0, rng), rng), list[Any]()
     several = PerChild in policy.laws
     try:
         request = next(growing)

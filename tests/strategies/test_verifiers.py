@@ -28,11 +28,11 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID, Selection
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.strategies.verifiers.rejection import RejectionVerifier
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
+from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
 from draftwood.testing.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
@@ -67,7 +67,7 @@ def test_the_first_token_has_the_targets_law(law, verifier, pair):
 
 @pytest.mark.parametrize(
     ("law", "verifier"),
-    [(law, v) for law, v in PAIRS if law is not PerChild and not isinstance(v, RejectionVerifier)]
+    [(law, v) for law, v in PAIRS if law is not PerChild and not isinstance(v, TreeWalk)]
     + [(TopThenSample, RecursiveRejection())],
     ids=named,
 )

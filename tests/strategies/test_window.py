@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwood import TapeRandomness
-from draftwood.strategies.verifiers.class_order import ClassOrder
+from draftwood.strategies.verifiers.orders.class_order import ClassTries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window, columns_of
 from draftwood.strategies.verifiers.residual import Law, Residual
-from draftwood.strategies.verifiers.window import RemainingDraft, Window, columns_of
 from draftwood.testing.generators import distributions
 from tests.strategies import plain
 
@@ -145,7 +145,7 @@ def test_no_bit_of_a_law_depends_on_tokens_that_are_judged(dtype, case):
         # Coins that make the held one of the class and the other not, in part, and the other way round.
         for coins in itertools.product([0.0, 1 - 2**-53], repeat=2):
             rng, residual = TapeRandomness(torch.tensor(coins, dtype=torch.float64)), Residual.of(target)
-            order = ClassOrder(tokens, p, rng)
+            order = ClassTries(tokens, p, rng)
             tried = order.next(residual)
             assert tried is not None
             firsts.append(tried.law.rejected(target, 1.0))

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree, TreeBatch, Verifier
+from draftwood import Outcome, Randomness, TokenTree, TreeBatch
 from draftwood.kernels.tree_plan.arrays import (
     FIXED,
     FULL,
@@ -51,22 +51,6 @@ class DeviceForm:
     serves: Callable[[Tensor], bool]
     walk: Callable[[TreeArrays], list[Walk | None]]
     uniforms: Callable[[int], int]
-
-
-def rows_on_device(
-    verifier: Verifier,
-    trees: Sequence[TokenTree],
-    target_probs: Sequence[Tensor],
-    rngs: Sequence[Randomness],
-    *,
-    form: DeviceForm,
-) -> list[Outcome]:
-    """What `verifier.verify` gives for every row: by a kernel where one serves, else row by row."""
-    outcomes = judged_on_device(trees, target_probs, rngs, form=form)
-    return [
-        verifier.verify(tree, targets, rng) if outcome is None else outcome
-        for outcome, tree, targets, rng in zip(outcomes, trees, target_probs, rngs, strict=True)
-    ]
 
 
 def judged_on_device(

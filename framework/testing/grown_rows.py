@@ -1,4 +1,4 @@
-"""Whether the trees that a policy grows for all rows at once are those that it grows row by row."""
+"""Whether the trees that rows grow side by side are those that each grows alone."""
 
 from __future__ import annotations
 
@@ -22,47 +22,31 @@ Draft = Callable[[Sequence[int]], Tensor]
 """The draft distribution, or those of several drafters, after a path that begins with the root's token."""
 
 
-def grown_alone(policy: TreePolicy, root: int, rng: Randomness, draft: Draft, state: Any = None) -> TokenTree:
-    """The tree of `grow` under `root`."""
-    growing, asked = policy_states.grow(policy, root, rng, state), RequestLog()
-    try:
-        request = next(growing)
-        while True:
-            paths = [asked.path(number) for number in asked.take(request)]
-            request = growing.send(torch.stack([draft((root, *path)) for path in paths]))
-    except StopIteration as finished:
-        tree: TokenTree = finished.value
-        return tree
-
-
-def grown_together(
+def grown(
     policy: TreePolicy,
     roots: Sequence[int],
     rngs: Sequence[Randomness],
     drafts: Sequence[Draft],
     states: Sequence[Any] = (),
 ) -> Sequence[TokenTree]:
-    """The trees of `grow_rows`, each row by its draft. What stands in padding is no distribution."""
-    growing = policy_states.grow_rows(policy, roots, rngs, states or [None] * len(roots))
+    """The trees of rows side by side, each by its draft. What stands in padding is no distribution."""
+    growth = policy_states.growth(policy, roots, rngs, states or [None] * len(roots))
     logs = [RequestLog() for _ in roots]
-    try:
-        requests = next(growing)
-        while True:
-            requests = growing.send(_answered(Requests.of(requests), logs, roots, drafts))
-    except StopIteration as finished:
-        trees: Sequence[TokenTree] = finished.value
-        return trees
+    while growth.requests is not None:
+        growth.answer(_answered(growth.requests, logs, roots, drafts))
+    return growth.trees()
 
 
 def grown_as_planned(
     policy: TreePolicy, roots: Sequence[int], drafts: Sequence[Draft], *, most: int | None = None
 ) -> Sequence[TokenTree] | None:
-    """The trees of `planned_trees`, of levels of `most` nodes (None: as many as the plan wants).
+    """The trees of levels of `most` nodes (None: as many as the plan wants) that a drafter grew by itself.
 
-    None where the policy has no plan, or where so narrow levels may have missed a node.
+    None where the policy announces no plan, or where so narrow levels may have missed a node.
     """
-    plan = policy_states.level_plan(policy)
-    if plan is None:
+    rngs = [CounterRandomness.seeded(0) for _ in roots]
+    growth = policy_states.growth(policy, roots, rngs, [None] * len(roots))
+    if (plan := growth.plan) is None:
         return None
     vocab = drafts[0]((roots[0],)).shape[-1]
     widths = plan.widths(plan.width if most is None else most, vocab_size=vocab)
@@ -77,7 +61,10 @@ def grown_as_planned(
         answers = [[draft(path) for path in of_row] for draft, of_row in zip(drafts, paths, strict=True)]
         growing.take(torch.stack([torch.stack(of_row) for of_row in answers]))
     levels = Levels.of(growing.packed(), widths=widths, vocab_size=vocab)
-    return None if levels.misses(plan) else policy.planned_trees(roots, levels)
+    if levels.misses(plan):
+        return None
+    growth.follow(levels)
+    return growth.trees()
 
 
 def _answered(
@@ -115,7 +102,7 @@ def _alike(one: Proposal, other: Proposal, tokens: Sequence[int]) -> bool:
 
 
 def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size: int, seeds: int) -> None:
-    """Raise `LawBroken` unless both forms of `policy` give the same trees by the same noise.
+    """Raise `LawBroken` unless rows side by side get the trees that each gets alone, by the same noise.
 
     Args:
         policy: in its first state, if it learns.
@@ -129,16 +116,15 @@ def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size
         rngs, again = (
             [CounterRandomness.seeded(97 * seed + row) for row in range(len(drafts))] for _ in range(2)
         )
-        trees = grown_together(policy, roots, rngs, drafts, [state] * len(drafts))
-        if len(trees) != len(drafts):
-            raise LawBroken(f"grow_rows of {len(drafts)} rows gives {len(trees)} trees.")
+        trees = grown(policy, roots, rngs, drafts, [state] * len(drafts))
         for row, (root, rng, draft) in enumerate(zip(roots, again, drafts, strict=True)):
-            found = difference(grown_alone(policy, root, rng, draft, state), trees[row])
+            (alone,) = grown(policy, [root], [rng], [draft], [state])
+            found = difference(alone, trees[row])
             if found is not None:
                 raise LawBroken(
                     f"Row {row} of {len(drafts)} has {found}.",
-                    likely="grow_rows does not do what grow does, which is what is proved: it takes other "
-                    "numbers of the row's stream, or looks at padding.",
+                    likely="what one row draws or keeps reaches another: something is kept on self, or a "
+                    "stream other than the row's own is drawn from.",
                 )
         _assert_planned_alike(policy, roots, drafts)
 
@@ -148,11 +134,11 @@ def _assert_planned_alike(policy: TreePolicy, roots: Sequence[int], drafts: Sequ
     single = [partial(_single_precision, draft) for draft in drafts]
     planned = grown_as_planned(policy, roots, single)
     for row, tree in enumerate(planned or ()):
-        alone = grown_alone(policy, roots[row], CounterRandomness.seeded(row), single[row])
+        (alone,) = grown(policy, [roots[row]], [CounterRandomness.seeded(row)], [single[row]])
         if (found := difference(alone, tree)) is not None:
             raise LawBroken(
-                f"Row {row} of {len(drafts)}, grown by the plan {policy.level_plan}, has {found}.",
-                likely="level_plan does not say what grow asks for, or planned_trees orders it otherwise.",
+                f"Row {row} of {len(drafts)}, grown by its plan, has {found}.",
+                likely="the plan that is announced does not say what grow asks for.",
             )
 
 

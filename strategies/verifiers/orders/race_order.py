@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -10,22 +10,75 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood import Randomness
-from draftwood.proposals import Proposal, WithoutReplacement
+from draftwood import Randomness, TokenTree
+from draftwood.proposals import ANY_LAW, Proposal, WithoutReplacement
 from draftwood.set_laws import FixedTimeSet
-from draftwood.strategies.verifiers.race_flows import Flows, flows_of, flows_of_all
-from draftwood.strategies.verifiers.race_laws import Arrival, Given, Pair, SetLaw
-from draftwood.strategies.verifiers.race_sums import places_of, total_without
-from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Residual, SiblingOrder, TriedLaw
+from draftwood.strategies.verifiers.orders.race_flows import Flows, flows_of, flows_of_all
+from draftwood.strategies.verifiers.orders.race_laws import Arrival, Given, Pair, SetLaw
+from draftwood.strategies.verifiers.orders.race_sums import places_of, total_without
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
+from draftwood.strategies.verifiers.residual import Candidate, Residual, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
 _LEAST = 1e-60
 _LATEST = 1e300
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class RaceOrder(SiblingOrder):
-    """All siblings of a node, tried in an order of the whole vocabulary, each with its allowance.
+    """All siblings of a node looked at together, where their law as a set is known; the others as drawn.
+
+    They are tried in the order of what the target wants more than the draft offers, with allowances that
+    account for the order. The law of three siblings or more drawn without replacement has a closed form
+    given the time at which the next one would have come, if tokens came at exponential times. The time's
+    law given the drawn order is that of a sum: one gap for each mass that was left. So it is drawn here.
+
+    Source: draftwood.
+    """
+
+    laws = ANY_LAW | {FixedTimeSet}
+    adaptive = False
+    on_host = True
+
+    def node_streams(self, tree: TokenTree, rng: Randomness) -> Mapping[int, Randomness]:
+        # A node's time comes from a stream of its own, so that it is the same whichever nodes are visited.
+        clocked = [
+            node
+            for node in range(len(tree))
+            if len(tree.children(node)) > 2 and isinstance(tree.proposals[node], WithoutReplacement)
+        ]
+        return dict(zip(clocked, rng.nodes(len(clocked)), strict=True)) if clocked else {}
+
+    def tries(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Tries:
+        match proposal:
+            case WithoutReplacement() if len(tokens) > 1:
+                checked_total(proposal.p, "The draft distribution of WithoutReplacement")
+                weights = _on_host(proposal.p)
+            case FixedTimeSet() if len(tokens) == proposal.count:
+                weights = torch.from_numpy(proposal.odds)
+            case _:
+                return DrawnTries(tokens, proposal)
+        chances = weights.numpy()[list(tokens)].astype(np.float64)
+        if len(set(tokens)) < len(tokens) or not chances.all():
+            return DrawnTries(tokens, proposal)  # such siblings were not drawn by this law
+        if chances.min() <= _LEAST and int((weights > _LEAST).sum()) < len(tokens):
+            return DrawnTries(tokens, proposal)  # powers of such numbers leave the range
+        left = masses_left(weights, tokens)
+        if not left[-1] > 0:
+            return RaceTries(tokens, None)
+        if isinstance(proposal, FixedTimeSet):
+            return RaceTries(tokens, Given(weights, len(tokens)))
+        if len(tokens) == 2:
+            return RaceTries(tokens, Pair(weights, left[0]))
+        time = min(rng.arrival([mass / left[0] for mass in left]), _LATEST)
+        if time > 1e30 * left[0]:
+            weights = weights.double()  # the products leave the range of float32
+        return RaceTries(tokens, Arrival(weights, len(tokens), time / left[0]))
+
+
+@attrs.define(eq=False)
+class RaceTries(Tries):
+    """The children of one node, tried in an order of the whole vocabulary, each with its allowance.
 
     What every token receives is known beforehand (see `flows_of`). When the last sibling has failed, that is
     taken from the target, and the rest is the node's residual.
@@ -33,8 +86,6 @@ class RaceOrder(SiblingOrder):
     Attributes:
         tokens: of the siblings, in drawn order.
         law: of the siblings as a set; None where they are all that can be drawn.
-
-    Source: draftwood.
     """
 
     tokens: Sequence[int]
@@ -82,39 +133,6 @@ class Arriving(TriedLaw):
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
         return left
-
-
-def race_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-    """Race order for siblings whose law as a set is known, drawn order for the others.
-
-    Of three siblings and more drawn without replacement, the law has a closed form given the time at which
-    the next one would have come, if tokens came at exponential times. The time's law given the drawn order
-    is that of a sum: one gap for each mass that was left. So it is drawn here, from `rng`.
-    """
-    match proposal:
-        case WithoutReplacement() if len(tokens) > 1:
-            checked_total(proposal.p, "The draft distribution of WithoutReplacement")
-            weights = _on_host(proposal.p)
-        case FixedTimeSet() if len(tokens) == proposal.count:
-            weights = torch.from_numpy(proposal.odds)
-        case _:
-            return DrawnOrder(tokens, proposal)
-    chances = weights.numpy()[list(tokens)].astype(np.float64)
-    if len(set(tokens)) < len(tokens) or not chances.all():
-        return DrawnOrder(tokens, proposal)  # such siblings were not drawn by this law
-    if chances.min() <= _LEAST and int((weights > _LEAST).sum()) < len(tokens):
-        return DrawnOrder(tokens, proposal)  # powers of such numbers leave the range
-    left = masses_left(weights, tokens)
-    if not left[-1] > 0:
-        return RaceOrder(tokens, None)
-    if isinstance(proposal, FixedTimeSet):
-        return RaceOrder(tokens, Given(weights, len(tokens)))
-    if len(tokens) == 2:
-        return RaceOrder(tokens, Pair(weights, left[0]))
-    time = min(rng.arrival([mass / left[0] for mass in left]), _LATEST)
-    if time > 1e30 * left[0]:
-        weights = weights.double()  # the products leave the range of float32
-    return RaceOrder(tokens, Arrival(weights, len(tokens), time / left[0]))
 
 
 def masses_left(weights: Float[Tensor, " vocab"], tokens: Sequence[int]) -> list[float]:

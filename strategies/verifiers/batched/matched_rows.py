@@ -13,8 +13,8 @@ from draftwood import Outcome, Randomness
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import Floats, Ints
 from draftwood.randomness import UniformRandomness
-from draftwood.strategies.verifiers.target_rows import Targets, stacked
-from draftwood.strategies.verifiers.tree_rows import TreeRows
+from draftwood.strategies.verifiers.batched.target_rows import Targets, stacked
+from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 
 def matched_rows(trees: TreeRows, target_probs: Targets, rngs: Sequence[Randomness]) -> list[Outcome | None]:

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from draftwood import Randomness
 from draftwood.proposals import Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.residual import Candidate, DrawnOrder, Law, Residual, SiblingOrder
-from draftwood.strategies.verifiers.window import RemainingDraft, Window
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
+from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
+from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class ClassOrder(SiblingOrder):
     """Siblings without replacement, a window of two at a time, the under-proposed one first.
+
+    Those of other laws are tried as drawn.
 
     One sibling *waits*, with the law h given what was tried; the next one is drawn by D without the tried
     tokens X and the waiting one. Every token y belongs to the class H with a chance f(y) that is chosen from
@@ -37,12 +40,25 @@ class ClassOrder(SiblingOrder):
     The laws are those of siblings whose number tells nothing of their tokens, nor of what came below
     them: the trees must not be adaptive (see `TreePolicy`).
 
+    Source: draftwood.
+    """
+
+    adaptive = False
+
+    def tries(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Tries:
+        if isinstance(proposal, WithoutReplacement):
+            return ClassTries(tokens, proposal.p, rng)
+        return DrawnTries(tokens, proposal)
+
+
+@attrs.define(eq=False)
+class ClassTries(Tries):
+    """The children of one node in class order.
+
     Attributes:
         tokens: of the siblings, one or more, in drawn order.
         p: the draft's distribution D.
         rng: the verification stream.
-
-    Source: draftwood.
     """
 
     tokens: Sequence[int]
@@ -96,10 +112,3 @@ class _Waiting:
     index: int
     token: int
     law: Law
-
-
-def class_order(tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> SiblingOrder:
-    """Class order for siblings drawn without replacement, drawn order for those of other laws."""
-    if isinstance(proposal, WithoutReplacement):
-        return ClassOrder(tokens, proposal.p, rng)
-    return DrawnOrder(tokens, proposal)

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood.strategies.verifiers import race_sums
-from draftwood.strategies.verifiers.race_laws import Columns, LightSums, Pair, SetLaw
-from draftwood.strategies.verifiers.race_sums import Floats, Ints, Weights
+from draftwood.strategies.verifiers.orders import race_sums
+from draftwood.strategies.verifiers.orders.race_laws import Columns, LightSums, Pair, SetLaw
+from draftwood.strategies.verifiers.orders.race_sums import Floats, Ints, Weights
 
 LEFT_OUT = 5e-4
 """The most that the tokens may receive together that are not offered at all."""

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.set_laws import LATEST
-from draftwood.strategies.verifiers import race_sums
-from draftwood.strategies.verifiers.race_sums import Floats, Ints, Weights
+from draftwood.strategies.verifiers.orders import race_sums
+from draftwood.strategies.verifiers.orders.race_sums import Floats, Ints, Weights
 
 POWERS = 6
 """Powers of light odds that count: of the next ones nothing is left beside the first."""

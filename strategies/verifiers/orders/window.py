@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.strategies.verifiers.class_choice import STAKE, Columns, choose_class
+from draftwood.strategies.verifiers.orders.class_choice import STAKE, Columns, choose_class
 from draftwood.strategies.verifiers.residual import Law, Residual, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import (
     Tokens,

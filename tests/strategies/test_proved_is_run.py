@@ -1,0 +1,76 @@
+"""What the proof harness enters of a strategy is what decoding enters: the same functions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from draftwood import SamplingParams, SpeculativeDecoder
+from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.testing.proof_models import PROOF_MODELS
+from draftwood.testing.proposal_law import grow_tree
+from draftwood.testing.small_strategies import fits, small_policies, small_verifiers, toy_drafter
+
+GROWING = (
+    ("/strategies/policies/", ""),
+    ("/strategies/likely_paths.py", ""),
+    ("/framework/growth.py", ""),
+    ("/framework/tree.py", "TreeBuilder."),
+)
+"""Files, and what the names of functions in them begin with, that trees grow by."""
+AFTERWARDS = ("observe", "_updated", "_tuned", "_moved", "Growth.plan")
+"""Parts of names: what learns from a grown tree, and what asks whether a draft may grow all levels itself."""
+
+
+def entered(call: Callable[[], Any]) -> set[CodeType]:
+    """The functions of policies, and of what drives them, that a call enters."""
+    codes: set[CodeType] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return {code for code in codes if grows(code)}
+
+
+def grows(code: CodeType) -> bool:
+    name = code.co_qualname
+    if any(part in name for part in AFTERWARDS):
+        return False
+    return any(file in code.co_filename and name.startswith(start) for file, start in GROWING)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("policy", small_policies(), ids=str)
+def test_a_policy_grows_by_the_same_functions_where_it_is_proved_and_where_it_runs(policy, rows):
+    policy = policy.strategy
+    toys = PROOF_MODELS[0]
+    drafter = toy_drafter(policy, *toys.drafts)
+
+    def proved() -> None:
+        for _ in enumerate_outcomes(lambda rng: grow_tree(policy, drafter, prompt=(2, 0, 2), rng=rng)):
+            pass
+
+    verifier = next(one.strategy for one in small_verifiers() if fits(policy, one.strategy))
+    target = ToyBackend(ToyModel(vocab_size=3, seed=1))
+    decoder = SpeculativeDecoder(target, toy_drafter(policy, *toys.drafts), policy, verifier)
+
+    def run() -> None:
+        decoder.generate(
+            [[2, 0, 2]] * rows, max_new_tokens=6, sampling=SamplingParams(temperature=1.0), seed=range(rows)
+        )
+
+    in_proof, running = entered(proved), entered(run)
+    assert {code.co_qualname for code in running - in_proof} == set()
+    assert any("/policies/" in code.co_filename for code in running)
