@@ -144,8 +144,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_a_layer_of_another_package_keeps_law_s(elsewhere: Any) -> None:
     backend: Any = load(elsewhere.model(elsewhere.MovingAverage, layers=3))
-    assert isinstance(backend, HybridBackend)
-    assert [type(layer) for layer in backend._states.layers] == [elsewhere.Average] * 2
+    assert type(backend) is HybridBackend
+    states: Any = backend._states
+    assert [type(layer) for layer in states.layers] == [elsewhere.Average] * 2
     check_strategy(backend)
 
 
@@ -170,7 +171,7 @@ def test_both_give_the_same_in_half_precision_too(elsewhere: Any) -> None:
 
 def test_snapshots_of_a_layer_of_another_package(elsewhere: Any) -> None:
     model = elsewhere.model(elsewhere.Closed)
-    backend = HybridBackend(model, snapshots=True)
+    backend: Any = HybridBackend(model, snapshots=True)
     assert {type(layer) for layer in backend._states.layers} == {Snapshots}
     check_strategy(backend)
 

@@ -296,7 +296,7 @@ def test_states_of_half_precision_models_are_single(name: str) -> None:
 
 def test_a_state_that_overflows_names_its_layer() -> None:
     model = build("bamba", torch.float16)
-    backend = HybridBackend(model)
+    backend: Any = HybridBackend(model)
     backend.prefill([torch.arange(3)])
     backend.extend(torch.tensor([[5]]), torch.tensor([[-1]]))
     before = [layer.committed for layer in backend._states.layers]
