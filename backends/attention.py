@@ -8,8 +8,7 @@ a pass of 8 nodes on a CPU. On a GPU no mask is made, where `tree_kernel` serves
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as hf_logging
 
-from draftwood.backends.tree_kernel import TREE, PackedMasks, under
+from draftwood.backends.tree_kernel import TREE
 from draftwood.errors import UnsupportedModel
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention.dispatch import unsupported
@@ -30,6 +29,9 @@ from draftwood.kernels.tree_attention.dispatch import unsupported
 log = logging.getLogger(__name__)
 
 GROUPED = "draftwood_grouped_sdpa"
+
+CHOSEN = "_attn_implementation_internal"
+"""What the property `_attn_implementation` of a configuration sets."""
 
 BLOCK = 128
 """Queries of a long pass that a CPU attends for at once."""
@@ -65,7 +67,13 @@ def grouped_sdpa(
     long = query.device.type == "cpu" and BLOCK < queries <= key.shape[2]
     grouped = heads != kv_heads and queries > 1
     served = (grouped or long) and attention_mask is not None and attention_mask.shape[1] == 1
-    if not served or any(options.get(name) is not None for name in ("position_bias", "softcap", "cache")):
+    get = options.get
+    if (
+        not served
+        or get("position_bias") is not None
+        or get("softcap") is not None
+        or get("cache") is not None
+    ):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -124,8 +132,39 @@ AttentionInterface.register(GROUPED, grouped_sdpa)
 AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
+Configs = Sequence[tuple[dict[str, Any], str]]
+"""The attributes of a model's configurations, and the attention that each comes with."""
+
+
+def _restore(configs: Configs) -> None:
+    for config, before in configs:
+        config[CHOSEN] = before
+
+
+class Attending:
+    """Context manager: inside it a model attends by the function of a name; outside, by its own."""
+
+    def __init__(self, configs: Configs, name: str) -> None:
+        """Inside it the attention of these configurations is `name`; outside, what each comes with."""
+        self._configs, self._name = configs, name
+
+    def __enter__(self) -> None:
+        for config, _ in self._configs:
+            config[CHOSEN] = self._name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for config, before in self._configs:
+            config[CHOSEN] = before
+
+
 class TreeAttention:
-    """Context manager: inside it, `model` uses an attention that takes a tree mask; outside, its own.
+    """The attention that a model uses in a pass over a tree.
+
+    Attributes:
+        by_numbers: inside it the model attends under a mask of numbers.
+        by_bits: inside it the model attends by the tree kernel.
 
     Raises:
         UnsupportedModel: on construction, for a model whose kernel takes no mask and cannot be exchanged.
@@ -139,41 +178,13 @@ class TreeAttention:
         # Through a configuration's own attributes and their checks it costs 10 us a time.
         self._configs = [(vars(config), config._attn_implementation) for config in configs.values()]
         self._model = model
-        self._name = before if before == "eager" else self._best(model, before)
-        self._switches = self._name != before
-
-    def __enter__(self) -> None:
-        if self._switches:
-            for config, _ in self._configs:
-                _set(config, self._name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._switches:
-            for config, before in self._configs:
-                _set(config, before)
+        name = before if before == "eager" else self._best(model, before)
+        self.by_numbers = Attending(self._configs if name != before else [], name)
+        self.by_bits = Attending(self._configs, TREE)
 
     def takes_bits(self, device: torch.device) -> bool:
-        """Whether a pass on `device` may take masks of bits, inside `under`."""
+        """Whether a pass on `device` may attend by the tree kernel."""
         return support.objection_on(device) is None and self._takes_bits
-
-    @contextmanager
-    def by_bits(self) -> Iterator[None]:
-        """Inside it the model attends by the tree kernel, under masks that are given elsewhere."""
-        for config, _ in self._configs:
-            _set(config, TREE)
-        try:
-            yield
-        finally:
-            for config, before in self._configs:
-                _set(config, before)
-
-    @contextmanager
-    def under(self, packed: PackedMasks) -> Iterator[None]:
-        """Inside it the model attends by the tree kernel, under these masks."""
-        with self.by_bits(), under(packed):
-            yield
 
     @cached_property
     def _takes_bits(self) -> bool:
@@ -184,15 +195,13 @@ class TreeAttention:
         try:
             return _accepts(self._model, TREE)
         finally:
-            for config, before in self._configs:
-                _set(config, before)
+            _restore(self._configs)
 
     def _best(self, model: Any, before: str) -> str:
         try:
             usable = [name for name in ("sdpa", GROUPED, "eager") if name == before or _accepts(model, name)]
         finally:
-            for config, name in self._configs:
-                _set(config, name)
+            _restore(self._configs)
         if "sdpa" in usable:
             name = GROUPED if GROUPED in usable else "sdpa"
         elif "eager" in usable:
@@ -220,8 +229,3 @@ def _accepts(model: Any, name: str) -> bool:
         hf_logging.set_verbosity(loud)
     # A model that cannot exchange its attention only warns.
     return bool(model.config._attn_implementation == name)
-
-
-def _set(config: dict[str, Any], name: str) -> None:
-    # What the property `_attn_implementation` sets.
-    config["_attn_implementation_internal"] = name

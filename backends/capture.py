@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from time import perf_counter
 from typing import Any, Literal
@@ -18,27 +18,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.backends.attention import TreeAttention
-from draftwood.backends.buckets import Shape, old_bucket, rows_bucket
+from draftwood.backends.buckets import (
+    COLUMNS,
+    Shape,
+    columns_bucket,
+    nodes_bucket,
+    old_bucket,
+    rows_bucket,
+    text_bucket,
+)
 from draftwood.backends.captured_graph import Compiler, Graph
-from draftwood.backends.captured_inputs import Held, Inputs, fill_pass, pass_inputs, write
 from draftwood.backends.captured_levels import LevelsShape
-from draftwood.backends.features import Features
-from draftwood.backends.kv import RowCache
+from draftwood.backends.model_pass import ModelPass
+from draftwood.backends.number_masks import NumberMasks
+from draftwood.backends.pass_inputs import Held, Inputs, PassInputs, padded
 from draftwood.backends.recurrent.passes import Standing
-from draftwood.backends.recurrent.states import Chosen, States
+from draftwood.backends.recurrent.states import Chosen
+from draftwood.backends.region import Ints
+from draftwood.backends.runner import AsItIs, Runner
 from draftwood.backends.staging import send
-from draftwood.backends.tree_kernel import TRACED, bit_masks, markers
-from draftwood.backends.tree_pass import TreePass
-from draftwood.backends.visibility import Masks
+from draftwood.backends.tree_kernel import BitMasks
+from draftwood.errors import UnsupportedModel
+from draftwood.level_plan import LevelPlan
 
 log = logging.getLogger(__name__)
 
 Capture = Literal["off", "compile", "cuda-graphs"] | Compiler
 """How passes are captured: by Inductor, by it and CUDA graphs, by a compiler of one's own, or not at all."""
-
-Run = Callable[[Tensor, Any, Tensor], Sequence[Tensor]]
-"""The model's logits for token ids, masks and positions, over its cache; behind them features, if any."""
 
 
 @attrs.frozen
@@ -54,111 +60,140 @@ class ReplayShape:
     columns: int
 
 
-class Captured:
-    """The captured passes of one backend.
+class Captured(Runner):
+    """Runs passes in a few shapes, each of which is compiled when it is first met.
+
+    The first pass, which shows what layers keep, and those over prompts run as they are.
 
     Attributes:
         graphs: compilations so far: one a shape.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        module: torch.nn.Module,
-        name: str,
-        cache: RowCache,
-        states: States,
-        attention: TreeAttention | None,
-        kinds: Sequence[str],
-        device: torch.device,
-        dtype: torch.dtype,
-        capture: Capture,
-    ) -> None:
-        """Capture passes of `run`.
+    def __init__(self, model_pass: ModelPass, *, name: str, capture: Capture, longest: int | None) -> None:
+        """Capture `model_pass`, whose buffers stand.
 
         Args:
-            run: the model, without state of its own.
-            module: the model's weights.
-            name: of the model, for what is logged.
-            cache: its keys and values, laid out for the shape of a pass before that is run.
-            states: of its recurrent layers, likewise.
-            attention: that it uses, if any.
-            kinds: names of the kinds of its attention layers.
-            device: where it runs.
-            dtype: of its masks.
+            model_pass: the function that is captured.
+            name: of the model.
             capture: how.
+            longest: where the model's context ends, if it does.
+
+        Raises:
+            UnsupportedModel: recurrent layers that cannot be traced.
         """
+        for layer in model_pass.states.layers if model_pass.states is not None else ():
+            if not layer.traceable:
+                raise UnsupportedModel(
+                    f"{name} has recurrent layers ({layer.name}, {type(layer).__name__}) whose passes go "
+                    'from level to level of a tree, so they are not captured; load it with capture="off".'
+                )
         self.graphs = 0
-        self._module, self._layout = module, _layout(module)
-        self._run, self._name, self._cache, self._attention = run, name, cache, attention
-        self._states = states
-        self._kinds, self._device = tuple(kinds), device
-        self._seen = torch.zeros((), dtype=dtype, device=device)
-        self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
+        self._pass, self._as_it_is = model_pass, AsItIs(model_pass)
+        self._name, self._longest = name, longest
+        self._layout = _layout(model_pass.module)
         self._replayed = capture == "cuda-graphs"
-        on_cpu = device.type == "cpu"
+        on_cpu = model_pass.device.type == "cpu"
         self._compiler = capture if callable(capture) else _inductor(self._replayed, on_cpu=on_cpu)
         self._by_shape: dict[Any, Graph] = {}
-        self._features: Features | None = None
+        # Uncommitted columns for which there is room.
+        self._room = COLUMNS
 
-    def renew(self) -> None:
+    @property
+    def grows(self) -> bool:
+        """Whether all levels can run in one pass: not before a first pass, nor where states recur."""
+        return self._pass.cache.settled and self._pass.states is None and self._pass.reader is None
+
+    @property
+    def _settled(self) -> bool:
+        """Whether a first pass has shown what all layers keep."""
+        one = self._pass
+        return (one.cache.settled or not one.kinds) and (one.states is None or one.states.settled)
+
+    def make_room(self, *, rows: int, text: int, stop: int) -> None:
+        """Have buffers exactly as large as the shape of the pass."""
+        one = self._pass
+        self._room = max(self._room, columns_bucket(stop - text))
+        bucket = text_bucket(text, longest=self._longest) if one.kinds else 0
+        changed = one.cache.lay_out(rows=rows_bucket(rows), slots=bucket + self._room)
+        if one.states is not None:
+            changed |= one.states.lay_out(rows=rows_bucket(rows), columns=self._room)
+        if changed:
+            self._renew()
+
+    def joined(self, rows: int) -> None:
         """Expect other buffers, weights or modes from the next pass on."""
-        if (layout := _layout(self._module)) != self._layout:
+        if self._pass.states is not None:
+            self._pass.states.lay_out(rows=rows_bucket(rows), columns=self._room)
+        self._renew()
+
+    def _renew(self) -> None:
+        if (layout := _layout(self._pass.module)) != self._layout:
             # Guards do not look at weights, whose strides are compiled in.
             self._layout = layout
             self._by_shape.clear()
         for graph in self._by_shape.values():
             graph.renew()
 
-    def keep(self, features: Features | None) -> None:
-        """Let passes give these features; None: none."""
-        self._features = features
-
-    def score(self, shape: Shape, tree: TreePass, *, by_bits: bool) -> tuple[Tensor, Tensor | None]:
-        """Logits `[rows, nodes, vocab]` of new nodes in the order of their call; features in column order.
-
-        Args:
-            shape: that holds them, for which the cache is laid out.
-            tree: the nodes.
-            by_bits: whether attention is the tree kernel.
-        """
-        rows, nodes = tree.tokens.shape
-        key = (shape, by_bits, self._features)
-        with self._graph(key, lambda: self._pass(shape, by_bits=by_bits)) as graph:
-            graph.fill(lambda held: fill_pass(held, shape, tree))
-            tensors = self._sent(graph, tree)
+    def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
+        """One pass, as `Runner.run` says."""
+        if inputs.texts is not None:
+            return self._as_it_is.run(inputs)
+        rows, nodes = inputs.tokens.shape
+        one, many = self._pass, nodes_bucket(nodes)
+        self.make_room(rows=rows, text=inputs.base, stop=inputs.start + many)
+        if not self._settled:
+            return self._as_it_is.run(inputs)
+        old = 0 if one.states is None else old_bucket(inputs.staged.start)
+        shape, masks = self._shape(many, old), one.masks
+        key = (shape, masks, one.reader)
+        arrays = inputs.arrays(masks, shape)
+        with self._graph(key, lambda: self._whole(shape, masks, arrays)) as graph:
+            graph.fill(arrays)
+            tensors = self._sent(graph, inputs)
             of_shape = graph()
         if self._replayed:  # writes into the memory of the last replay
-            of_shape = tuple([one.clone() for one in of_shape])
-        logits, *features = [one[:rows, :nodes] for one in of_shape]
-        return tree.in_call(logits, tensors), (features[0] if features else None)
+            of_shape = tuple([each.clone() for each in of_shape])
+        logits, *features = [each[:rows, :nodes] for each in of_shape]
+        return inputs.in_call(logits, tensors), (features[0] if features else None)
 
-    def grow(self, shape: LevelsShape, tree: TreePass, fill: Callable[[Held], None]) -> Tensor:
-        """What `LevelsShape.run` gives, until the next pass.
-
-        Args:
-            shape: of the pass, for which the cache is laid out.
-            tree: the nodes of the first pass.
-            fill: writes what the other levels read.
-        """
-
-        def fill_all(held: Held) -> None:
-            fill_pass(held, shape.first, tree)
-            fill(held)
-
-        with self._graph(shape, lambda: self._levels(shape)) as graph:
-            graph.fill(fill_all)
+    def grow(
+        self,
+        inputs: PassInputs,
+        plan: LevelPlan,
+        *,
+        widths: Sequence[int],
+        temperature: float,
+        first: dict[str, Ints | None],
+    ) -> Tensor:
+        """What `LevelsShape.run` gives, until the next pass."""
+        rows, nodes = inputs.tokens.shape
+        self.make_room(rows=rows, text=inputs.base, stop=inputs.stop + sum(widths[1:]))
+        shape = LevelsShape(self._shape(nodes, 0), plan, tuple(widths), temperature)
+        arrays = inputs.arrays(self._pass.numbers, shape.first)
+        positions = inputs.positions[:, -1:] + np.arange(len(widths))
+        arrays |= shape.arrays(start=inputs.start, lengths=inputs.lengths, positions=positions, first=first)
+        with self._graph(shape, lambda: self._levels(shape, arrays)) as graph:
+            graph.fill(arrays)
+            self._sent(graph, inputs)
             (found,) = graph()
-        return found
+        return found[:rows]
 
-    def replay(self, chosen: Chosen) -> list[Tensor]:
+    def replayed(self, chosen: Chosen) -> Sequence[Tensor] | None:
         """Recurrent states, `[rows, ...]` a layer, after a commit of these columns; until the next pass."""
+        states = self._pass.states
+        if states is None or not states.settled:
+            return None
         shape = ReplayShape(rows_bucket(len(chosen)), old_bucket(chosen.shape[1]))
-        with self._graph(shape, lambda: self._replay(shape)) as graph:
-            graph.fill(lambda held: write(held["kept"], chosen))
+        arrays: Held = {"kept": padded(chosen, (shape.rows, shape.columns))}
+        with self._graph(shape, lambda: self._commit(shape, arrays)) as graph:
+            graph.fill(arrays)
             found = graph()
         return [state[: len(chosen)] for state in found]
+
+    def _shape(self, nodes: int, old: int) -> Shape:
+        """That of a pass of so many nodes over the buffers as they are."""
+        plan = self._pass.cache.plan
+        return Shape(plan.rows, nodes, plan.slots - self._room, self._room, old)
 
     @contextmanager
     def _graph(self, shape: Any, new: Callable[[], Graph]) -> Iterator[Graph]:
@@ -191,102 +226,68 @@ class Captured:
             f"{shape.columns} nodes in {shape.plan.depth} levels"
             if isinstance(shape, LevelsShape)
             else f"{first.nodes} nodes",
-            f"up to {first.text} tokens" if self._kinds else "any length",
+            f"up to {first.text} tokens" if self._pass.kinds else "any length",
             seconds,
         )
 
-    def _sent(self, graph: Graph, tree: TreePass) -> Inputs:
-        """What `TreePass.in_call` needs on the device; and tokens that are there, into their places."""
-        more = tree.arrays()
-        more.pop("tokens", None)
-        tensors = send(more, self._device) if more else {}
-        if not tree.on_host:
-            rows, nodes = tree.tokens.shape
-            graph.tensors["tokens"][:rows, :nodes].copy_(tree.device_tokens(tensors, self._device))
+    def _sent(self, graph: Graph, inputs: PassInputs) -> Inputs:
+        """What `PassInputs.in_call` needs on the device; and tokens that are there, into their places."""
+        more = inputs.orders()
+        tensors = send(more, self._pass.device) if more else {}
+        if not inputs.on_host:
+            rows, nodes = inputs.tokens.shape
+            tokens = inputs.device_tokens(tensors, self._pass.device)
+            graph.tensors["tokens"][:rows, :nodes].copy_(tokens)
         return tensors
 
-    def _pass(self, shape: Shape, *, by_bits: bool) -> Graph:
+    def _whole(self, shape: Shape, masks: NumberMasks | BitMasks, arrays: Held) -> Graph:
+        one, states = self._pass, self._pass.states
+
         def run(tensors: Inputs) -> tuple[Tensor, ...]:
-            mask, TRACED.masks = self._masks(tensors, shape, by_bits=by_bits)
-            if recurrent:
+            if states is not None:
                 seen, prompts, columns = tensors["seen"], tensors["prompts"], tensors["columns"]
                 states.standing = Standing(seen, prompts, columns, old=shape.old)
-            found = self._run(tensors["tokens"], mask, tensors["positions"])
-            TRACED.masks = ()
-            if recurrent:
+            found = one(tensors, shape, masks)
+            if states is not None:
                 states.standing = None
             return tuple(found)
 
-        states, recurrent = self._states, bool(self._states.layers)
-        inputs = pass_inputs(shape, self._kinds, recurrent=recurrent)
-        return self._new(run, _named(shape), inputs, by_bits=by_bits)
+        return self._new(run, _named(shape), arrays, masks)
 
-    def _levels(self, shape: LevelsShape) -> Graph:
+    def _levels(self, shape: LevelsShape, arrays: Held) -> Graph:
+        one = self._pass
+
         def run(tensors: Inputs) -> tuple[Tensor, ...]:
-            found = shape.run(
-                lambda *options: self._run(*options)[0],
-                tensors,
-                cache=self._cache,
-                kinds=self._kinds,
-                additive=self._additive,
-            )
-            return (found,)
+            return (shape.run(one, tensors),)
 
-        inputs = pass_inputs(shape.first, self._kinds) | shape.inputs(self._kinds)
-        return self._new(run, f"levels_{_named(shape.first)}", inputs, by_bits=False)
+        return self._new(run, f"levels_{_named(shape.first)}", arrays, one.numbers)
 
-    def _replay(self, shape: ReplayShape) -> Graph:
+    def _commit(self, shape: ReplayShape, arrays: Held) -> Graph:
+        states = self._pass.states
+        assert states is not None
+
         def run(tensors: Inputs) -> tuple[Tensor, ...]:
             kept = tensors["kept"]
             return tuple(states.replay({kept.device: kept}))
 
-        states = self._states
-        inputs = {"kept": np.zeros((shape.rows, shape.columns), np.bool_)}
-        return self._new(run, f"commit_{shape.rows}_{shape.columns}", inputs, by_bits=False)
+        return self._new(run, f"commit_{shape.rows}_{shape.columns}", arrays, self._pass.numbers)
 
-    def _new(self, run: Any, name: str, inputs: Held, *, by_bits: bool) -> Graph:
+    def _new(self, run: Any, name: str, arrays: Held, masks: NumberMasks | BitMasks) -> Graph:
         return Graph(
             run,
             name=name,
-            inputs=inputs,
-            device=self._device,
+            inputs=arrays,
+            device=self._pass.device,
             compiler=self._compiled,
-            cache=self._cache,
-            attention=lambda: self._around(by_bits=by_bits),
+            cache=self._pass.cache,
+            around=lambda: self._pass.around(masks),
             replayed=self._replayed,
         )
-
-    @contextmanager
-    def _around(self, *, by_bits: bool) -> Iterator[None]:
-        """What is around a pass that is traced."""
-        watched = nullcontext() if self._features is None else self._features.watched()
-        attention: AbstractContextManager[Any] = nullcontext()
-        if self._attention is not None:
-            attention = self._attention.by_bits() if by_bits else self._attention
-        with attention, watched:
-            yield
 
     def _compiled(self, graph: Any, inputs: Any) -> Any:
         """A function of a traced graph."""
         self.graphs += 1
         return self._compiler(graph, inputs)
-
-    def _masks(self, tensors: Inputs, shape: Shape, *, by_bits: bool) -> tuple[Masks, Any]:
-        """What `attention_mask=` takes, of arrays on the device, and the masks of bits; for tracing."""
-        bits = bit_masks(self._kinds, tensors, start=shape.text, columns=shape.columns)
-        if by_bits:
-            return markers(self._kinds, tensors["lengths"]), bits
-        visible = {kind: mask.visible() for kind, mask in zip(self._kinds, bits, strict=True)}
-        return self._additive(visible), ()
-
-    def _additive(self, visible: dict[str, Tensor]) -> Masks:
-        """Masks of numbers for what is visible, bool `[rows, nodes, slots]` by kind; for tracing."""
-        if not self._kinds:
-            return None
-        numbers = {
-            kind: torch.where(seen, self._seen, self._unseen).unsqueeze(1) for kind, seen in visible.items()
-        }
-        return numbers if len(numbers) > 1 else numbers[self._kinds[0]]
 
 
 def _layout(module: torch.nn.Module) -> list[tuple[Any, ...]]:

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.backends.captured_inputs import Held
 from draftwood.backends.kv import RowCache
+from draftwood.backends.pass_inputs import Held
 from draftwood.backends.staging import Layout
 from draftwood.kernels.transfer import pinned
 
@@ -36,7 +37,7 @@ class Graph:
         device: torch.device,
         compiler: Compiler,
         cache: RowCache,
-        attention: Callable[[], AbstractContextManager[None]],
+        around: Callable[[], AbstractContextManager[None]],
         replayed: bool,
     ) -> None:
         """A graph of `run`, which makes tensors of its standing inputs.
@@ -44,15 +45,15 @@ class Graph:
         Args:
             run: the whole pass.
             name: of the shape, as part of an identifier.
-            inputs: that it reads, by shape and dtype.
+            inputs: of its first run, whose shapes and dtypes are those of all.
             device: where it runs.
             compiler: that makes a function of what is traced.
             cache: that the pass writes into and reads.
-            attention: what the model attends by.
+            around: what the pass is traced inside.
             replayed: whether CUDA graphs run it.
         """
         self._compiler, self._replayed = compiler, replayed
-        self._cache, self._attention = cache, attention
+        self._cache, self._around = cache, around
         self._direct: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         self._outputs: Sequence[Any] = ()
         self._modes: tuple[bool, ...] = ()
@@ -77,13 +78,14 @@ class Graph:
         """Look at the guards again in the next pass: buffers, weights or rows may be others."""
         self._direct = None
 
-    def fill(self, write: Callable[[Held], None]) -> None:
-        """Let `write` write the inputs of a pass on the host, and send them where they stand."""
+    def fill(self, values: Held) -> None:
+        """Send the inputs of a pass where they stand."""
         held, host = self._on_host, None
         if held is None:
             host = pinned(self._layout.size, self._buffer.device)
             held = self._layout.arrays(host)
-        write(held)
+        for name, place in held.items():
+            np.copyto(place, values[name], casting="no")
         if host is not None:
             self._buffer.copy_(host, non_blocking=True)
 
@@ -98,7 +100,7 @@ class Graph:
         self._modes = modes
         slots = self.tensors.get("slots")
         written = nullcontext() if slots is None else self._cache.written_at(slots)
-        with written, self._attention():
+        with written, self._around():
             results: tuple[Tensor, ...] = self._traced(self.tensors)
         # A model that keeps tensors of a pass has more outputs, which Dynamo puts in their places.
         if [id(result) for result in results] != [id(output) for output in self._outputs]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import attrs
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.backends.buckets import Shape, nodes_bucket
-from draftwood.backends.captured_inputs import Held, Inputs
-from draftwood.backends.kv import RowCache
+from draftwood.backends.model_pass import ModelPass
+from draftwood.backends.pass_inputs import Held, Inputs, padded
 from draftwood.backends.region import Ints
-from draftwood.backends.tree_kernel import bit_masks
-from draftwood.backends.visibility import Masks
 from draftwood.level_plan import GrowingLevels, LevelPlan
 
 LAYERS = 32
@@ -27,9 +21,6 @@ COLUMNS = 512
 
 CPU_NODES = 32
 """Nodes of a level of all rows at most on a CPU, where those that nobody wants cost as much as others."""
-
-Additive = Callable[[dict[str, Tensor]], Masks]
-"""Makes what `attention_mask=` takes of what is visible, bool `[rows, nodes, slots]` by kind of layer."""
 
 
 def widths_that_pay(
@@ -80,67 +71,52 @@ class LevelsShape:
         below = np.cumsum(self.widths) - 1
         return [self.first.nodes - 1, *(self.first.nodes + below[:-1]).tolist()]
 
-    def inputs(self, kinds: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """What it reads beside what its first pass does, blank."""
-        rows, levels = self.first.rows, len(self.widths)
-        held: dict[str, NDArray[Any]] = {
-            "level slots": np.zeros(self.columns - self.first.nodes, np.int64),
-            "level positions": np.zeros((rows, levels), np.int64),
-        }
-        return held | {f"level first of {kind}": np.zeros((rows, levels), np.int32) for kind in kinds}
-
-    def fill(self, held: Held, *, start: int, positions: Ints, first: dict[str, Ints | None]) -> None:
-        """Write these inputs.
+    def arrays(self, *, start: int, lengths: Ints, positions: Ints, first: dict[str, Ints | None]) -> Held:
+        """What it reads in addition to what its first pass does.
 
         Args:
-            held: the arrays of the host.
             start: the slot of the first node.
+            lengths: committed slots of every row, `[rows]`.
             positions: of the levels, `[rows, levels]`.
             first: by kind, the first slot of the text that a level sees, of the same shape; None: all.
         """
-        held["level slots"][:] = start + np.arange(self.first.nodes, self.columns)
-        held["level positions"].fill(0)
-        held["level positions"][: len(positions)] = positions
+        size = self.first.rows, len(self.widths)
+        held: Held = {
+            "level slots": start + np.arange(self.first.nodes, self.columns),
+            "level positions": padded(positions, size),
+            "lengths": padded(lengths, size[:1]),
+        }
         for kind, slots in first.items():
-            held[f"level first of {kind}"].fill(0)
-            if slots is not None:
-                held[f"level first of {kind}"][: len(slots)] = slots
+            held[f"level first of {kind}"] = (
+                np.zeros(size, np.int64) if slots is None else padded(slots, size)
+            )
+        return held
 
-    def run(
-        self,
-        forward: Callable[[Tensor, Masks, Tensor], Tensor],
-        tensors: Inputs,
-        *,
-        cache: RowCache,
-        kinds: Sequence[str],
-        additive: Additive,
-    ) -> Tensor:
-        """The whole pass, for tracing: `GrowingLevels.packed`."""
-        first = self.first
-        masks = bit_masks(kinds, tensors, start=first.text, columns=first.columns)
-        visible = {kind: mask.visible() for kind, mask in zip(kinds, masks, strict=True)}
-        logits = forward(tensors["tokens"], additive(visible), tensors["positions"])[:, -1:]
+    def run(self, one: ModelPass, tensors: Inputs) -> Tensor:
+        """The whole pass over levels by `one` pass for each, for tracing: `GrowingLevels.packed`."""
+        first, masks, plan = self.first, one.numbers, one.cache.plan
+        visible = {name: tensors[name] for name in masks.names}
+        logits = one.forward(tensors["tokens"], tensors["positions"], masks.additive(visible))[0][:, -1:]
         slots = torch.arange(first.slots, device=logits.device)
         column = slots - tensors["at"]
         text = slots < tensors["lengths"][:, None, None]
         # What the nodes of a level see of the tree, `[rows, nodes, slots]`.
-        seen = visible[kinds[0]][:, -1:] & (column >= 0) & (column < first.columns)
+        seen = visible[masks.names[0]][:, 0, -1:] & (column >= 0) & (column < first.columns)
         grown = GrowingLevels(self.plan, first.rows, logits.device)
         grown.take(self._distributions(logits))
         for level, (start, width) in enumerate(zip(self.starts[1:], self.widths[1:], strict=True), 1):
             tokens, parents = grown.expand(width)
             own = column == start + torch.arange(width, device=logits.device).unsqueeze(1)
             seen = seen.gather(1, parents.unsqueeze(2).expand(-1, -1, first.slots)) | own
-            visible = {
-                kind: seen | (text & (slots >= tensors[f"level first of {kind}"][:, level, None, None]))
-                for kind in kinds
-            }
+            for kind, name in zip(one.kinds, masks.names, strict=True):
+                begins = tensors[f"level first of {kind}"][:, level, None, None]
+                visible[name] = (seen | (text & (slots >= begins))).unsqueeze(1)
             positions = tensors["level positions"][:, level, None].expand(-1, width)
-            cache.plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
-            logits = forward(tokens, additive(visible), positions)
+            plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
+            logits = one.forward(tokens, positions, masks.additive(visible))[0]
             grown.take(self._distributions(logits))
         # As it was, so that a trace sees no change of it.
-        cache.plan.index = tensors["slots"]
+        plan.index = tensors["slots"]
         return grown.packed()
 
     def _distributions(self, logits: Tensor) -> Tensor:

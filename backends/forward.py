@@ -81,12 +81,13 @@ class guarded_pass:
         if self._inference is not None:
             self._inference.__enter__()
         self._gradients = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
+        # What `torch.set_grad_enabled` does, without an object a time.
+        torch._C._set_grad_enabled(False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_grad_enabled(self._gradients)
+        torch._C._set_grad_enabled(self._gradients)
         if self._inference is not None:
             self._inference.__exit__(kind, error, trace)
         if error is None or isinstance(error, DraftwoodError):

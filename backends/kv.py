@@ -138,6 +138,8 @@ class RowCache(Cache):
         self._arenas: list[Tensor] = []
         self._memory: dict[BufferKind, Tensor] = {}
         self._settled = 0
+        # Whether rows were written since all were dropped.
+        self._filled = False
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
 
     @property
@@ -161,21 +163,29 @@ class RowCache(Cache):
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
             self._settled = len(self.layers)
 
-    def lay_out(self, *, rows: int, slots: int, keep: bool) -> bool:
-        """Make the buffers exactly so large; without `keep` what they hold may be lost.
+    def lay_out(self, *, rows: int, slots: int) -> bool:
+        """Make the buffers exactly so large.
 
         Returns:
             Whether they are others now.
         """
         changed = (rows, slots) != (self.plan.rows, self.plan.slots)
         if changed:
-            self._build(rows=rows, slots=slots, keep=keep)
+            self._build(rows=rows, slots=slots)
         return changed
+
+    def write(self, first: int, last: int, *, start: int, stop: int) -> None:
+        """Let the next pass write rows `[first, last)` into slots `[start, stop)`, and have room for it."""
+        plan = self.plan
+        if last > plan.rows or stop > plan.slots:
+            self.reserve(rows=last, slots=stop)
+        self._filled = True
+        plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
 
     @contextmanager
     def written_at(self, index: Tensor) -> Iterator[None]:
         """Inside it passes write into the slots `index` of all rows, and read all slots."""
-        self.plan.index = index
+        self.plan.index, self._filled = index, True
         try:
             yield
         finally:
@@ -183,6 +193,7 @@ class RowCache(Cache):
 
     def drop(self) -> None:
         """Give all memory back that does not stand; what the layers are like is remembered."""
+        self._filled = False
         if self._standing:
             return
         self._arenas = []
@@ -195,7 +206,7 @@ class RowCache(Cache):
         have = self.plan.slots
         return max(slots + SPARE, have + have // 2) if slots > have else have
 
-    def _build(self, *, rows: int, slots: int, keep: bool = True) -> None:
+    def _build(self, *, rows: int, slots: int) -> None:
         groups: dict[BufferKind, list[tuple[RowLayer, str]]] = {}
         for layer in self.layers:
             if isinstance(layer, RowLayer):
@@ -205,7 +216,7 @@ class RowCache(Cache):
         built = []
         for kind, members in groups.items():
             shape = len(members), rows, kind.heads, slots, kind.dim
-            old = [getattr(layer, name) if keep else None for layer, name in members]
+            old = [getattr(layer, name) if self._filled else None for layer, name in members]
             old = [None if held is None else held[:rows, :, :slots] for held in old]
             memory = self._memory.get(kind)
             if memory is not None and memory.numel() >= math.prod(shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from draftwood.backends.context import end_of_context
 from draftwood.backends.features import FeatureRequest, Features, Through
-from draftwood.backends.forward import cache_argument, guarded_pass, input_device, takes
+from draftwood.backends.forward import guarded_pass, input_device
 from draftwood.backends.layers import body, count_layers, without_layers
 from draftwood.backends.output_head import OutputHead
 from draftwood.backends.probe import disagreement
@@ -76,11 +76,7 @@ class ModelBackend(RenewedBackend):
         has_body = self.hidden_size is not None and body(model) is not None
         self.feature_layers = self.skippable_layers if has_body else 0
         self._reader: Features | None = None
-        self._pass_features: Tensor
         self._head: OutputHead | None = None
-        self._takes_positions = takes(model, "position_ids")
-        self._cache_name = cache_argument(model)
-        self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}, lengths={self.lengths})"
@@ -160,29 +156,13 @@ class ModelBackend(RenewedBackend):
         blank = torch.zeros(0, self.hidden_size or 0, dtype=self.model.dtype, device=self.device)
         return [self._reader.joined(pieces, blank=blank) for pieces in rows]
 
-    def _check_mode(self) -> None:
+    def _refuse_mode(self) -> NoReturn:
         """Refuse a model whose mode was switched since rows joined."""
-        if self.model.training != self._training:
-            now = "training" if self.model.training else "evaluation"
-            raise InvalidInput(
-                f"{type(self.model).__name__} was switched to {now} mode while rows were held; switch it "
-                "between calls."
-            )
-
-    def _logits(self, tokens: Tensor, cache: Any, **options: Any) -> Tensor:
-        """Logits `[batch, n, vocab]` for `tokens` `[batch, n]` behind what `cache` holds.
-
-        Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
-        """
-        self._check_mode()
-        options[self._cache_name] = cache
-        options |= {"input_ids": tokens, "use_cache": True, "return_dict": True}
-        if self._reader is not None:
-            self._pass_features, output = self._reader.read(options)
-        else:
-            output = self._module(**options)
-        logits: Tensor = output.logits
-        return logits
+        now = "training" if self.model.training else "evaluation"
+        raise InvalidInput(
+            f"{type(self.model).__name__} was switched to {now} mode while rows were held; switch it "
+            "between calls."
+        )
 
 
 def served_part(model: Any) -> Any:

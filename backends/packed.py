@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.backends import validation
-from draftwood.backends.buckets import Shape
-from draftwood.backends.captured_levels import LevelsShape, widths_that_pay
+from draftwood.backends.captured_levels import widths_that_pay
 from draftwood.backends.features import Pieces, Through
 from draftwood.backends.forward import guarded_pass
 from draftwood.backends.given_keys import given_keys
@@ -44,7 +43,7 @@ class PackedBackend(PackedPasses):
     @property
     def lengths(self) -> list[int]:
         """Committed tokens of every row."""
-        return [row.length for row in self._rows]
+        return self._lengths.tolist()  # type: ignore[no-any-return]
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
@@ -73,8 +72,8 @@ class PackedBackend(PackedPasses):
             UnsupportedModel: recurrent layers, or a drafter that reads features, which no cache holds.
         """
         self._check_no_nodes()
-        if self._states.layers or self._reader is not None:
-            what = "recurrent layers" if self._states.layers else "a drafter that reads its features"
+        if self._states is not None or self._reader is not None:
+            what = "recurrent layers" if self._states is not None else "a drafter that reads its features"
             raise UnsupportedModel(
                 f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
             )
@@ -82,19 +81,22 @@ class PackedBackend(PackedPasses):
         have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
         with guarded_pass(have + more):
             pieces = given_keys(cache, lengths)
-            self._make_room(have + more, text=max(longest, self._base), stop=longest)
-            self._plan(have, have + more, start=0, stop=longest)
+            self._make_room(have + more, text=longest, stop=longest)
+            self._cache.write(have, have + more, start=0, stop=longest)
             for layer, (keys, values) in enumerate(pieces):
                 self._cache.update(keys, values, layer)
             self._cache.settle(slots=longest)
-            self._region = Region(have + more)
-            if self.captured is not None:
-                self.captured.renew()
-        self._rows += [PackedRow(length) for length in lengths]
-        self._base = max(self.lengths)
+            self._runner.joined(have + more)
+            self._region = Region.empty(have + more)
+        self._hold([*self._rows, *[PackedRow(length) for length in lengths]])
+
+    def _make_room(self, rows: int, *, text: int, stop: int) -> None:
+        """Have buffers for so many rows with texts of up to `text` tokens, and for `stop` slots at first."""
+        self._pass.choose_masks()
+        self._runner.make_room(rows=rows, text=max(text, self._base), stop=stop)
 
     def _check_no_nodes(self) -> None:
-        if any(self._region.counts):
+        if self._region.counts.any():
             raise InvalidInput(
                 "Rows cannot join while others hold uncommitted nodes; commit or drop those first."
             )
@@ -113,23 +115,21 @@ class PackedBackend(PackedPasses):
             padded = pad_sequence(texts, batch_first=True).to(self.device)
             # The first pass of all shows the shapes of the buffers, and small ones suffice for that.
             slots = longest if self._cache.settled else min(longest, self.chunk)
-            self._make_room(have + more, text=max(longest, self._base), stop=slots)
+            self._make_room(have + more, text=longest, stop=slots)
             features: list[Pieces] = [()] * more
-            self._states.begin()
+            states = self._states
+            if states is not None:
+                states.begin()
             for start in range(0, longest, self.chunk):
-                self._prefill_chunk(padded, start, lengths, features, first if scored else None)
+                self._read_chunk(padded, start, lengths, features, first if scored else None)
                 self._cache.settle(slots=longest)
-            self._lay_out_states(have + more)
-            joined = self._states.joined(have, more)
-            self._region = Region(have + more)
-            self._states.settle(joined)
-            if self.captured is not None:
-                self.captured.renew()
+            self._runner.joined(have + more)
+            if states is not None:
+                states.settle(states.joined(have, more))
+            self._region = Region.empty(have + more)
         # The root of a row whose prompt was scored is the first written token, and none of the prompt.
-        self._rows += [
-            PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)
-        ]
-        self._base = max(self.lengths)
+        new = [PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)]
+        self._hold([*self._rows, *new])
         return self._stacked(first)
 
     def _stacked(self, logits: dict[int, Tensor]) -> Tensor:
@@ -147,13 +147,11 @@ class PackedBackend(PackedPasses):
                 self._cache.keep(keep, slots=self._base + self._region.columns)
             else:
                 self._cache.drop()
-            self._region.keep(keep)
-            self._states.keep(keep)
+            self._region = self._region.keep(keep)
+            if self._states is not None:
+                self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
-        self._rows = [self._rows[row] for row in keep]
-        # Uncommitted nodes stay in the slots that they have.
-        if not self._region.columns:
-            self._base = max(self.lengths, default=0)
+        self._hold([self._rows[row] for row in keep])
 
     def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
         """As `StateBackend.read`, in the model's dtype; errors as in `extend`."""
@@ -186,7 +184,7 @@ class PackedBackend(PackedPasses):
             OutOfMemory: the pass does not fit. After any error the state is as it was.
         """
         region = self._region
-        tokens, parents, valid = validation.as_nodes(
+        tokens, parents, valid = validation.padded_nodes(
             tokens, parents, counts, have=region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
@@ -194,14 +192,21 @@ class PackedBackend(PackedPasses):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = region.stage(parents.numpy(), valid)
-            if n > REORDER_ABOVE and self._uses_tree_kernel:
+            if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
-            logits = self._score(tokens, staged, keep=keep, prompt=prompt)
+            inputs = self._tree_inputs(tokens, staged, keep=keep, prompt=prompt)
+            if self.model.training != self._training:
+                self._refuse_mode()
+            logits, features = self._runner.run(inputs)
+            if self._reader is not None and features is not None:
+                features = self._reader.passed_through(features)
+            self._cache.settle(slots=inputs.stop)
             if keep:
-                self._states.accept()
-                region.accept(staged)
-                if self._reader is not None:
-                    self._uncommitted.append(self._pass_features)
+                if self._states is not None:
+                    self._states.accept()
+                self._region = region.accept(staged)
+                if features is not None:
+                    self._uncommitted.append(features)
         return logits
 
     def extend_levels(
@@ -217,10 +222,9 @@ class PackedBackend(PackedPasses):
         The nodes of all levels join the region behind the first ones, level by level, of every one as many
         as its width.
         """
-        captured = self.captured if self._cache.settled and self._reader is None else None
-        if captured is None or self._states.layers or any(self._region.counts) or not self._rows:
+        if not self._runner.grows or self._region.counts.any() or not self._rows:
             return None
-        tokens, parents, valid = validation.as_nodes(
+        tokens, parents, valid = validation.padded_nodes(
             tokens, parents, None, have=self._region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
@@ -239,29 +243,23 @@ class PackedBackend(PackedPasses):
         if widths is None or within or deepest > (self.max_length or deepest):
             return None
         with guarded_pass(rows):
-            self._make_room(rows, text=self._base, stop=self._base + n + sum(widths[1:]))
             staged = self._region.stage(parents.numpy(), valid)
-            tree = self._tree_pass(tokens, staged)
-            cache = self._cache.plan
-            first = Shape(cache.rows, n, cache.slots - self._room, self._room)
-            shape = LevelsShape(first, plan, widths, temperature)
-            positions = tree.positions[:, -1:] + np.arange(len(widths))
-            seen = {
+            inputs = self._tree_inputs(tokens, staged, keep=True, prompt=False)
+            positions = inputs.positions[:, -1:] + np.arange(len(widths))
+            first = {
                 kind: reach.first(positions) if reach in limited else None
                 for kind, reach in self._kinds.items()
             }
-            self._check_mode()
-            found = captured.grow(
-                shape,
-                tree,
-                lambda held: shape.fill(held, start=tree.start, positions=positions, first=seen),
-            )
-            levels = Levels.of(found[:rows], widths=widths, vocab_size=self.vocab_size)
+            if self.model.training != self._training:
+                self._refuse_mode()
+            found = self._runner.grow(inputs, plan, widths=widths, temperature=temperature, first=first)
+            levels = Levels.of(found, widths=widths, vocab_size=self.vocab_size)
             if levels.misses(plan):
                 return None
             _, below = levels.nodes(root=n - 1)
             above = np.concatenate([parents.numpy(), below], 1)
-            self._region.accept(self._region.stage(above, [above.shape[1]] * rows))
+            staged = self._region.stage(above, [above.shape[1]] * rows)
+            self._region = self._region.accept(staged)
         return levels
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -274,26 +272,27 @@ class PackedBackend(PackedPasses):
         validation.check_paths(paths, rows=len(self._rows))
         accepted = self._region.accepted(paths)
         sources = self._base + accepted.columns
-        targets = np.array(self.lengths, np.int64)[accepted.rows] + accepted.steps
+        targets = self._lengths[accepted.rows] + accepted.steps
         moved = np.flatnonzero(sources != targets)
         with guarded_pass(len(self._rows)):
-            captured = self.captured.replay if self.captured is not None and self._states.settled else None
-            replayed = self._states.replayed(accepted, self._region.columns, captured=captured)
+            states = self._states
+            if states is not None:
+                replayed = states.replayed(accepted, self._region.columns, by=self._runner.replayed)
             rows = self._rows_after(accepted, paths)
             if len(moved):
                 self._cache.move(accepted.rows[moved], sources[moved], targets[moved])
-            self._states.settle(replayed)
-            self._region.clear()
-            self._rows, self._uncommitted = rows, []
-        self._base = max(self.lengths, default=0)
+            if states is not None:
+                states.settle(replayed)
+            self._region = self._region.cleared()
+            self._uncommitted = []
+        self._hold(rows)
 
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
     ) -> None:
         """As `StateBackend.keep_features`."""
         super().keep_features(layers, last=last, through=through)
-        if self.captured is not None:
-            self.captured.keep(self._reader)
+        self._pass.reader = self._reader
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """As `StateBackend.take_features`, in the model's dtype and on `device`."""

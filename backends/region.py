@@ -13,20 +13,27 @@ here and sent, and nothing is read back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from itertools import chain
+from functools import cache, cached_property, lru_cache
+from itertools import chain as joined
+from typing import Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.backends.validation import check_path
+from draftwood.backends.validation import check_parents, check_path
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
 
 WORD = 32
 """Columns in a word of bits."""
+
+REMEMBERED = 256
+"""Results that are kept of calls that may come again."""
+
+SMALL = 256
+"""Nodes of all rows up to which results are kept."""
 
 
 def words(columns: int) -> int:
@@ -74,9 +81,9 @@ class Staged:
     @property
     def stop(self) -> int:
         """The column behind the last."""
-        return self.start + int(self.parents.shape[1])
+        return self.start + int(self.bits.shape[1])
 
-    @property
+    @cached_property
     def visible(self) -> NDArray[np.bool_]:
         """bool `[rows, nodes, columns]`, the bits one by one."""
         return unpacked(self.bits, self.stop)
@@ -101,17 +108,13 @@ class Accepted:
         rows: `[nodes]`, ascending.
         columns: `[nodes]`.
         counts: `[rows]`, nodes of every row's path.
+        steps: `[nodes]`, how many nodes of its path precede each.
     """
 
     rows: Ints
     columns: Ints
     counts: Ints
-
-    @property
-    def steps(self) -> Ints:
-        """How many nodes of its path stand before each, `[nodes]`."""
-        before = np.cumsum(self.counts) - self.counts
-        return np.arange(len(self.rows)) - before[self.rows]
+    steps: Ints
 
 
 @cache
@@ -124,14 +127,33 @@ def own_bits(columns: int, *, words: int) -> Bits:
     return _identity(max(256, 1 << (max(columns, words * WORD) - 1).bit_length()))[:columns, :words]
 
 
-@cache
-def chain_bits(nodes: int) -> Bits:
-    """Uint32 `[nodes, words]` of a chain, whose nodes see all before them."""
-    return packed(np.tri(nodes, dtype=np.bool_))
+@lru_cache(16)
+def chain(nodes: int) -> Staged:
+    """One row of a chain of new nodes below the committed state, each of which sees all before it."""
+    depths = np.arange(nodes)[None]
+    return Staged(depths - 1, [nodes], 0, packed(np.tri(nodes, dtype=np.bool_))[None], depths)
 
 
+class Memo:
+    """Results of calls that may come again: a few shapes return in round after round, where rows are few."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Any] = {}
+
+    def get(self, key: Any) -> Any:
+        """The value that was kept for `key`, or None."""
+        return self._found.get(key)
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Keep `value` for a while."""
+        if len(self._found) >= REMEMBERED:
+            self._found.clear()
+        self._found[key] = value
+
+
+@attrs.frozen(eq=False)
 class Region:
-    """The uncommitted nodes of all rows.
+    """The uncommitted nodes of all rows, which do not change: `accept` gives another region.
 
     Law: after any calls a region says what walking up the parents of the accepted nodes says. `stage` lets
     each new node see itself and its ancestors, by their columns, and nothing else; its depth is how many
@@ -139,24 +161,35 @@ class Region:
 
     Attributes:
         columns: how many are taken, padding included.
-        counts: nodes of every row.
+        counts: nodes of every row, `[rows]`.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.columns = 0
-        self.counts: list[int] = [0] * rows
-        capacity = WORD
-        # By column, one further on: entry 0 stands for the committed state, which sees nothing.
-        self._bits: Bits = np.zeros((rows, 1 + capacity, words(capacity)), np.uint32)
-        self._depths: Ints = np.full((rows, 1 + capacity), -1)
-        # By region index.
-        self._parents: Ints = np.zeros((rows, capacity), np.int64)
-        self._columns: Ints = np.zeros((rows, capacity), np.int64)
+    columns: int
+    counts: Ints
+    # By column, one further on: entry 0 stands for the committed state, which sees nothing.
+    _bits: Bits
+    _depths: Ints
+    # By region index.
+    _parents: Ints
+    _places: Ints
+    _memo: Memo
+    # Without nodes; None where this is it.
+    _root: Region | None = None
+
+    @classmethod
+    def empty(cls, rows: int) -> Region:
+        """Rows without nodes."""
+        none, bits = np.zeros((rows, 0), np.int64), np.zeros((rows, 1, 0), np.uint32)
+        return cls(0, np.zeros(rows, np.int64), bits, np.full((rows, 1), -1), none, none, Memo())
+
+    def cleared(self) -> Region:
+        """The region without nodes."""
+        return self._root or self
 
     @property
     def depths(self) -> Ints:
         """Depth of every column `[rows, columns]`; of padding 0."""
-        return self._depths[:, 1 : 1 + self.columns]
+        return self._depths[:, 1:]
 
     def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
         """What a call would add to the region.
@@ -164,54 +197,71 @@ class Region:
         Args:
             parents: region indices `[rows, nodes]`, each below its node's own; -1 is the committed state.
             counts: valid nodes of every row; the others are padding, with parent -1.
+
+        Raises:
+            InvalidTree: a parent not before its child.
         """
+        key = self, parents.tobytes(), tuple(counts)
+        staged: Staged | None = self._memo.get(key)
+        if staged is not None:
+            return staged
+        check_parents(parents, self.counts)
         rows, n = parents.shape
         start, width = self.columns, words(self.columns + n)
         # Entry n of every row stands for whatever is not in this call.
         bits = np.zeros((rows, n + 1, width), np.uint32)
         depths = np.zeros((rows, n + 1), np.int64)
         bits[:, :n] = own_bits(start + n, words=width)[start:]
-        above = parents - np.array(self.counts)[:, None]
+        above = parents - self.counts[:, None]
         inside = above >= 0
         if start:
             row = np.arange(rows)[:, None]
-            old = self._columns[row, np.where(inside, 0, parents)] + 1
+            old = self._places[row, np.where(inside, 0, parents)] + 1
             old[inside | (parents < 0)] = 0
             held = self._bits[row, old, :width]
             bits[:, :n, : held.shape[2]] |= held
             depths[:, :n] = self._depths[row, old] + 1
         if inside.any():
             depths[:, :n][inside] = 1
-            self._close(bits.reshape(-1, width), depths.reshape(-1), np.where(inside, above, n))
-        return Staged(parents, counts, start, bits[:, :n], depths[:, :n])
+            _close(bits.reshape(-1, width), depths.reshape(-1), np.where(inside, above, n))
+        # The caller's array may be written again.
+        staged = Staged(parents.copy(), counts, start, bits[:, :n], depths[:, :n])
+        if parents.size <= SMALL:
+            self._memo.keep(key, staged)
+        return staged
 
-    def accept(self, staged: Staged) -> None:
-        """Take in the nodes that were staged last; their pass succeeded."""
+    def accept(self, staged: Staged) -> Region:
+        """The region with the nodes of `staged`, whose pass succeeded."""
+        after: Region | None = self._memo.get(staged)
+        if after is not None:
+            return after
         rows, n = staged.parents.shape
-        start, stop, width = staged.start, staged.stop, staged.bits.shape[2]
-        counts = self.counts
-        self._reserve(max(stop, max(counts, default=0) + n))
-        self._bits[:, 1 + start : 1 + stop, :width] = staged.bits
-        self._bits[:, 1 + start : 1 + stop, width:] = 0
-        self._depths[:, 1 + start : 1 + stop] = staged.depths
+        start, stop = staged.start, staged.start + n
+        bits = np.zeros((rows, 1 + stop, words(stop)), np.uint32)
+        bits[:, : 1 + start, : self._bits.shape[2]] = self._bits
+        bits[:, 1 + start :] = staged.bits
         # Padding takes the indices behind the valid nodes, which are the next call's.
-        index = np.array(counts)[:, None] + np.arange(n)
-        row = np.arange(rows)[:, None]
-        self._parents[row, index] = staged.parents
-        self._columns[row, index] = np.arange(start, stop) if staged.columns is None else staged.columns
-        self.counts = [have + more for have, more in zip(counts, staged.counts, strict=True)]
-        self.columns = stop
+        row, index = np.arange(rows)[:, None], self.counts[:, None] + np.arange(n)
+        parents, places = np.zeros((2, rows, self._parents.shape[1] + n), np.int64)
+        parents[:, :-n], places[:, :-n] = self._parents, self._places
+        parents[row, index] = staged.parents
+        places[row, index] = np.arange(start, stop) if staged.columns is None else staged.columns
+        depths = np.concatenate([self._depths, staged.depths], 1)
+        total, memo = self.counts + staged.counts, self._memo
+        after = Region(stop, total, bits, depths, parents, places, memo, self.cleared())
+        if parents.size <= SMALL:
+            self._memo.keep(staged, after)
+        return after
 
-    def clear(self) -> None:
-        """Drop all nodes."""
-        self.columns, self.counts = 0, [0] * len(self.counts)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
-        index = np.array(rows, np.int64)
-        self.counts = [self.counts[row] for row in rows]
-        self._bits, self._depths = self._bits[index], self._depths[index]
-        self._parents, self._columns = self._parents[index], self._columns[index]
+    def keep(self, rows: Sequence[int]) -> Region:
+        """The region of these rows only, in this order."""
+        empty = Region.empty(len(rows))
+        if not self.columns:
+            return empty
+        at = np.array(rows, np.int64)
+        parents, places = self._parents[at], self._places[at]
+        counts, bits, depths = self.counts[at], self._bits[at], self._depths[at]
+        return Region(self.columns, counts, bits, depths, parents, places, Memo(), empty)
 
     def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
         """Columns of the nodes of every row's path, which names them by region index.
@@ -219,48 +269,44 @@ class Region:
         Raises:
             InvalidTree: a path that does not start under the committed state or skips a parent.
         """
-        counts = np.array([len(path) for path in paths], np.int64)
-        nodes = np.fromiter(chain.from_iterable(paths), np.int64, counts.sum())
-        rows = np.repeat(np.arange(len(paths)), counts)
-        have = np.array(self.counts)[rows]
-        there = (nodes >= 0) & (nodes < have)
-        before = np.full(len(nodes), -1)
+        key = self, tuple(map(tuple, paths))
+        known: Accepted | None = self._memo.get(key)
+        if known is not None:
+            return known
+        counts = np.array(list(map(len, paths)), np.int64)
+        nodes = np.fromiter(joined.from_iterable(paths), np.int64)
+        rows = np.arange(len(paths)).repeat(counts)
+        steps = np.arange(len(nodes)) - (counts.cumsum() - counts)[rows]
+        before = np.empty_like(nodes)
         before[1:] = nodes[:-1]
-        before[(np.cumsum(counts) - counts)[counts > 0]] = -1
-        known = np.where(there, nodes, 0)
-        if not (there & (self._parents[rows, known] == before)).all():
+        before[steps == 0] = -1
+        there = nodes.view(np.uint64) < self.counts[rows].view(np.uint64)  # negative ones are large
+        if not there.all() or (self._parents[rows, nodes] != before).any():
             for row, (path, count) in enumerate(zip(paths, self.counts, strict=True)):
                 check_path(path, self._parents[row, :count].tolist(), row=row)
-        return Accepted(rows, self._columns[rows, known], counts)
+        accepted = Accepted(rows, self._places[rows, nodes], counts, steps)
+        if len(nodes) <= SMALL:
+            self._memo.keep(key, accepted)
+        return accepted
 
-    @staticmethod
-    def _close(bits: Bits, depths: Ints, above: Ints) -> None:
-        """Let every node see what its ancestors in this call see, and be as deep as they make it.
 
-        Every step looks twice as far up, so that there are as many as bits in the depth.
+def _close(bits: Bits, depths: Ints, above: Ints) -> None:
+    """Let every node see what its ancestors in this call see, and be as deep as they make it.
 
-        Args:
-            bits: `[rows * (nodes + 1), words]`, changed in place.
-            depths: `[rows * (nodes + 1)]`, changed in place: the steps up to `above`, or the depth.
-            above: the parent `[rows, nodes]`, or `nodes` where it is not in this call.
-        """
-        rows, n = above.shape
-        up = np.full((rows, n + 1), n)
-        up[:, :n] = above
-        up += np.arange(rows)[:, None] * (n + 1)
-        up = up.reshape(-1)
-        ends = up[n :: n + 1].repeat(n + 1)
-        while (up != ends).any():
-            bits |= bits.take(up, 0)
-            depths += depths.take(up)
-            up = up.take(up)
+    Every step looks twice as far up, so that there are as many as bits in the depth.
 
-    def _reserve(self, columns: int) -> None:
-        have = self._parents.shape[1]
-        if columns <= have:
-            return
-        more = WORD * words(max(columns, 2 * have)) - have
-        self._bits = np.pad(self._bits, ((0, 0), (0, more), (0, more // WORD)))
-        self._depths = np.pad(self._depths, ((0, 0), (0, more)))
-        self._parents = np.pad(self._parents, ((0, 0), (0, more)))
-        self._columns = np.pad(self._columns, ((0, 0), (0, more)))
+    Args:
+        bits: `[rows * (nodes + 1), words]`, changed in place.
+        depths: `[rows * (nodes + 1)]`, changed in place: the steps up to `above`, or the depth.
+        above: the parent `[rows, nodes]`, or `nodes` where it is not in this call.
+    """
+    rows, n = above.shape
+    up = np.full((rows, n + 1), n)
+    up[:, :n] = above
+    up += np.arange(rows)[:, None] * (n + 1)
+    up = up.reshape(-1)
+    ends = up[n :: n + 1].repeat(n + 1)
+    while (up != ends).any():
+        bits |= bits.take(up, 0)
+        depths += depths.take(up)
+        up = up.take(up)

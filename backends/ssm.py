@@ -35,7 +35,9 @@ class RecurrentBackend(PackedBackend):
         kinds = reaches(model.config, recurrent=True)
         self._check_attention(model, list(kinds))
         module, states = with_mixers(model, snapshots=snapshots, standing=capture != "off")
-        super().__init__(model, module, kinds=kinds, states=states, chunk=chunk, capture=capture)
+        # A configuration of a recurrent family may name no recurrent layer.
+        held = states if states.layers else None
+        super().__init__(model, module, kinds=kinds, states=held, chunk=chunk, capture=capture)
         self._options["snapshots"] = snapshots
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:

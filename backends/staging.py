@@ -76,7 +76,10 @@ class Layout:
 def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     """`arrays` as tensors on `device`: on the CPU over the same memory, elsewhere by one copy."""
     if device.type == "cpu":
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {}
+        for name, array in arrays.items():
+            tensors[name] = torch.from_numpy(array)
+        return tensors
     layout = Layout.of(arrays)
     buffer = pinned(layout.size, device)
     for name, place in layout.arrays(buffer).items():

@@ -8,7 +8,6 @@ from draftwood.backends.capture import Capture
 from draftwood.backends.forward import takes
 from draftwood.backends.masks import reaches
 from draftwood.backends.packed import PackedBackend
-from draftwood.backends.recurrent.states import States
 from draftwood.errors import UnsupportedModel
 
 
@@ -31,6 +30,4 @@ class TransformerBackend(PackedBackend):
             raise UnsupportedModel(
                 f"{type(model).__name__} takes no position_ids, so nodes cannot share a position."
             )
-        super().__init__(
-            model, model, kinds=reaches(model.config), states=States(), chunk=chunk, capture=capture
-        )
+        super().__init__(model, model, kinds=reaches(model.config), states=None, chunk=chunk, capture=capture)

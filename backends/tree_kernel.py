@@ -8,82 +8,99 @@ to, and the bits themselves wait in a context variable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import attrs
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from draftwood.backends.buckets import Shape
+from draftwood.backends.pass_inputs import Held, Inputs, PassInputs, padded
+from draftwood.backends.region import own_bits
 from draftwood.kernels.tree_attention import dispatch, operation
 from draftwood.kernels.tree_attention.mask import TreeMask
 
 TREE = "draftwood_tree"
 
 
-@attrs.frozen(eq=False)
-class PackedMasks:
-    """What the nodes of one pass see, for every kind of layer.
+class BitMasks:
+    """Masks of one bit a pair of nodes, for attention by the tree kernel.
 
     Attributes:
-        masks: by kind.
-        markers: what `attention_mask=` takes, one tensor, or one for every kind.
+        attention: inside it the model attends by the tree kernel.
     """
 
-    masks: tuple[TreeMask, ...]
-    markers: Tensor | dict[str, Tensor]
+    def __init__(self, kinds: Sequence[str], *, attention: AbstractContextManager[None]) -> None:
+        """Masks for layers of these kinds, one at least."""
+        self.attention = attention
+        self._kinds = tuple(kinds)
 
-    @classmethod
-    def of(cls, kinds: Sequence[str], tensors: dict[str, Tensor], *, start: int, columns: int) -> PackedMasks:
-        """Over what `Visibility.packed_arrays` gave.
+    def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
+        """The tensors of a `TreeMask` of every kind."""
+        rows, nodes = inputs.tokens.shape
+        lines = (rows, nodes) if room is None else (room.rows, room.nodes)
+        held: Held = {
+            "lengths": _lines(inputs.lengths.astype(np.int32), (rows,), lines[:1]),
+            "counts": np.full(lines[0], lines[1], np.int32),
+            "at": np.array([inputs.base], np.int32),
+        }
+        for kind, bits, first in zip(self._kinds, inputs.bits, inputs.first, strict=True):
+            seen = _lines(bits, (rows, *bits.shape[1:]), (rows, *bits.shape[1:]))
+            if room is not None:
+                # Padding sees itself, since softmax needs something.
+                start, words = inputs.staged.start, room.columns // 32
+                own = own_bits(start + room.nodes, words=words)[start:]
+                place = np.broadcast_to(own, (*lines, words)).copy()
+                place[:rows, :nodes, : seen.shape[2]] = seen
+                seen = place
+            held[f"bits of {kind}"] = seen.view(np.int32)
+            first = np.zeros((rows, nodes), np.int32) if first is None else first.astype(np.int32)
+            held[f"first of {kind}"] = _lines(first, (rows, nodes), lines)
+        return held
+
+    def of(self, tensors: Inputs, shape: Shape) -> tuple[Tensor | dict[str, Tensor], tuple[TreeMask, ...]]:
+        """What stands for the masks of all kinds, and the masks.
 
         Args:
-            kinds: names of the model's kinds of layers, one at least.
-            tensors: the arrays on the device.
-            start: the slot of column 0, or one behind it; no length exceeds it.
-            columns: uncommitted columns, or more than there are.
+            tensors: what `arrays` gave, on the device.
+            shape: of the pass, by which the arrays are padded.
         """
-        masks = bit_masks(kinds, tensors, start=start, columns=columns)
-        return cls(masks, markers(kinds, tensors["lengths"]))
-
-
-def bit_masks(
-    kinds: Sequence[str], tensors: dict[str, Tensor], *, start: int, columns: int
-) -> tuple[TreeMask, ...]:
-    """The mask of every kind; arguments as in `PackedMasks.of`."""
-    return tuple(
-        [
+        masks = [
             TreeMask(
                 bits=tensors[f"bits of {kind}"],
                 lengths=tensors["lengths"],
-                start=start,
-                columns=columns,
+                start=shape.text,
+                columns=shape.columns,
                 first=tensors[f"first of {kind}"],
                 counts=tensors["counts"],
                 at=tensors["at"],
             )
-            for kind in kinds
+            for kind in self._kinds
         ]
-    )
+        # Only the shapes of markers are read.
+        blank = tensors["lengths"].new_empty(shape.rows, 1, 1, len(masks), dtype=torch.float32)
+        markers = {kind: blank[..., : index + 1] for index, kind in enumerate(self._kinds)}
+        return (markers if len(masks) > 1 else blank), tuple(masks)
 
 
-def markers(kinds: Sequence[str], lengths: Tensor) -> Tensor | dict[str, Tensor]:
-    """What stands for the masks of all kinds, whose rows are those of `lengths`; only shapes are read."""
-    blank = lengths.new_empty(len(lengths), 1, 1, len(kinds), dtype=torch.float32)
-    return {kind: blank[..., : index + 1] for index, kind in enumerate(kinds)} if len(kinds) > 1 else blank
+def _lines(values: NDArray[Any], of_rows: tuple[int, ...], size: tuple[int, ...]) -> NDArray[Any]:
+    """`values`, perhaps one line for all rows, a line for every row, padded to `size`."""
+    return np.require(padded(np.broadcast_to(values, of_rows), size), requirements=["C", "W"])
 
 
 _now: ContextVar[tuple[TreeMask, ...]] = ContextVar("masks of the pass")
 
 
 @contextmanager
-def under(packed: PackedMasks) -> Iterator[None]:
-    """Inside it `tree_attention` attends under these masks."""
-    token = _now.set(packed.masks)
+def under(masks: tuple[TreeMask, ...]) -> Iterator[None]:
+    """Inside it `tree_attention` attends under these masks, one for every kind of layer."""
+    token = _now.set(masks)
     try:
         yield
     finally:
@@ -118,7 +135,7 @@ def tree_attention(
         query: `[batch, heads, queries, head_dim]`.
         key: `[batch, kv_heads, keys, head_dim]`.
         value: `[batch, kv_heads, keys, value_dim]`.
-        attention_mask: a marker of `PackedMasks`.
+        attention_mask: a marker of `BitMasks`.
         dropout: 0, as the model is in evaluation mode.
         scaling: of the scores; default: 1 over the root of head_dim.
         softcap: of the scores.

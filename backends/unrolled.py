@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from draftwood.backends import validation
 from draftwood.backends.features import Pieces
-from draftwood.backends.forward import guarded_pass
+from draftwood.backends.forward import cache_argument, guarded_pass, takes
 from draftwood.backends.model import ModelBackend
 from draftwood.backends.streamed import read_ahead
 from draftwood.errors import InvalidInput, UnsupportedModel
@@ -87,6 +87,10 @@ class UnrolledBackend(ModelBackend):
         super().__init__(model, chunk=chunk)
         read_ahead(model, layers=self.skippable_layers)
         self._rows: list[UnrolledRow] = []
+        self._pass_features: Tensor
+        self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+        self._takes_positions = takes(model, "position_ids")
+        self._cache_name = cache_argument(model)
 
     @property
     def lengths(self) -> list[int]:
@@ -254,11 +258,23 @@ class UnrolledBackend(ModelBackend):
         return copied
 
     def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
-        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n, vocab]`."""
+        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n, vocab]`.
+
+        Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
+        """
         if self._takes_positions:
             positions = torch.arange(start, start + tokens.shape[1], device=self.device)
             options["position_ids"] = positions.expand(len(tokens), -1)
-        return self._logits(tokens.to(self.device), cache, **options)
+        if self.model.training != self._training:
+            self._refuse_mode()
+        options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}
+        options |= {"use_cache": True, "return_dict": True}
+        if self._reader is not None:
+            self._pass_features, output = self._reader.read(options)
+        else:
+            output = self.model(**options)
+        logits: Tensor = output.logits
+        return logits
 
 
 def _can_be_cut(cache: Cache) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.errors import InvalidInput, InvalidTree
@@ -42,7 +43,30 @@ def check_filled(rows: Sequence[Tensor]) -> None:
 
 
 def as_nodes(
-    tokens: Tensor, parents: Tensor, counts: Sequence[int] | None, *, have: Sequence[int], vocab: int
+    tokens: Tensor,
+    parents: Tensor,
+    counts: Sequence[int] | None,
+    *,
+    have: Sequence[int],
+    vocab: int,
+) -> tuple[Tensor, Tensor, list[int]]:
+    """As `padded_nodes`, and parents are checked.
+
+    Raises:
+        InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
+    """
+    tokens, parents, valid = padded_nodes(tokens, parents, counts, have=have, vocab=vocab)
+    check_parents(parents.numpy(), have)
+    return tokens, parents, valid
+
+
+def padded_nodes(
+    tokens: Tensor,
+    parents: Tensor,
+    counts: Sequence[int] | None,
+    *,
+    have: Sequence[int] | NDArray[np.int64],
+    vocab: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Tokens, parents and counts of an `extend` call with its padding made harmless.
 
@@ -60,7 +84,7 @@ def as_nodes(
         Tokens int64, on the device where they were; parents int64 on the CPU; counts.
 
     Raises:
-        InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.
+        InvalidTree: wrong shapes, or a token outside the vocabulary.
     """
     rows = len(have)
     if tokens.dim() != 2 or tokens.shape != parents.shape or len(tokens) != rows:
@@ -69,40 +93,41 @@ def as_nodes(
             f"with {rows} rows."
         )
     n = tokens.shape[1]
-    valid = [n] * rows if counts is None else [int(count) for count in counts]
-    if len(valid) != rows or not all(0 <= count <= n for count in valid):
+    valid = [n] * rows if counts is None else list(map(int, counts))
+    fewest = min(valid, default=n)
+    if len(valid) != rows or fewest < 0 or max(valid, default=n) > n:
         raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
-    on_host = tokens.device.type == "cpu"
+    on_host = tokens.is_cpu
     tokens, parents = tokens.to(torch.int64), parents.to("cpu", torch.int64)
-    if any(count != n for count in valid):
+    if fewest < n:
         padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
         parents = parents.masked_fill(padding, -1)
         if on_host:
             tokens = tokens.masked_fill(padding, 0)
     if on_host:
-        _check_tokens(tokens, have, vocab)
-    _check_parents(parents, have)
+        ids = tokens.numpy()
+        if (ids.view(np.uint64) >= vocab).any():  # negative ones are large
+            row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
+            raise InvalidTree(
+                f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
+                f"are 0 to {vocab - 1}."
+            )
     return tokens, parents, valid
 
 
-def _check_tokens(tokens: Tensor, have: Sequence[int], vocab: int) -> None:
-    ids = tokens.numpy()
-    if (ids.view(np.uint64) >= vocab).any():  # negative ones are large
-        row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
-        raise InvalidTree(
-            f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
-            f"are 0 to {vocab - 1}."
-        )
+def check_parents(parents: NDArray[np.int64], have: Sequence[int] | NDArray[np.int64]) -> None:
+    """`InvalidTree` unless every parent `[rows, nodes]` is before its child, or -1, the committed state.
 
-
-def _check_parents(parents: Tensor, have: Sequence[int]) -> None:
-    above = parents.numpy()
-    nodes = np.array(have, np.int64)[:, None] + np.arange(above.shape[1])
-    wrong = (above < -1) | (above >= nodes)
+    Args:
+        parents: region indices.
+        have: nodes each row already has.
+    """
+    nodes = np.asarray(have, np.int64)[:, None] + np.arange(parents.shape[1])
+    wrong = (parents < -1) | (parents >= nodes)
     if wrong.any():
         row, index = np.argwhere(wrong)[0]
         raise InvalidTree(
-            f"Node {nodes[row, index]} of row {row} has parent {above[row, index]}; it must be -1 or stand "
+            f"Node {nodes[row, index]} of row {row} has parent {parents[row, index]}; it must be -1 or stand "
             "before its child."
         )
 

@@ -11,6 +11,7 @@ from benchmarks.kernels.gpu import gpu
 from benchmarks.kernels.mixed_rows import mixed_rows
 from benchmarks.kernels.offloaded import offloaded
 from benchmarks.kernels.packed import packed
+from benchmarks.kernels.plain_round import plain_round
 from benchmarks.kernels.prefix_cost import prefix_cost
 from benchmarks.kernels.round import round_times
 from benchmarks.kernels.speed import speed
@@ -47,6 +48,7 @@ for measurement in (
     mixed_rows,
     offloaded,
     packed,
+    plain_round,
     prefix_cost,
     speed,
     streamed,

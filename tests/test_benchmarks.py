@@ -45,6 +45,18 @@ def test_the_rounds_numbers_are_drawn_where_they_vary(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-nodes.png", "round-vocab.png"]
 
 
+def test_a_plain_round_asks_little_of_the_host() -> None:
+    called = CliRunner().invoke(app, ["plain-round", "--rounds", "3"])
+    assert called.exit_code == 0, called.output
+    found = re.search(r"^backends +(\d+) +(\d+) +(\d+)$", called.output, re.MULTILINE)
+    assert found is not None, called.output
+    files, functions, calls = map(int, found.groups())
+    # A mixer, a graph or a second form of a pass would be more. Comprehensions count up to Python 3.11.
+    assert files <= 12
+    assert functions <= 41
+    assert calls <= 205
+
+
 def test_a_budget_without_settings_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     called = CliRunner().invoke(
         app, ["recipes", "--data", str(tmp_path), "--to", str(tmp_path / "cells"), "--budget", "17"]

@@ -188,8 +188,6 @@ def grown(old: Vectors, new: Vectors) -> Vectors:
 class States:
     """The states of all recurrent layers of one model, which share what a pass says of the tree.
 
-    Without layers, every call is idle.
-
     Attributes:
         layers: in the order in which they run.
         may_overflow: whether states are looked at for infinities before they are taken over, which costs an
@@ -264,26 +262,23 @@ class States:
         for layer in self.layers:
             layer.begin()
 
-    def prefill(self, start: int, width: int, lengths: Sequence[int], device: torch.device) -> None:
-        """The next pass holds tokens `[start, start + width)` of joining rows of these lengths."""
-        if not self.layers:
-            return
-        counts = [min(max(length - start, 0), width) for length in lengths]
+    def prefill(self, counts: Sequence[int], width: int, device: torch.device) -> None:
+        """The next pass holds `width` tokens of every joining row, of which so many are text."""
         self._now, self._text = None, Text(counts, width, device)
 
     def joined(self, have: int, more: int) -> list[Tensor | None]:
         """All committed states once the rows have joined, for `settle`."""
         return self._finite([layer.joined(have, more) for layer in self.layers])
 
-    def extend(self, visible: Tensor | None, *, prompts: Tensor | None, keep: bool = True) -> None:
+    def extend(self, visible: Tensor, *, prompts: Tensor, keep: bool = True) -> None:
         """The next pass appends nodes, or scores them only.
 
         Args:
-            visible: bool `[rows, nodes, columns]`; None where there are no layers.
+            visible: bool `[rows, nodes, columns]`.
             prompts: bool `[rows, nodes]`, the nodes that are tokens of a prompt.
             keep: whether the nodes stay.
         """
-        self._now, self._keep = None if visible is None else Pass(visible, prompts), keep
+        self._now, self._keep = Pass(visible, prompts), keep
 
     def prompts(self, device: torch.device) -> Tensor | None:
         """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
@@ -301,21 +296,21 @@ class States:
         accepted: Accepted,
         columns: int,
         *,
-        captured: Callable[[Chosen], Sequence[Tensor]] | None = None,
+        by: Callable[[Chosen], Sequence[Tensor] | None],
     ) -> list[Tensor | None]:
         """All committed states after a commit of these nodes, of so many columns, for `settle`.
 
         Args:
             accepted: the nodes.
             columns: uncommitted ones.
-            captured: what gives them instead of `replay`, if anything.
+            by: what may give them instead of `replay`.
         """
-        if not self.layers or not len(accepted.rows):
+        if not len(accepted.rows):
             return [layer.committed for layer in self.layers]
         chosen = np.zeros((len(accepted.counts), columns), np.bool_)
         chosen[accepted.rows, accepted.columns] = True
-        if captured is not None:
-            return self._finite(list(captured(chosen)))
+        if (states := by(chosen)) is not None:
+            return self._finite(list(states))
         devices = {layer.device for layer in self.layers}
         return self._finite([*self.replay({device: sent(chosen, device) for device in devices})])
 

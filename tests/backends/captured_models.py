@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draftwood import LevelPlan, Levels
 from draftwood.backends import capture as captured_passes
-from draftwood.backends import packed_passes
 from draftwood.backends.buckets import nodes_bucket, rows_bucket
 from draftwood.backends.masks import reaches
 from draftwood.backends.recurrent.rebuild import recurrent_layers
@@ -42,9 +41,8 @@ def few_shapes() -> Iterator[None]:
         return next((bucket for bucket in (8, 32) if count <= bucket), nodes_bucket(count))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_passes, "rows_bucket", rows)
         patch.setattr(captured_passes, "rows_bucket", rows)
-        patch.setattr(packed_passes, "nodes_bucket", nodes)
+        patch.setattr(captured_passes, "nodes_bucket", nodes)
         yield
 
 

@@ -10,11 +10,14 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from draftwood.backends.attention import Attending
+from draftwood.backends.buckets import Shape
 from draftwood.backends.masks import Reach, reaches
-from draftwood.backends.region import packed
+from draftwood.backends.number_masks import NumberMasks
+from draftwood.backends.pass_inputs import PassInputs
+from draftwood.backends.region import WORD, Staged, packed
 from draftwood.backends.staging import send
-from draftwood.backends.tree_kernel import PackedMasks
-from draftwood.backends.visibility import Visibility
+from draftwood.backends.tree_kernel import TREE, BitMasks
 from draftwood.errors import UnsupportedModel
 
 
@@ -33,22 +36,50 @@ def test_reach_ends_at_the_window() -> None:
 def masks_of(
     kinds: dict[str, Reach], seen: list[list[int]], *, lengths: list[int], depths: list[list[int]], dtype: Any
 ) -> tuple[Any, Tensor]:
-    """Masks of numbers for the last node of every row, and the same by what the masks of bits say."""
-    longest = max(length + max(row) for length, row in zip(lengths, depths, strict=True)) + 1
-    visibility = Visibility.of(
-        kinds,
+    """Masks of numbers for the last node of every row, and what nodes see by masks of bits.
+
+    Padded to a larger shape, both say the same of these nodes.
+    """
+    cpu, rows, columns = torch.device("cpu"), len(lengths), len(depths[0])
+    staged = Staged(
+        np.full((rows, 1), -1),
+        [1] * rows,
+        columns - 1,
         packed(np.array(seen, bool)[:, None]),
-        depths=np.array(depths)[:, :-1],
-        queries=(np.array(depths) + np.array(lengths)[:, None])[:, -1:],
-        lengths=np.array(lengths),
-        start=max(lengths),
-        longest=longest,
+        np.array(depths)[:, -1:],
     )
-    seen_, unseen = torch.zeros((), dtype=dtype), torch.tensor(torch.finfo(dtype).min, dtype=dtype)
-    masks = visibility.numbers(send(visibility.arrays(), torch.device("cpu")), seen=seen_, unseen=unseen)
-    tensors = send(visibility.packed_arrays(), torch.device("cpu"))
-    bits = PackedMasks.of(tuple(kinds), tensors, start=max(lengths), columns=visibility.columns)
-    return masks, bits.masks[0].visible()
+    inputs = PassInputs.of(
+        torch.zeros(rows, 1, dtype=torch.int64),
+        staged,
+        kinds=kinds,
+        older=np.array(depths)[:, :-1],
+        lengths=np.array(lengths),
+        base=max(lengths),
+        ragged=min(lengths) < max(lengths),
+        max_length=None,
+    )
+    numbers = NumberMasks(tuple(kinds), dtype=dtype, device=cpu)
+    bits = BitMasks(tuple(kinds), attention=Attending([], TREE))
+    room = Shape(rows + 1, 4, max(lengths) + 3, WORD)
+    (masks, exact), (_, more) = (seen_by(numbers, inputs, shape) for shape in (None, room))
+    (_, by_bits), (_, more_by_bits) = (seen_by(bits, inputs, shape) for shape in (None, room))
+    slots = exact.shape[2]
+    for wide in (more, more_by_bits):
+        assert torch.equal(wide[:rows, :1, :slots], exact)
+        assert not wide[:rows, :1, slots:].any()
+        # Softmax needs something for padding too.
+        assert wide.any(2).all()
+    return masks, by_bits
+
+
+def seen_by(form: Any, inputs: PassInputs, room: Shape | None) -> tuple[Any, Tensor]:
+    """What `attention_mask=` takes, and what nodes see by the first kind, bool `[rows, nodes, slots]`."""
+    tensors = send(inputs.arrays(form, room), torch.device("cpu"))
+    masks, bits = form.of(tensors, room or inputs.shape)
+    if bits:
+        return masks, bits[0].visible()
+    first = next(iter(masks.values())) if isinstance(masks, dict) else masks
+    return masks, first[:, 0] == 0
 
 
 def test_windows_count_positions_not_slots() -> None:

@@ -31,7 +31,7 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 @pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) -> None:
-    rng, region, rows = random.Random(seed), Region(3), 3
+    rng, region, rows = random.Random(seed), Region.empty(3), 3
     parents: list[list[int]] = [[] for _ in range(rows)]
     columns: list[list[int]] = [[] for _ in range(rows)]
     for _ in range(rng.randint(1, 5)):
@@ -58,8 +58,8 @@ def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) ->
                 expected = {columns[row][ancestor] for ancestor in path}
                 assert set(np.flatnonzero(visible[row, node])) == expected
                 assert depths[row, node] == len(path) - 1
-        region.accept(staged)
-    assert region.counts == [len(row) for row in parents]
+        region = region.accept(staged)
+    assert region.counts.tolist() == [len(row) for row in parents]
     paths = [path_to(len(row) - 1, row) if row else [] for row in parents]
     expected_columns = [[row[node] for node in path] for row, path in zip(columns, paths, strict=True)]
     accepted = region.accepted(paths)
@@ -70,33 +70,33 @@ def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) ->
     for row in range(rows):
         expected_depths = [len(path_to(node, parents[row])) - 1 for node in range(len(parents[row]))]
         assert region.depths[row, columns[row]].tolist() == expected_depths
-    region.keep([2, 0])
+    region = region.keep([2, 0])
     assert by_row(region.accepted([paths[2], paths[0]])) == [expected_columns[2], expected_columns[0]]
-    region.clear()
-    assert (region.columns, region.counts) == (0, [0, 0])
+    region = region.cleared()
+    assert (region.columns, region.counts.tolist()) == (0, [0, 0])
     assert region.stage(np.array([[-1], [-1]]), [1, 0]).visible.tolist() == [[[True]], [[True]]]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 8, 9, 10, 33, 34, 70])
 def test_a_chain_in_one_call_sees_all_of_itself(n: int) -> None:
-    staged = Region(1).stage(np.arange(-1, n - 1)[None], [n])
+    staged = Region.empty(1).stage(np.arange(-1, n - 1)[None], [n])
     assert (staged.visible[0] == np.tri(n, dtype=bool)).all()
     assert staged.depths.tolist() == [list(range(n))]
 
 
 def test_what_an_earlier_round_saw_is_forgotten() -> None:
-    region = Region(1)
-    region.accept(region.stage(np.arange(-1, 199)[None], [200]))
-    region.clear()
-    region.accept(region.stage(np.array([[-1]]), [1]))
-    region.accept(region.stage(np.full((1, 150), -1), [150]))
+    region = Region.empty(1)
+    region = region.accept(region.stage(np.arange(-1, 199)[None], [200]))
+    region = region.cleared()
+    region = region.accept(region.stage(np.array([[-1]]), [1]))
+    region = region.accept(region.stage(np.full((1, 150), -1), [150]))
     staged = region.stage(np.array([[0]]), [1])
     assert np.flatnonzero(staged.visible[0, 0]).tolist() == [0, 151]
 
 
 def test_staging_alone_changes_nothing() -> None:
-    region = Region(1)
-    region.accept(region.stage(np.array([[-1, 0]]), [2]))
+    region = Region.empty(1)
+    region = region.accept(region.stage(np.array([[-1, 0]]), [2]))
     region.stage(np.array([[1, 2, 1]]), [3])
     staged = region.stage(np.array([[0]]), [1])
     assert staged.visible.tolist() == [[[True, False, True]]]
@@ -107,15 +107,32 @@ def test_staging_alone_changes_nothing() -> None:
 
 @pytest.mark.parametrize("path", [[1], [0, 3], [0, 1, 2]])
 def test_what_is_no_path_from_the_root_is_refused(path: list[int]) -> None:
-    region = Region(2)
+    region = Region.empty(2)
     # Row 1 takes one node of three columns, so that its region indices and columns part.
-    region.accept(region.stage(np.array([[-1, 0, 0], [-1, -1, -1]]), [3, 1]))
-    region.accept(region.stage(np.array([[1], [0]]), [1, 1]))
+    region = region.accept(region.stage(np.array([[-1, 0, 0], [-1, -1, -1]]), [3, 1]))
+    region = region.accept(region.stage(np.array([[1], [0]]), [1, 1]))
     assert by_row(region.accepted([[0, 1, 3], [0, 1]])) == [[0, 1, 3], [0, 3]]
     with pytest.raises(InvalidTree, match="follows parent to child"):
         region.accepted([path, []])
     with pytest.raises(InvalidTree, match="names node -1"):
         region.accepted([[], [-1]])
+
+
+def test_the_same_calls_again_give_what_they_gave() -> None:
+    """Also after the caller's arrays were written anew, and for other rows and other counts."""
+    region = Region.empty(2)
+    parents = np.array([[-1, 0], [-1, -1]])
+    staged = region.stage(parents, [2, 2])
+    after = region.accept(staged)
+    parents[0, 1] = -1
+    assert region.stage(np.array([[-1, 0], [-1, -1]]), [2, 2]) is staged
+    assert region.accept(staged) is after
+    assert region.stage(parents, [2, 2]).visible.tolist() == [[[True, False], [False, True]]] * 2
+    assert region.stage(np.array([[-1, 0], [-1, -1]]), [2, 1]) is not staged
+    assert after.accepted([[0, 1], [1]]) is after.accepted([range(2), (1,)])
+    assert by_row(after.accepted([[0, 1], []])) == [[0, 1], []]
+    with pytest.raises(InvalidTree, match="has parent 2"):
+        after.stage(np.array([[2], [-1]]), [1, 1])
 
 
 @given(columns=st.integers(1, 70), seed=st.integers(0, 99))

@@ -337,7 +337,7 @@ def test_the_model_keeps_its_own_attention(model: Any, caplog: pytest.LogCapture
 
 def test_eager_attention_stays_eager() -> None:
     model = tiny(attn_implementation="eager")
-    with TreeAttention(model):
+    with TreeAttention(model).by_numbers:
         assert model.config._attn_implementation == "eager"
 
 

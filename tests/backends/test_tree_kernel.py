@@ -12,12 +12,14 @@ import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.backends.attention import Attending
 from draftwood.backends.masks import Reach
-from draftwood.backends.region import packed
+from draftwood.backends.number_masks import NumberMasks
+from draftwood.backends.pass_inputs import PassInputs
+from draftwood.backends.region import Staged, packed
 from draftwood.backends.staging import send
 from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.tree_kernel import PackedMasks, tree_attention, under
-from draftwood.backends.visibility import Visibility
+from draftwood.backends.tree_kernel import TREE, BitMasks, tree_attention, under
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention import dispatch
 from tests.backends.captured_models import as_traced
@@ -93,7 +95,7 @@ def test_a_model_agrees_with_its_reference_path(
     with support.kernels_enabled(False):
         expected = logits_of(model)
     # No mask of numbers, and no reference.
-    monkeypatch.setattr(Visibility, "numbers", None)
+    monkeypatch.setattr(NumberMasks, "of", None)
     monkeypatch.setattr("draftwood.kernels.tree_attention.reference.attend", None)
     monkeypatch.setattr("draftwood.kernels.kv_commit.reference.move", None)
     with support.kernels_enabled(True):
@@ -123,31 +125,32 @@ def test_other_models_keep_their_masks(
 
 def masks_of(
     kinds: dict[str, Reach], visible: list[list[bool]], *, length: int, start: int, positions: list[int]
-) -> PackedMasks:
-    """Masks of one row whose nodes are all of its columns."""
-    visibility = Visibility.of(
-        kinds,
-        packed(np.array([visible])),
-        depths=np.zeros((1, 0), np.int64),
-        queries=np.array([positions]),
+) -> Any:
+    """What stands for the masks of one row whose nodes are all of its columns, and the masks."""
+    depths = np.array([positions]) - length
+    inputs = PassInputs.of(
+        torch.zeros(1, len(positions), dtype=torch.int64),
+        Staged(depths - 1, [len(positions)], 0, packed(np.array([visible])), depths),
+        kinds=kinds,
+        older=np.zeros((1, 0), np.int64),
         lengths=np.array([length]),
-        start=start,
-        longest=max(positions) + 1,
+        base=start,
+        ragged=length < start,
+        max_length=None,
     )
-    tensors = send(visibility.packed_arrays(), torch.device("cpu"))
-    return PackedMasks.of(visibility.kinds, tensors, start=start, columns=visibility.columns)
+    form = BitMasks(tuple(kinds), attention=Attending([], TREE))
+    return form.of(send(inputs.arrays(form), torch.device("cpu")), inputs.shape)
 
 
 def test_a_bias_by_position_is_left_to_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, n, 16, generator=generator) for n in (2, 5, 5))
     bias = torch.randn(1, 2, 2, 5, generator=generator)
-    masks = masks_of(
+    marker, masks = masks_of(
         {"full_attention": Reach()}, [[True, False], [True, True]], length=2, start=3, positions=[3, 4]
     )
-    assert isinstance(masks.markers, torch.Tensor)
     with under(masks):
-        out, _ = tree_attention(torch.nn.Module(), queries, keys, values, masks.markers, position_bias=bias)
+        out, _ = tree_attention(torch.nn.Module(), queries, keys, values, marker, position_bias=bias)
     seen = torch.tensor([[True, True, False, True, False], [True, True, False, True, True]])
     scores = queries @ keys.mT / 4 + bias
     expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
@@ -155,24 +158,23 @@ def test_a_bias_by_position_is_left_to_transformers() -> None:
 
 
 def test_layers_on_another_device_share_one_copy_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = masks_of(
+    markers, masks = masks_of(
         {"full_attention": Reach(), "sliding_attention": Reach(window=2)},
         np.tri(3, dtype=bool).tolist(),
         length=0,
         start=0,
         positions=[0, 1, 2],
     )
-    assert isinstance(masks.markers, dict)
     seen = []
     monkeypatch.setattr(dispatch, "attend", lambda **options: seen.append(options["mask"]))
     with under(masks):
         for device in ("meta", "cpu", "meta"):
             states = torch.zeros(1, 1, 3, 16, device=device)
-            for marker in masks.markers.values():
+            for marker in markers.values():
                 tree_attention(torch.nn.Module(), states, states, states, marker)
     assert [mask.bits.device.type for mask in seen] == ["meta"] * 2 + ["cpu"] * 2 + ["meta"] * 2
     assert seen[:2] == seen[4:]
-    assert (seen[2], seen[3]) == masks.masks
+    assert (seen[2], seen[3]) == masks
 
 
 @given(query=st.integers(0, 60), size=st.integers(1, 20), chunked=st.booleans())

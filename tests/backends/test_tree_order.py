@@ -50,7 +50,7 @@ def test_columns_are_heavy_paths(seed: int) -> None:
     chance = random.Random(seed)
     nodes = chance.choice([1, 2, 5, 33, 90])
     rows = [random_parents(nodes, chance) for _ in range(3)]
-    plain = Region(3).stage(np.array(rows), [nodes] * 3)
+    plain = Region.empty(3).stage(np.array(rows), [nodes] * 3)
     staged = in_heavy_paths(plain)
     assert staged.columns is not None
     for row, parents in enumerate(rows):
