@@ -143,7 +143,6 @@ def plain_round(
     size: Annotated[int, typer.Option(help="The policy's length or budget.", min=1)] = 4,
     rows: Annotated[int, typer.Option(help="Texts that are written at once.", min=1)] = 1,
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.", min=3)] = 40,
-    capture: Annotated[str, typer.Option(help="off or compile.")] = "off",
     threads: Annotated[int, typer.Option(help="Of torch.", min=1)] = 1,
 ) -> None:
     """Count files, functions and calls of one decoding round, and time what is outside the models' forward.
@@ -160,7 +159,7 @@ def plain_round(
     for name in (target, draft):
         model = AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32).eval()
         watch_forward(model, clock)
-        backend: Any = load(model, capture=capture)  # type: ignore[arg-type]
+        backend: Any = load(model)
         watch_methods(backend, clock)
         backends.append(backend)
     option = "length" if policy == "chain" else "budget"
