@@ -29,7 +29,7 @@ from draftwood.errors import (
     UnsupportedModel,
 )
 from draftwood.generation import Generation
-from draftwood.growth import Growing
+from draftwood.growth import Growing, Growth
 from draftwood.level_plan import LevelPlan, Levels
 from draftwood.outcome import Outcome
 from draftwood.proposals import (
@@ -75,6 +75,7 @@ __all__ = [
     "FixedTimeSet",
     "Generation",
     "Growing",
+    "Growth",
     "IncompatibleModels",
     "IncompatibleStrategy",
     "InvalidDistribution",
