@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -179,7 +180,8 @@ def test_a_plan_is_followed_only_where_all_rows_announce_it():
     assert Growth([planned(plan), planned(other)], streams(2)).plan is None
     assert Growth([planned(plan), comb(Deterministic, [1, 1])], streams(2)).plan is None
     growth = Growth([planned(plan)], streams(1))
-    levels = Levels(*torch.zeros(3, 1, 1, 1).long().numpy(), widths=(1,), vocab_size=4)  # type: ignore[arg-type]
+    nothing = np.zeros((1, 1, 1), np.int64)
+    levels = Levels(nothing, nothing, nothing.astype(np.float64), widths=(1,), vocab_size=4)
     with pytest.raises(InvalidTree, match="announced a plan and then asks for distributions"):
         growth.follow(levels)
 

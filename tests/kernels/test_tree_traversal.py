@@ -42,6 +42,8 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.orders.class_order import ClassOrder
+from draftwood.strategies.verifiers.residual import Residual
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing.checks import checks_for
@@ -212,6 +214,24 @@ def test_what_a_child_left_stays_when_the_next_leaves_nothing(device: torch.devi
     tape = torch.tensor([0.3, 0.6]).double()
     (walk,) = agree([case_of(tree, p.repeat(4, 1), tape)], "traversal", device)
     assert walk == Walk((0,), 2, False, 2)
+
+
+@pytest.mark.parametrize("form", ["class-ordered-traversal", "class-ordered-rejection"])
+def test_siblings_that_change_places(form: str, device: torch.device) -> None:
+    cases = list[TreeCase]()
+    for seed in range(400):
+        chance, rng = torch.Generator().manual_seed(seed), CounterRandomness.seeded(seed)
+        p, target = torch.randn(2, 7, generator=chance).mul(2).softmax(-1)
+        tokens, law = rng.without_replacement(p, 3), WithoutReplacement(p)
+        # Coins that fall on both classes, and later ones that reject.
+        tape = torch.cat([tape_of(2, seed) * 0.4, 0.5 + tape_of(10, seed) / 2])
+        first = ClassOrder().tries(tokens, law, TapeRandomness(tape)).next(Residual.of(target))
+        if (first is not None and first.index > 0) or seed < 8:
+            cases.append(case_of(one_node(tokens, law), target.repeat(4, 1), tape))
+        if len(cases) == 16:
+            break
+    assert len(cases) == 16
+    agree(cases, form, device)
 
 
 def test_a_sibling_that_came_without_the_coin_of_its_token(device: torch.device) -> None:

@@ -73,11 +73,11 @@ def text_of_another_row(self: BatchRow, paths: Sequence[Path]) -> Prefixes | Non
     return Prefixes(before, paths)
 
 
-def warpers_the_other_way(self: SamplingParams) -> tuple[Any, ...]:
-    return tuple(reversed(_warpers(self)))
-
-
-_warpers = SamplingParams._build_warpers
+def filters_first(self: SamplingParams, scores: Tensor, probs: Tensor) -> Tensor:
+    warped = scores.reshape(-1, scores.shape[-1])
+    for warper in reversed(self._warpers):
+        warped = warper(None, warped)
+    return probs.copy_(warped.softmax(-1).view(probs.shape))
 
 
 def masks_of_the_parents(self: BatchRow, logits: Tensor, paths: Sequence[Path]) -> Tensor:
@@ -185,7 +185,7 @@ MISTAKES = [
     _decoding(
         "filters before the temperature",
         "another order than transformers'",
-        (SamplingParams, "_build_warpers", warpers_the_other_way),
+        (SamplingParams, "_by_largest", filters_first),
     ),
     _decoding(
         "a node is masked by its parent's constraint state",
