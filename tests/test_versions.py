@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.versions import CHOSEN, installed_by, lowest, requirements
+from tests.versions import CHOSEN, COUNTING, installed_by, lowest, requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -47,6 +47,6 @@ def test_the_extra_contains_those_that_change_what_decoding_does() -> None:
         assert set(PROJECT["optional-dependencies"][extra]) <= there
 
 
-@pytest.mark.parametrize("path", CHOSEN)
+@pytest.mark.parametrize("path", [*CHOSEN, *COUNTING])
 def test_a_chosen_test_is_there(path: str) -> None:
     assert (ROOT / path).is_file()
