@@ -50,7 +50,7 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
             f"{type(model).__name__} is an encoder-decoder, and its encoder inputs are not supported by "
             "draft trees; decode without custom_generate=, or use a decoder-only model."
         )
-    from transformers import Cache
+    from transformers import Cache, QuantizedCache
 
     for name in sorted(_CACHES & call.arguments & set(model_kwargs)):
         if not isinstance(model_kwargs[name], (KeptText, Cache)):
@@ -58,6 +58,11 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
             raise InvalidInput(
                 f"{name} is a {given_as}; give a DynamicCache, or what a call of "
                 "the same custom_generate= returned, and the whole text as input_ids."
+            )
+        if isinstance(model_kwargs[name], QuantizedCache):
+            raise InvalidInput(
+                f"{name} is a QuantizedCache, which would change the text, and draft trees keep a cache of "
+                "their own; leave it out."
             )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
     supported = _PREPARED | _CACHES | {"position_ids", *INNER}

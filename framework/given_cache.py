@@ -33,7 +33,7 @@ class GivenCache:
 
     Attributes:
         cache: of the target, as `generate()` takes it; it is read and not changed.
-        padding: columns before the text of every row.
+        padding: columns before the text of every row, by its number.
     """
 
     cache: Any
@@ -57,15 +57,16 @@ class GivenCache:
             InvalidInput: a cache that cannot be read, or that holds a whole text.
             UnsupportedModel: the target reads no caches.
         """
-        lengths = [max(self.columns - padding, 0) for padding in self.padding]
-        for row, length in zip(rows, lengths, strict=True):
-            if length >= len(row.unread):
+        columns = self.columns
+        for row in rows:
+            if (length := max(columns - self.padding[row.index], 0)) >= len(row.unread):
                 raise InvalidInput(
                     f"past_key_values holds {length} tokens of row {row.index}, whose text has "
                     f"{len(row.unread)}; give the whole text as input_ids, with one token at least after "
                     "those in the cache."
                 )
-        loop.target.take_over(self.cache, lengths)
-        for row, length in zip(rows, lengths, strict=True):
+        loop.target.take_over(self.cache, [max(columns - self.padding[row.index], 0) for row in rows])
+        for row in rows:
+            length = max(columns - self.padding[row.index], 0)
             row.go_on_after(length + 1, undrafted=row.unread[:length])
         return True

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from draftwood.errors import InvalidInput
 from draftwood.level_plan import LevelPlan, Levels
 from draftwood.ordered_draws import ChildDraws
 from draftwood.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
@@ -251,7 +252,11 @@ def _of_row(
 ) -> list[Siblings]:
     """Those of one row, by whatever chance it has."""
     nodes = len(opening)
-    if opening.ahead and law is WithoutReplacement:
+    if opening.ahead and law is not WithoutReplacement:
+        raise InvalidInput(
+            f"{law.__name__} draws all children of a node at once; open nodes with counts and without ahead."
+        )
+    if opening.ahead:
         found: list[Siblings] = []
         for column, own in enumerate(rng.nodes(nodes)):
             found.append(_Sampled(probs, row, (level, column), own))

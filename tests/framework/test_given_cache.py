@@ -131,6 +131,8 @@ def test_caches_that_cannot_be_read_say_so():
         InvalidInput, match="Layer 1 of past_key_values has read 0 tokens and the first one 3"
     ):
         goes_on(half)
+    with pytest.raises(InvalidInput, match="is a QuantizedCache, which would change the text"):
+        goes_on(hf.QuantizedCache.__new__(hf.QuantizedCache))  # its packages are not here
     with pytest.raises(InvalidInput, match="past_key_values is a list; give a DynamicCache"):
         given_keys([], [1])
     assert torch.equal(goes_on(None), target.generate(ids, **OPTIONS))  # nothing was left behind

@@ -19,7 +19,7 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.errors import InvalidTree
+from draftwood.errors import InvalidInput, InvalidTree
 from draftwood.growth import Growth, by_distributions
 from draftwood.level_plan import Levels
 from draftwood.proposals import PerChild, Proposal, TopThenSample
@@ -146,6 +146,12 @@ def test_trees_of_one_law_are_one_batch_and_others_a_list():
                 assert type(proposal) is law
                 tokens = [int(tree.tokens[child]) for child in tree.children(node)]
                 assert all(proposal.conditional(k, tokens[:k])[token] > 0 for k, token in enumerate(tokens))
+
+
+def test_a_law_that_draws_all_at_once_draws_none_ahead():
+    growth = Growth([comb(WithReplacement, [1, 1], ahead=2)], streams(1))
+    with pytest.raises(InvalidInput, match="WithReplacement draws all children of a node at once"):
+        growth.answer(distributions(1, 1, 0))
 
 
 def yields(*asked: Any, result: Any = None) -> Any:
