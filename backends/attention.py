@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 GROUPED = "draftwood_grouped_sdpa"
 
 CHOSEN = "_attn_implementation_internal"
-"""What the property `_attn_implementation` of a configuration sets."""
+"""The attribute that the property `_attn_implementation` of a configuration sets."""
 
 BLOCK = 128
 """Queries of a long pass that a CPU attends for at once."""

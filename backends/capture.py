@@ -165,7 +165,7 @@ class Captured(Runner):
         temperature: float,
         first: dict[str, Ints | None],
     ) -> Tensor:
-        """What `LevelsShape.run` gives, until the next pass."""
+        """Returns the result of `LevelsShape.run`, which the next pass overwrites."""
         rows, nodes = inputs.tokens.shape
         self.make_room(rows=rows, text=inputs.base, stop=inputs.stop + sum(widths[1:]))
         shape = LevelsShape(self._shape(nodes, 0), plan, tuple(widths), temperature)

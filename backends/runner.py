@@ -1,4 +1,4 @@
-"""What runs passes: the protocol, and the runner that runs them as they are."""
+"""`Runner`, the protocol of what runs passes, and the runner that runs them as they are."""
 
 from __future__ import annotations
 

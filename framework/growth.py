@@ -19,7 +19,7 @@ from draftwood.tree import TokenTree
 from draftwood.tree_batch import TreeBatch
 
 Growing = Generator[Request | Opening, Any, TokenTree]
-"""What `TreePolicy.grow` gives: it yields what it asks for, receives the answer, and returns the tree."""
+"""The generator of `TreePolicy.grow`: it yields requests, receives answers, and returns the tree."""
 
 
 class Growth:
@@ -48,7 +48,7 @@ class Growth:
 
     @property
     def plan(self) -> LevelPlan | None:
-        """How all that will be asked follows from the draft alone, if every row says so and says the same."""
+        """Returns the plan that every row announces, if all announce the same; else None."""
         first = self._asked[0]
         if not isinstance(first, Opening) or first.plan is None or self._levels:
             return None
@@ -142,7 +142,7 @@ def _tree(grown: Any) -> TokenTree:
 
 
 def _merged(asked: Sequence[Request | Opening | None]) -> Requests | None:
-    """What all rows ask for, as one batch; None where none does."""
+    """Returns the requests of all rows as one batch, or None if no row asks."""
     counts = [0 if one is None else len(one.tokens) for one in asked]
     if not (width := max(counts)):
         return None

@@ -97,7 +97,7 @@ class Siblings:
 
 
 class _AllAtOnce(Siblings):
-    """Of a law that draws all children of a node at once, and makes its own description of them."""
+    """Children of a law that draws all of them at once and describes them itself."""
 
     __slots__ = ("_law",)
 
@@ -250,7 +250,7 @@ def open_nodes(
 def _of_row(
     law: type[Proposal], probs: Tensor, row: int, opening: Opening, rng: Randomness, *, level: int
 ) -> list[Siblings]:
-    """Those of one row, by whatever chance it has."""
+    """Returns the siblings of one row, by any source of chance."""
     nodes = len(opening)
     if opening.ahead and law is not WithoutReplacement:
         raise InvalidInput(

@@ -83,7 +83,7 @@ class TokenTree:
 
     @property
     def builder(self) -> TreeBuilder | None:
-        """What grew it, if it is as that left it."""
+        """Returns the builder that grew the tree, or None if the tree was changed since."""
         return self._builder
 
     @property

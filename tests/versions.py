@@ -36,7 +36,7 @@ CHOSEN = (
     "tests/apps/test_no_accelerator.py",
 )
 COUNTING = ("tests/counting_device/test_device.py", "tests/counting_device/test_triton_kernels.py")
-"""The same, on a stand-in for a GPU that the oldest torch has no way to."""
+"""Tests on a stand-in for a GPU, which torch 2.7 does not support."""
 FUZZED_CALLS = 200
 
 

@@ -31,7 +31,7 @@ class Beam(TreePolicy):
 
     @property
     def plan(self) -> LevelPlan:
-        """How its levels follow from the draft's distributions."""
+        """Returns how its levels follow from the draft's distributions."""
         budget = self.budget or self.width * self.steps
         return LevelPlan(self.steps, self.width, branching=self.width, budget=budget, candidates=self.width)
 

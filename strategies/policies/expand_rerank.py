@@ -34,7 +34,7 @@ class ExpandRerank(TreePolicy):
 
     @property
     def plan(self) -> LevelPlan:
-        """How its levels follow from the draft's distributions."""
+        """Returns how its levels follow from the draft's distributions."""
         return LevelPlan(self.depth, self.width, branching=self.branching, budget=self.budget)
 
     def grow(self, root: int, rng: Randomness) -> Growing:

@@ -1,4 +1,4 @@
-"""What drives the growths of all rows, and the children that it hands out."""
+"""Tests of `Growth`, which grows the trees of all rows, and of `Siblings`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Entered:
 
 
 def entered(verifier: Verifier, run: Callable[[], object]) -> Entered:
-    """What `run` enters."""
+    """Functions that `run` enters."""
     found, verify, depth = Entered(), type(verifier).verify.__code__, 0
 
     def profile(frame: FrameType, event: str, _: object) -> None:
