@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from draftwood import registry
-from draftwood.apps import models
-from draftwood.apps.corpus import documents, is_text, readable
-from draftwood.apps.progress import watched
-from draftwood.apps.shown import say
-from draftwood.errors import InvalidInput
+from draftwood.apps.files.corpus import documents, is_text, readable
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.apps.terminal.shown import say
+from draftwood.base.errors import InvalidInput
+from draftwood.protocols import registry
 
 _AT_ONCE = 256  # documents that are encoded in one call
 
@@ -50,7 +50,7 @@ def index(
       draftwood index tokens.npy -o my-index --tokenizer big/
       draftwood generate --drafter retrieval -o index=my-index --prompt "Hi"
     """
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     started = perf_counter()
     index_class = registry.get("drafters", "retrieval").index_class

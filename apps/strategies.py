@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood import Proposal, Recipe, registry
-from draftwood.apps.cli_errors import first_line
-from draftwood.apps.shown import say, to_stderr, write_out
-from draftwood.compatibility import registered_laws
-from draftwood.errors import UnknownStrategy, nearest
+from draftwood import Proposal, Recipe
+from draftwood.apps.terminal.cli_errors import first_line
+from draftwood.apps.terminal.shown import say, to_stderr, write_out
+from draftwood.base.errors import UnknownStrategy, nearest
+from draftwood.protocols import registry
+from draftwood.protocols.compatibility import registered_laws
 
 
 @attrs.frozen

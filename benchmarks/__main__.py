@@ -34,7 +34,7 @@ from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
 from benchmarks.research.verifiers import verifiers
 from benchmarks.research.vocabularies import vocabularies
-from draftwood.apps.cli_errors import with_plain_errors
+from draftwood.apps.terminal.cli_errors import with_plain_errors
 
 KERNELS, RESEARCH = "Times of kernels and passes", "Research questions"
 

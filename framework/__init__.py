@@ -14,10 +14,7 @@ _here = Path(__file__).resolve().parent
 if _here.name == "framework":
     __path__.append(str(_here.parent))
 
-from draftwood.constraints import Constraint
-from draftwood.custom_generate import custom_generate
-from draftwood.decoder import SpeculativeDecoder
-from draftwood.errors import (
+from draftwood.base.errors import (
     DraftwoodError,
     IncompatibleModels,
     IncompatibleStrategy,
@@ -28,11 +25,16 @@ from draftwood.errors import (
     UnknownStrategy,
     UnsupportedModel,
 )
-from draftwood.generation import Generation
-from draftwood.growth import Growing, Growth
-from draftwood.level_plan import LevelPlan, Levels
-from draftwood.outcome import Outcome
-from draftwood.proposals import (
+from draftwood.decoding.decoder import SpeculativeDecoder
+from draftwood.decoding.generation import Generation
+from draftwood.decoding.round_records import Round, RowRecord, Statistics, TokenDetails
+from draftwood.decoding.row_queue import QueuedText, RowQueue
+from draftwood.decoding.session import Session
+from draftwood.decoding.shared_decoder import SharedDecoder, SharedText
+from draftwood.distributions.constraints import Constraint
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.integrations.custom_generate import custom_generate
+from draftwood.laws.proposals import (
     ANY_LAW,
     Deterministic,
     DrawnChildren,
@@ -43,21 +45,19 @@ from draftwood.proposals import (
     WithReplacement,
     draw_children,
 )
+from draftwood.laws.randomness import CounterRandomness, Randomness, Streams, TapeRandomness
+from draftwood.laws.set_laws import FixedTimeSet
+from draftwood.methods.recipe import Recipe
+from draftwood.methods.tuned_method import TunedMethod, read_tuned
 from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
-from draftwood.randomness import CounterRandomness, Randomness, Streams, TapeRandomness
-from draftwood.recipe import Recipe
-from draftwood.registry import create, load
-from draftwood.request import Request, RequestLog, Requests
-from draftwood.round_records import Round, RowRecord, Statistics, TokenDetails
-from draftwood.row_queue import QueuedText, RowQueue
-from draftwood.sampling import SamplingParams
-from draftwood.session import Session
-from draftwood.set_laws import FixedTimeSet
-from draftwood.shared_decoder import SharedDecoder, SharedText
-from draftwood.siblings import Opening, Siblings
-from draftwood.tree import TokenTree, TreeBuilder
-from draftwood.tree_batch import TreeBatch
-from draftwood.tuning import TunedMethod, read_tuned
+from draftwood.protocols.registry import create, load
+from draftwood.trees.growth import Growing, Growth
+from draftwood.trees.level_plan import LevelPlan, Levels
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.request import Request, RequestLog, Requests
+from draftwood.trees.siblings import Opening, Siblings
+from draftwood.trees.tree import TokenTree, TreeBuilder
+from draftwood.trees.tree_batch import TreeBatch
 
 try:
     __version__ = version("draftwood")

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import InvalidInput, Proposal, Randomness, WithoutReplacement, draw_children
-from draftwood.round_records import RowRecord
+from draftwood.decoding.round_records import RowRecord
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries
 from draftwood.strategies.verifiers.residual import Residual
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 CERTAINTY_POWER = 16
 """A child drawn with probability p from what its siblings left is all but certain as p to this power is."""

@@ -18,8 +18,8 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.errors import InvalidInput
-from draftwood.recipe import fitted_by
+from draftwood.base.errors import InvalidInput
+from draftwood.methods.recipe import fitted_by
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, SamplingParams, SpeculativeDecoder, TokenTree
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.methods.watched_verifier import WatchedVerifier
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.shapes import RankPath, Shape, as_text
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.walk import TreeWalk
-from draftwood.watched_verifier import WatchedVerifier
 
 Chances = NDArray[np.float64]
 
@@ -205,7 +205,8 @@ def measured_shares(
 
 @attrs.frozen
 class ShapeFit:
-    """Fits the `shape` of a recipe of sorted trees that `verifier` judges; see `draftwood.recipe.Fit`.
+    """Fits the `shape` of a recipe of sorted trees that `verifier` judges; see
+    `draftwood.methods.recipe.Fit`.
 
     Attributes:
         depth: levels at most.

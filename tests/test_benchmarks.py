@@ -19,7 +19,7 @@ from benchmarks.research.recipes import build
 from benchmarks.research.settings import Setting
 from draftwood import SamplingParams
 from draftwood.apps.bench.writers import Text
-from draftwood.draft_temperature import FACTORS
+from draftwood.methods.draft_temperature import FACTORS
 from draftwood.strategies.policies.shapes import as_shape
 from draftwood.strategies.shape_search import SiblingShares, measured_shares
 

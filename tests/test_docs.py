@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from draftwood import registry, zoo
+from draftwood import zoo
+from draftwood.protocols import registry
 from draftwood.strategies.policies.cost_aware import CostAware
 
 DOCS = Path(__file__).parents[1] / "docs"

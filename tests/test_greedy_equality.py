@@ -10,7 +10,7 @@ import torch
 from transformers import TextStreamer
 
 from draftwood import SpeculativeDecoder, custom_generate, load, zoo
-from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several

@@ -23,19 +23,63 @@ LAYERS = {
     "zoo": "draftwood.zoo",
 }
 
+# Files of `framework/` that only repeat public names of a layer, so that its files may move.
+DOORS = ("drafters", "policies", "verifiers")
+
 TYPE_CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 
 # What a part may import of the project, by the longest matching prefix of its name.
 MAY_IMPORT: dict[str, set[str]] = {
     "draftwood": {"framework"},
+    **{f"draftwood.{door}": {"strategies"} for door in DOORS},
     "draftwood.apps": {"framework", "apps", "zoo"},
     "draftwood.backends": {"framework", "kernels", "backends"},
     "draftwood.kernels": {"kernels"},
-    "draftwood.filters": {"framework", "kernels"},
-    "draftwood.ordered_draws": {"framework", "kernels"},
+    "draftwood.distributions.filters": {"framework", "kernels"},
+    "draftwood.laws.ordered_draws": {"framework", "kernels"},
     "draftwood.strategies": {"framework", "strategies"},
     "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},
     "draftwood.zoo": {"framework", "strategies", "zoo"},
+}
+
+# The rooms of a layer, lowest first: a file imports from its own room and from lower ones.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "draftwood": (
+        "base",
+        "laws",
+        "trees",
+        "distributions",
+        "protocols",
+        "decoding",
+        "methods",
+        "integrations",
+    ),
+    "draftwood.testing": ("diagnosis", "models", "proofs", "checks", "samplers"),
+    "draftwood.backends": (
+        "weights",
+        "structure",
+        "nodes",
+        "attention",
+        "recurrent",
+        "model",
+        "passes",
+        "kinds",
+        "loading",
+    ),
+    "draftwood.apps": (
+        "terminal",
+        "files",
+        "models",
+        "view",
+        "generate",
+        "distil",
+        "heads",
+        "train",
+        "proof",
+        "bench",
+        "tune",
+        "demo",
+    ),
 }
 
 # What a part may not import at all, and what it may import only where it is used.
@@ -118,6 +162,26 @@ def violations(source: str, name: str, is_package: bool = False) -> list[str]:
     return found
 
 
+def room_of(module: str) -> tuple[str, int | None]:
+    """The layer with rooms that holds `module`, and the floor of its room there; None outside all rooms."""
+    layer = max((name for name in ROOMS if f"{module}.".startswith(f"{name}.")), key=len, default="")
+    room = module.removeprefix(layer).strip(".").split(".")[0]
+    rooms = ROOMS.get(layer, ())
+    return layer, rooms.index(room) if room in rooms else None
+
+
+def upward(graph: Mapping[str, Set[str]]) -> list[str]:
+    """One sentence for every import from a higher room of the same layer."""
+    found = []
+    for name, used in graph.items():
+        layer, floor = room_of(name)
+        for module in used:
+            above, there = room_of(module)
+            if floor is not None and there is not None and layer == above and there > floor:
+                found.append(f"{name} imports {module}, whose room is above")
+    return sorted(found)
+
+
 def modules() -> Iterator[tuple[Path, str, bool]]:
     for folder, package in LAYERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -169,25 +233,70 @@ def test_no_import_circle() -> None:
     assert users == []
 
 
+def test_rooms_import_downwards_only() -> None:
+    graph = import_graph(
+        (path.read_text(encoding="utf-8"), name, is_package) for path, name, is_package in modules()
+    )
+    assert upward(graph) == []
+    # Every room is there, and nothing lies beside the rooms but what is named here.
+    outside = {
+        "draftwood": {"testing", *DOORS},
+        "draftwood.testing": {"backends", "pytest_plugin"},
+        "draftwood.backends": set[str](),
+        "draftwood.apps": {"cli", "index", "strategies"},
+    }
+    for layer, rooms in ROOMS.items():
+        folder = layer_of(layer)
+        inside = {
+            name.removeprefix(f"{layer}.").split(".")[0]
+            for name in graph
+            if name.startswith(f"{layer}.") and layer_of(name) == folder
+        }
+        assert inside == {*rooms, *outside[layer]}
+
+
+def test_layers_do_not_go_through_doors() -> None:
+    # They load a whole layer.
+    graph = import_graph(
+        (path.read_text(encoding="utf-8"), name, is_package) for path, name, is_package in modules()
+    )
+    doors = {*(f"draftwood.{door}" for door in DOORS), "draftwood.backends"}
+    assert sorted(name for name, used in graph.items() if used & doors) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "used", "wrong"),
+    [
+        ("draftwood.trees.tree", "draftwood.decoding.loop", True),
+        ("draftwood.decoding.loop", "draftwood.trees.tree", False),
+        ("draftwood.testing.models.toy", "draftwood.testing.proofs.lossless", True),
+        ("draftwood.testing.models.toy", "draftwood.decoding.loop", False),
+        ("draftwood.backends.nodes.region", "draftwood.backends.loading", True),
+    ],
+)
+def test_an_import_from_a_higher_room_is_seen(name: str, used: str, wrong: bool) -> None:
+    assert bool(upward({name: {used}})) is wrong
+
+
 @pytest.mark.parametrize(
     "back",
     [
-        "from draftwood.loop import Loop",
+        "from draftwood.decoding.loop import Loop",
         "from .loop import Loop",
-        "import draftwood.loop",
+        "import draftwood.decoding.loop",
         "def f():\n    from draftwood import loop",
-        "if TYPE_CHECKING:\n    from draftwood.loop import Loop",
-        "def f():\n    importlib.import_module('draftwood.loop')",
+        "if TYPE_CHECKING:\n    from draftwood.decoding.loop import Loop",
+        "def f():\n    importlib.import_module('draftwood.decoding.loop')",
         "from draftwood import SpeculativeDecoder",
     ],
 )
 def test_a_circle_is_seen(back: str) -> None:
-    root = ("from draftwood.loop import SpeculativeDecoder", "draftwood", True)
-    loop = ("from draftwood.tree import TokenTree", "draftwood.loop", False)
-    assert circle(import_graph([root, loop, ("import torch", "draftwood.tree", False)])) == []
-    seen = circle(import_graph([root, loop, (back, "draftwood.tree", False)]))
+    root = ("from draftwood.decoding.loop import SpeculativeDecoder", "draftwood", True)
+    loop = ("from draftwood.trees.tree import TokenTree", "draftwood.decoding.loop", False)
+    assert circle(import_graph([root, loop, ("import torch", "draftwood.trees.tree", False)])) == []
+    seen = circle(import_graph([root, loop, (back, "draftwood.trees.tree", False)]))
     assert seen[0] == seen[-1]
-    assert {"draftwood.loop", "draftwood.tree"} <= set(seen)
+    assert {"draftwood.decoding.loop", "draftwood.trees.tree"} <= set(seen)
 
 
 def test_layers_keep_to_themselves() -> None:
@@ -202,26 +311,26 @@ def test_layers_keep_to_themselves() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("draftwood.loop", "import draftwood.strategies.policies.chain"),
-        ("draftwood.loop", "from draftwood import backends"),
-        ("draftwood.loop", "from .strategies import recipes"),
-        ("draftwood.loop", "def f():\n    from draftwood.backends.transformer import load"),
-        ("draftwood.loop", "importlib.import_module('draftwood.strategies')"),
-        ("draftwood.loop", "from draftwood.kernels import x"),
-        ("draftwood.loop", "import transformers"),
-        ("draftwood.loop", "class A:\n    from transformers.cache_utils import Cache"),
-        ("draftwood.loop", "try:\n    import triton\nexcept ImportError:\n    pass"),
-        ("draftwood.loop", "if not TYPE_CHECKING:\n    import rich"),
-        ("draftwood.loop", "if TYPE_CHECKING:\n    pass\nelse:\n    import rich"),
-        ("draftwood.loop", "import typer as t"),
-        ("draftwood.apps.demo", "from draftwood.strategies.policies.chain import Chain"),
-        ("draftwood.testing.toy", "from ..backends import transformer"),
+        ("draftwood.decoding.loop", "import draftwood.strategies.policies.chain"),
+        ("draftwood.decoding.loop", "from draftwood import backends"),
+        ("draftwood.decoding.loop", "from ..strategies import recipes"),
+        ("draftwood.decoding.loop", "def f():\n    from draftwood.backends.kinds.transformer import load"),
+        ("draftwood.decoding.loop", "importlib.import_module('draftwood.strategies')"),
+        ("draftwood.decoding.loop", "from draftwood.kernels import x"),
+        ("draftwood.decoding.loop", "import transformers"),
+        ("draftwood.decoding.loop", "class A:\n    from transformers.cache_utils import Cache"),
+        ("draftwood.decoding.loop", "try:\n    import triton\nexcept ImportError:\n    pass"),
+        ("draftwood.decoding.loop", "if not TYPE_CHECKING:\n    import rich"),
+        ("draftwood.decoding.loop", "if TYPE_CHECKING:\n    pass\nelse:\n    import rich"),
+        ("draftwood.decoding.loop", "import typer as t"),
+        ("draftwood.apps.demo.command", "from draftwood.strategies.policies.chain import Chain"),
+        ("draftwood.testing.models.toy", "from ...backends import transformer"),
         ("draftwood.strategies.policies.chain", "from draftwood.backends import kv"),
         ("draftwood.strategies.policies.chain", "from draftwood.kernels import tree_attention"),
         ("draftwood.strategies.policies.chain", "from strategies import laws"),
-        ("draftwood.backends.kv", "from draftwood.strategies import laws"),
-        ("draftwood.backends.kv", "from kernels.tree_attention import reference"),
-        ("draftwood.kernels.op.dispatch", "from draftwood.errors import DraftwoodError"),
+        ("draftwood.backends.attention.kv", "from draftwood.strategies import laws"),
+        ("draftwood.backends.attention.kv", "from kernels.tree_attention import reference"),
+        ("draftwood.kernels.op.dispatch", "from draftwood.base.errors import DraftwoodError"),
         ("draftwood.kernels.op.dispatch", "import draftwood"),
         ("draftwood.kernels.op.dispatch", "import transformers"),
     ],
@@ -233,13 +342,13 @@ def test_a_violation_is_seen(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("draftwood.loop", "from draftwood.tree import TokenTree\nimport torch, attrs"),
-        ("draftwood.loop", "from .tree import TokenTree"),
-        ("draftwood.loop", "def f():\n    import transformers"),
-        ("draftwood.loop", "if TYPE_CHECKING:\n    from transformers import Cache"),
-        ("draftwood.apps.demo", "import rich\nfrom draftwood.zoo import widen"),
+        ("draftwood.decoding.loop", "from draftwood.trees.tree import TokenTree\nimport torch, attrs"),
+        ("draftwood.decoding.loop", "from ..trees.tree import TokenTree"),
+        ("draftwood.decoding.loop", "def f():\n    import transformers"),
+        ("draftwood.decoding.loop", "if TYPE_CHECKING:\n    from transformers import Cache"),
+        ("draftwood.apps.demo.command", "import rich\nfrom draftwood.zoo import widen"),
         ("draftwood.strategies.verifiers.block", "from draftwood.kernels.verify import dispatch"),
-        ("draftwood.backends.kv", "import transformers\nfrom draftwood.kernels import op"),
+        ("draftwood.backends.attention.kv", "import transformers\nfrom draftwood.kernels import op"),
         ("draftwood.kernels.op.dispatch", "import triton\nfrom .reference import op"),
     ],
 )

@@ -13,7 +13,7 @@ from http.client import HTTPResponse
 
 import pytest
 
-from draftwood.row_queue import RowQueue
+from draftwood.decoding.row_queue import RowQueue
 from tests.served import part, read_answer, request, served, until
 
 SECONDS = 0.6

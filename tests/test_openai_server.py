@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, OutOfMemory, SamplingParams, zoo
-from draftwood.randomness import row_seeds
-from draftwood.row_queue import RowQueue
+from draftwood.decoding.row_queue import RowQueue
+from draftwood.laws.randomness import row_seeds
 from tests.served import EXAMPLES, decoder, part, served, until
 
 TEMPERATURE, NEW = 0.8, 10
@@ -607,7 +607,7 @@ def test_faults_of_the_machine_are_no_faults_of_the_request(server, client, monk
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("draftwood.session.Session.add", fail)
+    monkeypatch.setattr("draftwood.decoding.session.Session.add", fail)
     for stream in (False, True):
         with pytest.raises(status) as refused:
             client.completions.create(model="draftwood", prompt="Hi", max_tokens=4, stream=stream)

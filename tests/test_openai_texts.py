@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import zoo
-from draftwood.apps.text import decode
+from draftwood.apps.files.text import decode
 from tests.served import part
 
 texts = part("texts")

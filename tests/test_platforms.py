@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, load, zoo
-from draftwood.apps.models import find_device
-from draftwood.devices import default_device
+from draftwood.apps.models.by_name import find_device
+from draftwood.base.devices import default_device
 from draftwood.kernels import compiled
 from tests.test_layering import imports, modules
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from draftwood import UnsupportedModel, load, zoo
-from draftwood.backends.ssm import SSMBackend
+from draftwood.backends.kinds.ssm import SSMBackend
 from tests import ranks_program
 
 PROGRAM = Path(ranks_program.__file__)

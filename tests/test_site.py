@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draftwood import errors, registry
 from draftwood.apps.bench.plan import from_document
+from draftwood.base import errors
+from draftwood.protocols import registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

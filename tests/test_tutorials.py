@@ -12,7 +12,7 @@ import pytest
 from draftwood_cli import app
 from typer.testing import CliRunner
 
-from draftwood import registry
+from draftwood.protocols import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
 TRANSCRIPT = "tutorials/policy.md"  # `make thorough` runs it as a reader would, by the installed command

@@ -104,9 +104,9 @@ own = f"Python {platform.python_version()}", f"torch {torch.__version__} (CUDA {
 print(*own, *(f"{name} {version(name)}" for name in shown), sep=", ")
 """
 UNTESTED = """
-from draftwood.backends.tested_versions import untested
+from draftwood.backends.loading.tested_versions import untested
 for sentence in untested():
-    print("NEWEST_TESTED in backends/tested_versions.py can be raised:", sentence)
+    print("NEWEST_TESTED in backends/loading/tested_versions.py can be raised:", sentence)
 """
 
 

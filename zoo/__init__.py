@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwood.errors import InvalidInput, nearest
+from draftwood.base.errors import InvalidInput, nearest
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 _ENDS = ("self_attn.o_proj", "mlp.down_proj")
 """What a layer adds to the stream comes out of these."""

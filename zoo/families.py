@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 if TYPE_CHECKING:
     from torch import Tensor

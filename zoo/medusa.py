@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.drafters.medusa import Heads
 
 from .distil.rows import Rows, ends_of_text, position_weights

@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.zoo.families import FAMILIES, Family
 
 if TYPE_CHECKING:

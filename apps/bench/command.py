@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from draftwood.apps import models
 from draftwood.apps.bench import figures, papers, show, spec_bench
 from draftwood.apps.bench.folder import Folder, describe, finished, opened, stored
 from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
-from draftwood.apps.datasets import DataSet
-from draftwood.apps.progress import watched
-from draftwood.apps.shown import to_stderr
-from draftwood.errors import DraftwoodError, InvalidInput
-from draftwood.whole_files import write_json
+from draftwood.apps.files.datasets import DataSet
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.apps.terminal.shown import to_stderr
+from draftwood.base.errors import DraftwoodError, InvalidInput
+from draftwood.base.whole_files import write_json
 
 JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
@@ -193,7 +193,7 @@ def _check_whole(plan: BenchPlan, sets: Mapping[str, DataSet], folder: Folder) -
 
 
 def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None:
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     if folder.cells and missing:
         to_stderr(f"{len(folder.cells)} cells are there already, {len(missing)} are missing.")
@@ -201,7 +201,7 @@ def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None
 
 
 def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     described, known = stored(to), finished(to)
     rows = figures.rows(plan, names, known)

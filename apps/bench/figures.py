@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec, measured
-from draftwood.metrics import METRICS, Sums
+from draftwood.decoding.metrics import METRICS, Sums
 
 Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one behind it, and of the other
 _BOOTSTRAPS = 4000

@@ -12,14 +12,14 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import journal
 from draftwood.apps.bench.schema import check_cell, check_run
-from draftwood.apps.journal import Journal
-from draftwood.apps.machine import device_name, versions
-from draftwood.apps.models import find_device
-from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
-from draftwood.whole_files import temporary_names, write_json
+from draftwood.apps.files import journal
+from draftwood.apps.files.journal import Journal
+from draftwood.apps.files.machine import device_name, versions
+from draftwood.apps.models.by_name import find_device
+from draftwood.base.errors import InvalidInput
+from draftwood.base.json_text import parse_json
+from draftwood.base.whole_files import temporary_names, write_json
 
 FORMAT, VERSION = "draftwood-bench", 3
 READ = (2, VERSION)

@@ -9,7 +9,7 @@ import attrs
 
 from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import Spec
-from draftwood.apps.datasets import DataSet
+from draftwood.apps.files.datasets import DataSet
 
 
 @attrs.frozen

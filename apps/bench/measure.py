@@ -11,17 +11,19 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Request, SamplingParams, StateBackend, registry, zoo
-from draftwood.apps import datasets, models
+from draftwood import Request, SamplingParams, StateBackend, zoo
 from draftwood.apps.bench.folder import Folder
 from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.plan import BINS, BenchPlan, Race
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
-from draftwood.apps.text import decode
-from draftwood.errors import InvalidInput, UnsupportedModel
-from draftwood.pass_time import PassTime, pass_seconds
-from draftwood.vocabulary import fit_vocabulary
+from draftwood.apps.files import datasets
+from draftwood.apps.files.text import decode
+from draftwood.apps.models import by_name as models
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.decoding.pass_time import PassTime, pass_seconds
+from draftwood.protocols import registry
+from draftwood.protocols.vocabulary import fit_vocabulary
 
 _WARM = 4  # tokens that a contender writes before it is timed
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # of timed passes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.round_records import peak_memory
+from draftwood.decoding.round_records import peak_memory
 
 __all__ = ["forget_peak", "peak_memory"]
 

@@ -13,7 +13,7 @@ import attrs
 
 from draftwood.apps.bench.figures import Figure, ResultRow
 from draftwood.apps.bench.specs import ORDINARY, parse
-from draftwood.errors import UnknownStrategy, nearest
+from draftwood.base.errors import UnknownStrategy, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console

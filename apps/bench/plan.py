@@ -10,16 +10,17 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import identity, models
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
-from draftwood.apps.datasets import DataSet, Prompt, read
-from draftwood.apps.method import Strategy
-from draftwood.apps.prompts import interleaved
-from draftwood.apps.text_input import read_text
-from draftwood.devices import default_device
-from draftwood.errors import InvalidInput, nearest
-from draftwood.sampling import check_temperature
-from draftwood.validators import at_least
+from draftwood.apps.files.datasets import DataSet, Prompt, read
+from draftwood.apps.files.text_input import read_text
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models import identity
+from draftwood.apps.models.method import Strategy
+from draftwood.apps.models.prompts import interleaved
+from draftwood.base.devices import default_device
+from draftwood.base.errors import InvalidInput, nearest
+from draftwood.base.validators import at_least
+from draftwood.distributions.sampling import check_temperature
 
 BUILT_IN = "built-in"
 _READ = ("models", "files", "code")

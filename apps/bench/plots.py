@@ -16,9 +16,9 @@ import numpy as np
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import BINS
 from draftwood.apps.bench.specs import ORDINARY
-from draftwood.apps.shown import visible
-from draftwood.pass_time import PassTime
-from draftwood.whole_files import inner_folder, write_by
+from draftwood.apps.terminal.shown import visible
+from draftwood.base.whole_files import inner_folder, write_by
+from draftwood.decoding.pass_time import PassTime
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 _MARKERS = "osD^vP*X"

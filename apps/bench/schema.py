@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from draftwood.apps.bench.plan import BINS, Race
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
-from draftwood.pass_time import PassTime
+from draftwood.decoding.pass_time import PassTime
 
 _LARGEST = 2**53
 _HALVES = re.compile("[\ud800-\udfff]")

@@ -13,8 +13,8 @@ import attrs
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import Race
 from draftwood.apps.bench.specs import ORDINARY
-from draftwood.metrics import METRICS
-from draftwood.whole_files import write_text
+from draftwood.base.whole_files import write_text
+from draftwood.decoding.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwood.apps.datasets import DataSet
-from draftwood.errors import InvalidInput
-from draftwood.whole_files import inner_folder, write_text
+from draftwood.apps.files.datasets import DataSet
+from draftwood.base.errors import InvalidInput
+from draftwood.base.whole_files import inner_folder, write_text
 
 
 def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from draftwood import registry
-from draftwood.apps import models, options
-from draftwood.apps.method import Strategy, strategy_of_parts, strategy_of_recipe
-from draftwood.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models.method import Strategy, strategy_of_parts, strategy_of_recipe
+from draftwood.apps.terminal import options
+from draftwood.base.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
+from draftwood.protocols import registry
 
 ORDINARY, ASSISTED, LOOKUP = "generate", "generate-assisted", "generate-prompt-lookup"
 MODES = (ORDINARY, ASSISTED, LOOKUP)

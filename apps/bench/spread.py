@@ -8,14 +8,15 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import models, on_ray
 from draftwood.apps.bench.folder import Folder, describe
 from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.measure import Measurer
 from draftwood.apps.bench.plan import BenchPlan
-from draftwood.apps.datasets import DataSet
-from draftwood.apps.journal import differences, listed
-from draftwood.errors import InvalidInput
+from draftwood.apps.files.datasets import DataSet
+from draftwood.apps.files.journal import differences, listed
+from draftwood.apps.generate import on_ray
+from draftwood.apps.models import by_name as models
+from draftwood.base.errors import InvalidInput
 
 Sets = Mapping[str, DataSet]
 Measured = dict[str, dict[str, Any]]

@@ -10,11 +10,11 @@ import attrs
 import torch
 
 from draftwood import SamplingParams, SpeculativeDecoder
-from draftwood.apps import models
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, Spec
-from draftwood.errors import UnsupportedModel
-from draftwood.generation import Generation
+from draftwood.apps.models import by_name as models
+from draftwood.base.errors import UnsupportedModel
+from draftwood.decoding.generation import Generation
 
 _LOOKUP_TOKENS = 10  # that transformers' prompt lookup proposes, as its documentation does
 

@@ -20,19 +20,22 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("draftwood.apps.demo", "Compare draft trees with generate(): the texts and the speed."),
-    "generate": ("draftwood.apps.generate", "Continue texts through draft trees."),
+    "demo": ("draftwood.apps.demo.command", "Compare draft trees with generate(): the texts and the speed."),
+    "generate": ("draftwood.apps.generate.command", "Continue texts through draft trees."),
     "bench": ("draftwood.apps.bench.command", "Measure strategies side by side on models and prompts."),
     "tune": ("draftwood.apps.tune.command", "Find the strategy and budget that pay for a pair of models."),
     "distil": ("draftwood.apps.distil.command", "Train a draft to follow its target."),
     "train": ("draftwood.apps.train.command", "Train a head that drafts for a target."),
-    "check-head": ("draftwood.apps.check_head", "Say whether a head reads its target as it was trained to."),
-    "convert-head": ("draftwood.apps.convert_head", "Make safetensors of a head's pickled weights."),
+    "check-head": (
+        "draftwood.apps.heads.check_head",
+        "Say whether a head reads its target as it was trained to.",
+    ),
+    "convert-head": ("draftwood.apps.heads.convert_head", "Make safetensors of a head's pickled weights."),
     "view": ("draftwood.apps.view.command", "Make one HTML page of a trace, with every round's tree."),
     "index": ("draftwood.apps.index", "Index text for the retrieval drafter."),
     "strategies": ("draftwood.apps.strategies", "List what is installed, or show one strategy in full."),
-    "prove": ("draftwood.apps.prove", "Prove that verifiers keep the target's law on policies' trees."),
-    "check": ("draftwood.apps.check", "Check a strategy, backend or source of chance of your own."),
+    "prove": ("draftwood.apps.proof.prove", "Prove that verifiers keep the target's law on policies' trees."),
+    "check": ("draftwood.apps.proof.check", "Check a strategy, backend or source of chance of your own."),
 }
 """Module and first line of help of every command; the function has its name, with underscores."""
 
@@ -55,7 +58,7 @@ class Commands(TyperGroup):
 def _loaded(name: str) -> Any:
     module, _ = COMMANDS[name]
     with _interrupts_held_back():
-        from draftwood.apps.cli_errors import with_plain_errors
+        from draftwood.apps.terminal.cli_errors import with_plain_errors
 
         command = getattr(import_module(module), name.replace("-", "_"))
     alone = typer.Typer(**_TYPER)
@@ -143,7 +146,7 @@ def main() -> None:
         typer.echo("Stopped.", err=True)
         sys.exit(130)
     except (ImportError, MemoryError, OSError) as error:  # likewise
-        from draftwood.machine_faults import machine_fault
+        from draftwood.base.machine_faults import machine_fault
 
         if (fault := machine_fault(error)) is None:
             raise

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood.apps import identity, models
 from draftwood.apps.distil import pair, row_options, run, show, target_text, texts
-from draftwood.apps.machine import device_name, versions
-from draftwood.apps.shown import to_stderr
-from draftwood.sampling import check_temperature
-from draftwood.whole_files import write_json
+from draftwood.apps.files.machine import device_name, versions
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models import identity
+from draftwood.apps.terminal.shown import to_stderr
+from draftwood.base.whole_files import write_json
+from draftwood.distributions.sampling import check_temperature
 from draftwood.zoo.distil.fit import fit
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
 from draftwood.zoo.distil.training import Recipe, trained

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import torch
 
-from draftwood import registry
-from draftwood.apps import models
-from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
+from draftwood.apps.models import by_name as models
+from draftwood.base.errors import IncompatibleModels, InvalidInput, UnsupportedModel
+from draftwood.protocols import registry
 
 
 @attrs.frozen(eq=False)

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import journal
-from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
-from draftwood.whole_files import check_writable, temporary_names
+from draftwood.apps.files import journal
+from draftwood.base.errors import InvalidInput
+from draftwood.base.json_text import parse_json
+from draftwood.base.whole_files import check_writable, temporary_names
 
 FORMAT, VERSION = "draftwood-distil", 2
 RUN, ROWS, TRAIN, HELD_OUT = "run.json", "rows", "train", "held-out"

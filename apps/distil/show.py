@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
-from draftwood.apps.shown import to_stderr
+from draftwood.apps.terminal.shown import to_stderr
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def shown(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     console = PlainConsole(stderr=True)
     columns = (
@@ -60,7 +60,7 @@ def report(content: Mapping[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
     console = PlainConsole()

@@ -8,9 +8,10 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps import identity, models
 from draftwood.apps.distil import show, texts
-from draftwood.errors import InvalidInput
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models import identity
+from draftwood.base.errors import InvalidInput
 from draftwood.zoo.distil.rows import RowPlan, Rows, written
 
 _SHORT = (32, 96, 160)  # prompts of short rows

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.apps import identity
-from draftwood.apps.corpus import documents, is_text
-from draftwood.errors import InvalidInput
+from draftwood.apps.files.corpus import documents, is_text
+from draftwood.apps.models import identity
+from draftwood.base.errors import InvalidInput
 
 if TYPE_CHECKING:
     from torch import Tensor

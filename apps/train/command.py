@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood.apps import models
 from draftwood.apps.distil import row_options, run, show, target_text, texts
-from draftwood.apps.machine import device_name, versions
-from draftwood.apps.shown import to_stderr
+from draftwood.apps.files.machine import device_name, versions
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.shown import to_stderr
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
 from draftwood.apps.train.report import report
-from draftwood.errors import InvalidInput, UnsupportedModel
-from draftwood.whole_files import write_json
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.base.whole_files import write_json
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
 from draftwood.zoo.heads.agreement import agreement
 

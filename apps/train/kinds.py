@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.distil.steps import Trained
 from draftwood.zoo.heads.agreement import DEPTHS

@@ -11,7 +11,7 @@ def report(content: Mapping[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     depths = len(content["agreement"][0]["by_depth"])

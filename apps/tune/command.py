@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from draftwood import registry
-from draftwood.apps import models
 from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
-from draftwood.apps.machine import device_name, versions
-from draftwood.apps.options import assign, parse, split
-from draftwood.apps.progress import watched
-from draftwood.apps.shown import say, to_stderr
+from draftwood.apps.files.machine import device_name, versions
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.options import assign, parse, split
+from draftwood.apps.terminal.progress import watched
+from draftwood.apps.terminal.shown import say, to_stderr
 from draftwood.apps.tune.fit import fitted
 from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
-from draftwood.errors import InvalidInput
-from draftwood.tuning import FORMAT, VERSION, TunedModel
-from draftwood.whole_files import check_writable, write_json
+from draftwood.base.errors import InvalidInput
+from draftwood.base.whole_files import check_writable, write_json
+from draftwood.methods.tuned_method import FORMAT, VERSION, TunedModel
+from draftwood.protocols import registry
 
 STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
 STREAMED = (8, 32, 64, 128, 256)
@@ -176,7 +176,7 @@ def measure(
     trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
 ) -> tuple[Costs, list[Estimate], list[RaceResult]]:
     """What passes cost, all candidates by their expected gain, and how the best of them raced."""
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     console = PlainConsole(stderr=True)
     costs = pass_costs(trial.loaded, largest)
@@ -220,7 +220,7 @@ def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, An
     from rich import box
     from rich.table import Table
 
-    from draftwood.apps.plain_console import PlainConsole
+    from draftwood.apps.terminal.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("expected", overflow="fold", min_width=10)

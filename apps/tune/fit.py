@@ -8,17 +8,17 @@ from typing import Any
 
 import attrs
 
-from draftwood import Deterministic, SamplingParams, registry
-from draftwood.apps import models
+from draftwood import Deterministic, SamplingParams
 from draftwood.apps.bench.specs import Spec
-from draftwood.apps.options import parse
-from draftwood.apps.plain_console import PlainConsole
-from draftwood.apps.progress import watched
-from draftwood.apps.shown import to_stderr
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.options import parse
+from draftwood.apps.terminal.plain_console import PlainConsole
+from draftwood.apps.terminal.progress import watched
+from draftwood.apps.terminal.shown import to_stderr
 from draftwood.apps.tune.measure import TuneTrial
-from draftwood.draft_temperature import best_draft_temperature
-from draftwood.protocols import Drafter
-from draftwood.recipe import Fit
+from draftwood.methods.draft_temperature import best_draft_temperature
+from draftwood.methods.recipe import Fit
+from draftwood.protocols import Drafter, registry
 
 
 def fitted(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:

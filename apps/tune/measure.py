@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from draftwood import StateBackend
-from draftwood.apps import models
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text, Writer, writer
-from draftwood.pass_time import PassTime
+from draftwood.apps.models import by_name as models
+from draftwood.decoding.pass_time import PassTime
 
 _WARM = 4  # tokens that a candidate writes before it is timed
 _CONTEXT = 128  # tokens behind which passes are timed

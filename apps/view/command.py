@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from draftwood.apps.shown import say
+from draftwood.apps.terminal.shown import say
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
-from draftwood.errors import InvalidInput
-from draftwood.whole_files import check_writable, write_text
+from draftwood.base.errors import InvalidInput
+from draftwood.base.whole_files import check_writable, write_text
 
 
 def view(

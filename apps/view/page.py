@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import __version__
-from draftwood.apps.shown import visible
+from draftwood.apps.terminal.shown import visible
 
 # In this order they make one script.
 SCRIPTS = ("model.js", "text.js", "layout.js", "tree.js", "timeline.js", "page.js")

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import attrs
 
-from draftwood.apps.trace import FORMAT, READ
-from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
+from draftwood.apps.files.trace import FORMAT, READ
+from draftwood.base.errors import InvalidInput
+from draftwood.base.json_text import parse_json
 
 _AGAIN = "make the trace again with `draftwood generate --trace`"
 _KINDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list"}

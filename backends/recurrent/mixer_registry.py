@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from draftwood import registry
 from draftwood.backends.recurrent.mixer import Mixer
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.protocols import registry
 
 KIND = "mixers"
 

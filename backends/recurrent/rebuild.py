@@ -10,15 +10,15 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from draftwood.backends.layers import decoder_layers, shared_copy
 from draftwood.backends.recurrent.mamba2 import OPEN
 from draftwood.backends.recurrent.mixer import Mixer
 from draftwood.backends.recurrent.mixer_registry import mixer_for, served_classes
 from draftwood.backends.recurrent.snapshots import Snapshots
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.sharded import ranks_of
-from draftwood.backends.streamed import hooked, rename, streamed_as_one, streamed_modules
-from draftwood.errors import UnsupportedModel
+from draftwood.backends.structure.layers import decoder_layers, shared_copy
+from draftwood.backends.weights.sharded import ranks_of
+from draftwood.backends.weights.streamed import hooked, rename, streamed_as_one, streamed_modules
+from draftwood.base.errors import UnsupportedModel
 
 
 def recurrent_layers(config: Any) -> list[int]:

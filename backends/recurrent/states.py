@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.backends.nodes.region import Accepted
 from draftwood.backends.recurrent.arena import Arena
 from draftwood.backends.recurrent.passes import Pass, Standing, Text
-from draftwood.backends.region import Accepted
-from draftwood.errors import InvalidDistribution
+from draftwood.base.errors import InvalidDistribution
 from draftwood.kernels.transfer import sent
 
 Vectors = tuple[Tensor, ...]

@@ -19,8 +19,8 @@ from benchmarks.kernels.cuda_timing import synchronize
 from benchmarks.kernels.random_models import SHAPES, random_model
 from benchmarks.research.prompts import prompts_of
 from draftwood import Recipe, SpeculativeDecoder, StateBackend, create, load, zoo
-from draftwood.apps.machine import device_name
-from draftwood.errors import DraftwoodError
+from draftwood.apps.files.machine import device_name
+from draftwood.base.errors import DraftwoodError
 
 CLOSE = 1e-5
 """Largest difference that may pass between the logits of the two, over the logits' largest."""

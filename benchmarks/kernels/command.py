@@ -17,8 +17,8 @@ import typer
 from benchmarks.kernels import attention_cases, replay_cases, round_cases, scan_cases, tree_cases, unrolled
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.cuda_timing import Card, Timer, card, event_timer
-from draftwood.apps.machine import versions
-from draftwood.errors import DraftwoodError, InvalidInput
+from draftwood.apps.files.machine import versions
+from draftwood.base.errors import DraftwoodError, InvalidInput
 from draftwood.kernels import support
 
 HEADINGS = (

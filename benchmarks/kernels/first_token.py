@@ -11,7 +11,7 @@ import typer
 from benchmarks.kernels.captured import named_model
 from draftwood import SamplingParams, create, load
 from draftwood.apps.bench.writers import Speculative, Transformers, Writer
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 
 
 def first_token_times(

@@ -13,8 +13,8 @@ import attrs
 import torch
 import typer
 
-from draftwood.apps.machine import device_name, versions
-from draftwood.errors import DraftwoodError
+from draftwood.apps.files.machine import device_name, versions
+from draftwood.base.errors import DraftwoodError
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.kernels.table_models import TableBackend, TableDraft, tables
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 from draftwood.strategies.drafters.model import ModelDrafter
 
 EQUAL = SamplingParams(temperature=0.8)

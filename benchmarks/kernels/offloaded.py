@@ -12,7 +12,7 @@ import typer
 from benchmarks.kernels.captured import named_model
 from benchmarks.kernels.cuda_timing import synchronize
 from draftwood import StateBackend, load
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 
 
 def pass_milliseconds(backend: StateBackend, nodes: int, *, context: int, repetitions: int) -> float:

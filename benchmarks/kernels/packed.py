@@ -16,10 +16,10 @@ import typer
 from torch import Tensor
 
 from draftwood import StateBackend, load, zoo
-from draftwood.apps.machine import device_name
-from draftwood.backends.ssm import RecurrentBackend
-from draftwood.backends.state_cost import METHODS, allocations, backend_for
-from draftwood.errors import DraftwoodError
+from draftwood.apps.files.machine import device_name
+from draftwood.backends.kinds.ssm import RecurrentBackend
+from draftwood.backends.kinds.state_cost import METHODS, allocations, backend_for
+from draftwood.base.errors import DraftwoodError
 
 CLOSE = 1e-3
 """Largest difference of logits that may pass between the two, in single precision."""

@@ -25,7 +25,7 @@ import draftwood.backends
 import draftwood.kernels
 import draftwood.strategies
 from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, create, load, zoo
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 
 LAYERS = {
     "framework": Path(draftwood.__file__).parent,

@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, load, zoo
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection

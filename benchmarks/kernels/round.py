@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.kernels.cuda_timing import synchronize
 from benchmarks.kernels.table_models import TableBackend, TableDraft, tables
 from draftwood import SamplingParams, SpeculativeDecoder, create
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
 
 PAIRS = {
     "layered, rejection": ("layered-dyspec", "recursive-rejection"),

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.research.verifiers import BASELINE, CONTENDERS
 from draftwood import CounterRandomness, TokenTree, create
-from draftwood.apps.machine import device_name
-from draftwood.growth import by_distributions
+from draftwood.apps.files.machine import device_name
+from draftwood.trees.growth import by_distributions
 
 
 def synthetic(

@@ -14,11 +14,11 @@ import typer
 from benchmarks.kernels.offloaded import pass_milliseconds
 from benchmarks.research.prompts import prompts_of
 from draftwood import StateBackend, load, zoo
-from draftwood.apps import models
 from draftwood.apps.bench.specs import ORDINARY, contenders
 from draftwood.apps.bench.writers import Text, Writer, writer
-from draftwood.apps.machine import device_name
-from draftwood.errors import InvalidInput
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.base.errors import InvalidInput
 
 
 def written(folder: Path, parameters: float) -> Path:

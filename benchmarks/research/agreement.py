@@ -12,8 +12,8 @@ import typer
 
 from benchmarks.research import held_out
 from draftwood import zoo
-from draftwood.apps import models
-from draftwood.apps.progress import watched
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.zoo.distil.fit import Fit, fit
 from draftwood.zoo.distil.rows import Rows, continued
 

@@ -15,8 +15,8 @@ from benchmarks.research.growth import Draft
 from benchmarks.research.orders import blocks_of, breadth_first, depth_first, heavy_path
 from benchmarks.research.prompts import prompts_of
 from draftwood import CounterRandomness, SamplingParams, TokenTree, create, zoo
-from draftwood.apps import models
-from draftwood.apps.progress import watched
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.strategies.policies.dyspec import DySpec
 
 PAPER: dict[str, dict[int, tuple[float, float]]] = {

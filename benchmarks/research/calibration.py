@@ -20,7 +20,7 @@ from draftwood import (
     load,
     zoo,
 )
-from draftwood.apps import models
+from draftwood.apps.models import by_name as models
 from draftwood.strategies.acceptance import acceptance_vector
 from draftwood.strategies.shape_search import SiblingShares, measured_shares, probe_shapes
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal

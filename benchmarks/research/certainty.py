@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.research.calibration import split, written
 from draftwood import CounterRandomness
-from draftwood.apps import models
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
 from draftwood.strategies.acceptance import ChildAcceptance, child_acceptance
 
 RANKS = 8

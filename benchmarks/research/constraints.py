@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from benchmarks.research.prompts import prompts_of
 from benchmarks.research.schemas import SCHEMAS
-from draftwood import Constraint, Recipe, SamplingParams, SpeculativeDecoder, create, load, registry, zoo
-from draftwood.apps import models
+from draftwood import Constraint, Recipe, SamplingParams, SpeculativeDecoder, create, load, zoo
 from draftwood.apps.bench.writers import Speculative
-from draftwood.apps.machine import device_name
-from draftwood.generation import Generation
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.decoding.generation import Generation
+from draftwood.protocols import registry
 
 ENGINES = ("xgrammar", "llguidance")
 MOST = 1024  # tokens; no text of the schemas is as long

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier
 from draftwood.testing import NextTokenModel, WeightedTree, enumerate_outcomes
-from draftwood.testing.lazy_trees import LazyTargets, LazyTree, TreeLaw
+from draftwood.testing.models.lazy_trees import LazyTargets, LazyTree, TreeLaw
 
 COARSE = 0.5
 """Between the logarithms of times of arrival: weights sum to 1 within 1e-5."""

@@ -23,8 +23,8 @@ from rich.console import Console
 from benchmarks.research.families_check import Finding, check
 from benchmarks.research.families_models import VARIANTS
 from benchmarks.research.families_models import families as all_families
-from draftwood.apps.progress import watched
-from draftwood.errors import InvalidInput
+from draftwood.apps.terminal.progress import watched
+from draftwood.base.errors import InvalidInput
 
 TABLE = Path(__file__).parents[1] / "data" / "families.csv"
 

@@ -18,8 +18,8 @@ from transformers import LogitsProcessor
 
 from benchmarks.research.families_models import build
 from draftwood import SpeculativeDecoder, StateBackend, load
-from draftwood.backends.forward import plain_logits
-from draftwood.errors import DraftwoodError
+from draftwood.backends.structure.forward import plain_logits
+from draftwood.base.errors import DraftwoodError
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy

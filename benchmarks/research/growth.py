@@ -31,13 +31,13 @@ from draftwood import (
     create,
     zoo,
 )
-from draftwood.apps import models
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
-from draftwood.growth import by_distributions
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.trees.growth import by_distributions
 
 
 @attrs.frozen

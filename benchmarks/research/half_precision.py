@@ -16,9 +16,9 @@ import typer
 
 from benchmarks.research.prompts import prompts_of
 from draftwood import custom_generate, zoo
-from draftwood.apps import models
 from draftwood.apps.bench.figures import common
-from draftwood.apps.machine import device_name
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
 

@@ -11,7 +11,7 @@ import typer
 
 from benchmarks.research import held_out
 from draftwood import zoo
-from draftwood.apps.datasets import read
+from draftwood.apps.files.datasets import read
 
 
 def hard_prompts(

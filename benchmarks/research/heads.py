@@ -14,12 +14,13 @@ from rich.console import Console
 from benchmarks.research import heads_speed, held_out
 from benchmarks.research.heads_speed import Key, Texts
 from benchmarks.research.verifiers import interval
-from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, registry, zoo
-from draftwood.apps import models
+from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, zoo
 from draftwood.apps.bench.specs import ORDINARY, Spec, parse
 from draftwood.apps.bench.writers import Speculative, Text, Writer, writer
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.protocols import registry
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.widened import widened_head
 from draftwood.zoo.widen import parameter_count, widen_to

@@ -12,7 +12,7 @@ import typer
 from draftwood.apps.bench import figures
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
-from draftwood.metrics import METRICS
+from draftwood.decoding.metrics import METRICS
 
 Key = tuple[float, str, str]
 """Temperature, strategy and drafter; of ordinary decoding `ORDINARY` and none."""
@@ -57,7 +57,7 @@ def show(found: Texts, drafters: Sequence[str]) -> None:
 
 
 def sums_of(texts: Sequence[Text], *, beside: Sequence[Text]) -> dict[str, Any]:
-    """The sums of `draftwood.metrics` by prompt, `[prompts]`; those of `beside` as `plain_...`."""
+    """The sums of `draftwood.decoding.metrics` by prompt, `[prompts]`; those of `beside` as `plain_...`."""
     of: dict[str, Any] = {}
     for prefix, some in (("", texts), ("plain_", beside)):
         for name in ("seconds", "first_token_seconds", "first_tokens", "rounds", "prefill_tokens"):

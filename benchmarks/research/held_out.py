@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.apps.datasets import read
-from draftwood.errors import InvalidInput, nearest
+from draftwood.apps.files.datasets import read
+from draftwood.base.errors import InvalidInput, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

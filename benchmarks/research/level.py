@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.research.prompts import prompts_of
 from draftwood import CounterRandomness, WithoutReplacement, zoo
-from draftwood.apps import models
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.strategies.verifiers.orders.class_order import ClassOrder
 from draftwood.strategies.verifiers.orders.race_flows import Tables, flows_of
 from draftwood.strategies.verifiers.orders.race_laws import Arrival, Columns, Pair, SetLaw

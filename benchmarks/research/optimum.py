@@ -20,13 +20,14 @@ from rich.console import Console
 from benchmarks.research.expected_tokens import by_shape, expected_tokens
 from benchmarks.research.level_trees import LevelTrees
 from benchmarks.research.verifiers import BASELINE
-from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create, registry
-from draftwood.apps.progress import watched
-from draftwood.compatibility import check_strategy_fits
-from draftwood.errors import UnknownStrategy, nearest
+from draftwood import IncompatibleStrategy, TreePolicy, Verifier, create
+from draftwood.apps.terminal.progress import watched
+from draftwood.base.errors import UnknownStrategy, nearest
+from draftwood.protocols import registry
+from draftwood.protocols.compatibility import check_strategy_fits
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, drawn_trees, optimal_tokens
-from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.models.small_strategies import toy_drafter
 
 MIXES = (0.0, 0.3, 0.6)
 

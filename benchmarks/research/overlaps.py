@@ -9,9 +9,9 @@ import torch
 import typer
 
 from benchmarks.research.calibration import pair, split
-from draftwood.apps import models
-from draftwood.apps.machine import device_name
-from draftwood.draft_temperature import FACTORS, measured_overlaps
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.methods.draft_temperature import FACTORS, measured_overlaps
 
 
 def overlaps(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.research import held_out
-from draftwood.apps.prompts import PROMPTS
+from draftwood.apps.models.prompts import PROMPTS
 
 
 def prompts_of(

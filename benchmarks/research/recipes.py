@@ -25,12 +25,12 @@ from benchmarks.research.calibration import calibrate, calibrated_shares, pair, 
 from benchmarks.research.settings import BUDGETS, LARGE, Setting, check_budget, settings
 from benchmarks.research.verifiers import interval
 from draftwood import Recipe, SamplingParams, create
-from draftwood.apps import models
 from draftwood.apps.bench.writers import Speculative
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
-from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.base.errors import InvalidInput
+from draftwood.base.json_text import parse_json
 from draftwood.strategies.shape_search import best_sorted_shape
 
 VERSION = 2  # of a finished cell's line; lines without one were written in batches and do not say of what
@@ -92,7 +92,7 @@ def drafter(recipe: Recipe, options: Mapping[str, Any], draft: str) -> Any:
 
 
 def _options(name: str) -> Mapping[str, Any]:
-    from draftwood import registry
+    from draftwood.protocols import registry
 
     return registry.options("drafters", name)
 
@@ -129,7 +129,7 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(setting: Setting, known: Mapping[str, Any]) -> Recipe:
     """The recipe of a setting, with those of the `known` options that it has."""
-    from draftwood import registry
+    from draftwood.protocols import registry
 
     has = registry.options("recipes", setting.recipe)
     recipe: Recipe = create(

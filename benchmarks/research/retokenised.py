@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 
 from benchmarks.research.prompts import prompts_of
-from draftwood import Drafter, SamplingParams, SpeculativeDecoder, load, registry, zoo
-from draftwood.apps import models
-from draftwood.apps.corpus import documents
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
+from draftwood import Drafter, SamplingParams, SpeculativeDecoder, load, zoo
+from draftwood.apps.files.corpus import documents
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.protocols import registry
 from draftwood.strategies.drafters.retokenised import retokenised as written_anew
 from draftwood.strategies.drafters.retrieval import RetrievalDrafter
 from draftwood.strategies.drafters.shared_tokens import SharedTokens

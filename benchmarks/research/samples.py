@@ -11,9 +11,10 @@ import torch
 import typer
 
 from benchmarks.research import held_out
-from draftwood import Recipe, SamplingParams, SpeculativeDecoder, load, registry, zoo
-from draftwood.apps import models
-from draftwood.apps.progress import watched
+from draftwood import Recipe, SamplingParams, SpeculativeDecoder, load, zoo
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
+from draftwood.protocols import registry
 
 TEMPERATURES = (0.6, 1.0)
 RECIPES = ("prompt-lookup", "suffix-decoding")

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.policies.shapes import Shape, as_text
 
 BUDGETS = (6, 14, 30, 64)

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from benchmarks.research import held_out
 from draftwood import SamplingParams, load, zoo
-from draftwood.apps import models
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.strategies.policies.shapes import Shape, as_text
 from draftwood.strategies.shape_search import (
     SiblingShares,

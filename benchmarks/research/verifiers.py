@@ -29,10 +29,10 @@ from draftwood import (
     create,
     zoo,
 )
-from draftwood.apps import models
 from draftwood.apps.bench import figures
-from draftwood.apps.machine import device_name
-from draftwood.apps.progress import watched
+from draftwood.apps.files.machine import device_name
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 
 BASELINE = "recursive-rejection"
 # What is compared unless verifiers are named.

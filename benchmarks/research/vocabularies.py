@@ -13,8 +13,8 @@ import typer
 
 from benchmarks.research.prompts import prompts_of
 from draftwood import Drafter, SamplingParams, SpeculativeDecoder, create, load, zoo
-from draftwood.apps import models
-from draftwood.apps.progress import watched
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.progress import watched
 from draftwood.strategies.drafters.shared_tokens import SharedTokens
 from draftwood.strategies.drafters.token_map import Text, TokenMap, token_texts
 from draftwood.strategies.policies.chain import Chain

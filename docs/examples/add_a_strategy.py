@@ -3,9 +3,9 @@
 import attrs
 
 from draftwood import Deterministic, SpeculativeDecoder, TreeBuilder, TreePolicy, load, zoo
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.drafters import ModelDrafter
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
+from draftwood.verifiers import RecursiveRejection
 
 
 @attrs.frozen

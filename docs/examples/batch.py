@@ -1,9 +1,9 @@
 """Several prompts at once: each row draws from its own seed, so it writes what it would write alone."""
 
 from draftwood import SamplingParams, SpeculativeDecoder, load, zoo
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 decoder = SpeculativeDecoder(
     load(zoo.load("llama-7m")),  # in float32: in bfloat16 a row alone rounds otherwise than among others

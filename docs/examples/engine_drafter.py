@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from draftwood import Outcome, Request, Requests, zoo
-from draftwood.strategies.drafters.cached_suffixes import CachedSuffixes
-from draftwood.strategies.drafters.suffix_cache import SuffixCache
+from draftwood.drafters import CachedSuffixes, SuffixCache
 
 LIKELY = 0.3  # a chain ends where it is less likely than this to be right
 

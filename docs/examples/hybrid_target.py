@@ -1,9 +1,9 @@
 """A hybrid target (Mamba-2 and attention) that a Llama drafts for, sampled through trees."""
 
 from draftwood import SamplingParams, SpeculativeDecoder, load, zoo
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 target = load(zoo.path("bamba-6m"))
 decoder = SpeculativeDecoder(

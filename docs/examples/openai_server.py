@@ -18,9 +18,9 @@ from openai_protocol.server import Server
 from transformers import AutoTokenizer
 
 from draftwood import SpeculativeDecoder, load, zoo
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 
 def decoder_of(target: str, drafter: str, budget: int) -> SpeculativeDecoder:

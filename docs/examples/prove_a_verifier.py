@@ -3,8 +3,8 @@
 import attrs
 
 from draftwood import Outcome, Verifier, WithReplacement
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.chain import Chain
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import Chain
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
 
 

@@ -1,9 +1,9 @@
 """A queue of prompts that a few rows serve, and a chat that goes on without reading itself again."""
 
 from draftwood import SpeculativeDecoder, load, zoo
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 decoder = SpeculativeDecoder(
     load(zoo.load("llama-7m")),

@@ -1,8 +1,8 @@
 """A program that uses transformers already: one argument more, and the text stays the same."""
 
 from draftwood import custom_generate, zoo
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 model, tokenizer = zoo.load("llama-7m"), zoo.tokenizer()
 inputs = tokenizer(["Question: There are 30 students in a class."], return_tensors="pt")

@@ -6,10 +6,10 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from draftwood import SpeculativeDecoder, load, zoo
-from draftwood.apps.text import IncrementalText
-from draftwood.strategies.drafters.model import ModelDrafter
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
-from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.apps.files.text import IncrementalText
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import LayeredDySpec
+from draftwood.verifiers import RecursiveRejection
 
 decoder = SpeculativeDecoder(
     load(zoo.path("llama-7m")),

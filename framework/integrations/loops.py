@@ -6,9 +6,9 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
-from draftwood import registry
-from draftwood.custom_generate import custom_generate
-from draftwood.recipe import Recipe
+from draftwood.integrations.custom_generate import custom_generate
+from draftwood.methods.recipe import Recipe
+from draftwood.protocols import registry
 
 
 def loop_of(

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from draftwood.stopping import stop_string_criteria
+from draftwood.decoding.stopping import stop_string_criteria
 
 
 @attrs.frozen(eq=False)

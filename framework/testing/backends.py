@@ -34,13 +34,13 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
-from draftwood.errors import DraftwoodError
+from draftwood.base.errors import DraftwoodError
 from draftwood.protocols import StateBackend
-from draftwood.testing.feature_checks import check_features, check_output_head
-from draftwood.testing.law_broken import LawBroken, raises_on_purpose
-from draftwood.testing.logits_mistakes import Node
-from draftwood.testing.mirror import Mirror, WrongLogits
-from draftwood.testing.oracles import FeaturesAfter, features_oracle_of
+from draftwood.testing.checks.feature_checks import check_features, check_output_head
+from draftwood.testing.checks.mirror import Mirror, WrongLogits
+from draftwood.testing.diagnosis.law_broken import LawBroken, raises_on_purpose
+from draftwood.testing.diagnosis.logits_mistakes import Node
+from draftwood.testing.models.oracles import FeaturesAfter, features_oracle_of
 
 __all__ = ["Mirror", "StateBackendTests", "backend_machine", "raises_on_purpose"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint, ends, package
 
 

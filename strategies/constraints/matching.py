@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from draftwood import Constraint
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 
 class Matcher(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftwood import Constraint
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.constraints.llguidance import LLGuidanceConstraint
 from draftwood.strategies.constraints.matching import package
 from draftwood.strategies.constraints.outlines import OutlinesConstraint

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import as_ints
 from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint, ends, package
-from draftwood.validators import as_ints
 
 
 @attrs.frozen(eq=False)

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import attrs
 import numpy as np
 
-from draftwood.errors import InvalidInput
-from draftwood.json_text import parse_json
+from draftwood.base.errors import InvalidInput
+from draftwood.base.json_text import parse_json
 
 HEADER = "index.json"
 

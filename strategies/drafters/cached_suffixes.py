@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from draftwood import IncompatibleModels, InvalidInput, Request, RequestLog
+from draftwood.base.validators import at_least
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
-from draftwood.validators import at_least
 
 Matches = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
 """Positions of a cache where a text stands, and how many of its last tokens do."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
-from draftwood.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel
+from draftwood.base.whole_files import write_by, write_json
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.target import as_target
-from draftwood.whole_files import write_by, write_json
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
 FORMAT, VERSION = "draftwood-heads", 1

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood import InvalidInput, Request, RequestLog
+from draftwood.base.validators import at_least
 from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
-from draftwood.validators import at_least
 
 
 @attrs.define(eq=False)

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int
 
 from draftwood import IncompatibleModels, InvalidInput, Request
+from draftwood.base.validators import at_least
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
-from draftwood.validators import at_least
 
 Ranges = Int[np.ndarray, "lengths 2"]
 """For every length m the suffixes of the corpus that start with a text's last m tokens: first, last + 1."""

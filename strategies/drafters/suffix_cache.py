@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 from jaxtyping import Int
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import at_least
 from draftwood.strategies.drafters.array_folder import ArrayFolder
-from draftwood.validators import at_least
 
 _FOLDER = ArrayFolder(
     "draftwood-cache", 1, "cache", remedy="begin a new one", none="save one there with SuffixCache.save"

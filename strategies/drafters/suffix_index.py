@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from jaxtyping import Int, UInt
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.drafters.array_folder import HEADER, ArrayFolder
 
 _FOLDER = ArrayFolder(

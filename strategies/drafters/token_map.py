@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from jaxtyping import Int
 
-from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.base.errors import IncompatibleModels, InvalidInput
 
 Text = bytes | str | None
 """A token's bytes; the name of a special one, such as `"eos"`; or None for a number without a token."""

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from draftwood import InvalidInput
-from draftwood.validators import at_least
+from draftwood.base.validators import at_least
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotations that are the same for every length of a text, so that cached keys stay right."""

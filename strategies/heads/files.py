@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood import InvalidInput
-from draftwood.json_text import parse_json
-from draftwood.whole_files import write_by, write_json
+from draftwood.base.json_text import parse_json
+from draftwood.base.whole_files import write_by, write_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")

@@ -13,6 +13,7 @@ from torch.nn import Module, ModuleList, Parameter
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput
+from draftwood.base.validators import at_least
 from draftwood.strategies.heads import speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNorm, Turn
@@ -22,7 +23,6 @@ from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
 from draftwood.strategies.heads.sizes import check_guesses, check_held, check_layers
 from draftwood.strategies.heads.switches import whole_number
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
-from draftwood.validators import at_least
 
 KIND = "peagle"
 Known = list[tuple[Tensor, Tensor]]

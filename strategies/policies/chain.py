@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from draftwood import Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
+from draftwood.base.validators import at_least, probability
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.validators import at_least, probability
 
 
 @attrs.frozen

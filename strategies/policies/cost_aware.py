@@ -17,9 +17,9 @@ from draftwood import (
     TreeBuilder,
     TreePolicy,
 )
-from draftwood.pass_time import PassTime, as_pass_time
+from draftwood.base.validators import at_least, probability
+from draftwood.decoding.pass_time import PassTime, as_pass_time
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
-from draftwood.validators import at_least, probability
 
 
 def _integers(value: Sequence[int] | str) -> tuple[int, ...]:

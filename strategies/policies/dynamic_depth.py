@@ -9,19 +9,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import (
-    LearningPolicy,
-    Outcome,
-    Randomness,
-    Request,
-    RequestLog,
-    TokenTree,
-    TreePolicy,
-    policy_states,
-)
-from draftwood.growth import by_distributions
+from draftwood import LearningPolicy, Outcome, Randomness, Request, RequestLog, TokenTree, TreePolicy
+from draftwood.base.validators import at_least, probability
+from draftwood.protocols import policy_states
 from draftwood.strategies.policies.wrapper import PolicyWrapper, as_policy
-from draftwood.validators import at_least, probability
+from draftwood.trees.growth import by_distributions
 
 _MEMORY = 0.5  # share of the past in the acceptance so far
 _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01

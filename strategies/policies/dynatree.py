@@ -20,8 +20,8 @@ from draftwood import (
     TreeBuilder,
     draw_children,
 )
+from draftwood.base.validators import at_least, probability
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.validators import at_least, probability
 
 # The authors' schedule; the paper promises it and does not print it.
 _ACCEPTANCE, _TOLERANCE = 0.7, 0.1

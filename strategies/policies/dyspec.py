@@ -17,7 +17,8 @@ from draftwood import (
     TreeBuilder,
     WithoutReplacement,
 )
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import at_least
 from draftwood.strategies.acceptance_vectors import (
     as_acceptance,
     certainty,
@@ -25,7 +26,6 @@ from draftwood.strategies.acceptance_vectors import (
     validate_acceptance,
 )
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.validators import at_least
 
 
 def sampled_or_top(policy: object, __: object, law: type[Proposal]) -> None:

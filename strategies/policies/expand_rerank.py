@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from draftwood import Deterministic, Growing, LevelPlan, Randomness, TreePolicy
+from draftwood.base.validators import at_least
 from draftwood.strategies.likely_paths import most_likely_tree
-from draftwood.validators import at_least
 
 
 @attrs.frozen

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood import Deterministic, Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import at_least, probability
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.validators import at_least, probability
 
 
 def as_branching(value: int | Sequence[int]) -> int | tuple[int, ...]:

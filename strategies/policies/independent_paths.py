@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from draftwood import Growing, Randomness, TreePolicy, WithReplacement
+from draftwood.base.validators import at_least
 from draftwood.strategies.policies.static_tree import StaticTree
-from draftwood.validators import at_least
 
 
 @attrs.frozen

@@ -16,11 +16,11 @@ from draftwood import (
     TreeBuilder,
     WithoutReplacement,
 )
+from draftwood.base.validators import at_least, probability
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.likely_paths import most_likely_tree
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top
-from draftwood.validators import at_least, probability
 
 
 @attrs.frozen

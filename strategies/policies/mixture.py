@@ -8,22 +8,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import (
-    PerChild,
-    Proposal,
-    Randomness,
-    Request,
-    RequestLog,
-    TokenTree,
-    TreeBuilder,
-    TreePolicy,
-    registry,
-)
-from draftwood.compatibility import needs_several_drafters
-from draftwood.errors import InvalidInput
-from draftwood.growth import by_distributions
+from draftwood import PerChild, Proposal, Randomness, Request, RequestLog, TokenTree, TreeBuilder, TreePolicy
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import at_least
+from draftwood.protocols import registry
+from draftwood.protocols.compatibility import needs_several_drafters
 from draftwood.strategies.laws import as_law
-from draftwood.validators import at_least
+from draftwood.trees.growth import by_distributions
 
 Text = tuple[int, ...]
 """The tokens from the root to a node."""

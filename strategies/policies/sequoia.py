@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 
 from draftwood import Growing, Proposal, Randomness, WithoutReplacement
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import at_least
 from draftwood.strategies.acceptance_vectors import as_acceptance, check_acceptance, validate_acceptance
 from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.policies.dyspec import sampled_or_top
 from draftwood.strategies.policies.shapes import RankPath, Shape
 from draftwood.strategies.policies.static_tree import StaticTree
-from draftwood.validators import at_least
 
 
 def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from draftwood.errors import InvalidInput, nearest
+from draftwood.base.errors import InvalidInput, nearest
 
 RankPath: TypeAlias = "tuple[int, ...]"
 Shape: TypeAlias = "tuple[RankPath, ...]"

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from draftwood import Growing, Randomness, TreeBuilder, TreePolicy, WithoutReplacement
-from draftwood.validators import at_least
+from draftwood.base.validators import at_least
 
 
 @attrs.frozen

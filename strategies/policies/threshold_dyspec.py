@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 
 from draftwood import Growing, Proposal, Randomness, TreeBuilder, WithoutReplacement
+from draftwood.base.validators import at_least, probability
 from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top
-from draftwood.validators import at_least, probability
 
 _ROUNDING = 1e-4  # the probabilities of a draft may add up to a little less than 1
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood import Proposal, TreePolicy, registry
+from draftwood import Proposal, TreePolicy
+from draftwood.protocols import registry
 
 
 def as_policy(policy: TreePolicy | str) -> TreePolicy:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ANY_LAW
+from draftwood.laws.proposals import ANY_LAW
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
 from draftwood.strategies.verifiers.batched.target_rows import Targets, likeliest, most_likely, on_the_host
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows

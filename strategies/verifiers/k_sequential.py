@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness, WithReplacement
-from draftwood.proposals import Proposal, check_distribution
+from draftwood.laws.proposals import Proposal, check_distribution
 from draftwood.strategies.verifiers.node_wise import NodeWise
 
 

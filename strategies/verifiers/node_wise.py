@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import Proposal
+from draftwood.laws.proposals import Proposal
 
 
 class NodeWise(Verifier):

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood import Randomness, WithReplacement
-from draftwood.proposals import Proposal, check_distribution
+from draftwood.laws.proposals import Proposal, check_distribution
 from draftwood.strategies.verifiers.node_wise import NodeWise
 
 

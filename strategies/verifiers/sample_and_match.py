@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, float64
 
 from draftwood import Outcome, Randomness, TokenTree
-from draftwood.proposals import ANY_LAW, Proposal
+from draftwood.laws.proposals import ANY_LAW, Proposal
 from draftwood.strategies.verifiers.batched.matched_rows import matched_rows
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
 from draftwood.strategies.verifiers.batched.target_rows import on_the_host

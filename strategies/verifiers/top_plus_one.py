@@ -8,7 +8,7 @@ import attrs
 from torch import Tensor
 
 from draftwood import Randomness, TopThenSample
-from draftwood.proposals import Proposal, check_distribution
+from draftwood.laws.proposals import Proposal, check_distribution
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.sample_and_match import match
 

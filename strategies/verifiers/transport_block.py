@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier, WithReplacement
-from draftwood.proposals import check_distribution
+from draftwood.laws.proposals import check_distribution
 from draftwood.strategies.verifiers.optimal_iid import Selection
 from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.kernels.machine_code import compiled
-from draftwood.proposals import check_distribution
+from draftwood.laws.proposals import check_distribution
 
 Tokens = NDArray[np.int64]
 """Tokens `[n]` on the host."""

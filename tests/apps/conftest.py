@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
 @cache
 def of_the_zoo() -> Callable[..., Any]:
     """Reads every folder once, for all tests."""
-    from draftwood.backends import loading
+    from draftwood.backends.loading import loader as loading
 
     return cache(loading.load_model)
 
@@ -32,7 +32,7 @@ def of_the_zoo() -> Callable[..., Any]:
 @pytest.fixture
 def few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process read a model of the zoo once, for tests of what is done with it."""
-    from draftwood.backends import loading
+    from draftwood.backends.loading import loader as loading
 
     once, always = of_the_zoo(), loading.load_model
 
@@ -142,7 +142,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 def trace_of() -> Callable[..., dict[str, Any]]:
     """A trace of the zoo's pair writing behind some prompts, as `--trace` would; options go to the policy."""
     from draftwood import SamplingParams, SpeculativeDecoder, create, load
-    from draftwood.apps import trace
+    from draftwood.apps.files import trace
 
     target, draft = load(zoo.path("llama-7m")), load(zoo.path("llama-draft"))
 

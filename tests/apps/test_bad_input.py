@@ -141,7 +141,7 @@ def test_remote_code_is_refused_unless_wanted(refused, draftwood, tiny, tmp_path
 def test_out_of_memory_says_how_to_shrink(refused, monkeypatch):
     from transformers import LlamaForCausalLM
 
-    from draftwood.apps import models
+    from draftwood.apps.models import by_name as models
 
     load = models.load
 

@@ -13,10 +13,10 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from draftwood import zoo
-from draftwood.apps import text_file
-from draftwood.apps.asked import Chat
-from draftwood.apps.journal import Journal
-from draftwood.apps.prompt_file import read_prompts
+from draftwood.apps.files.journal import Journal
+from draftwood.apps.generate import text_file
+from draftwood.apps.generate.prompt_file import read_prompts
+from draftwood.apps.models.asked import Chat
 
 pytestmark = pytest.mark.usefixtures("few_reads")
 

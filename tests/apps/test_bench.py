@@ -17,7 +17,7 @@ import torch
 
 from draftwood import zoo
 from draftwood.apps.bench import writers
-from draftwood.metrics import METRICS
+from draftwood.decoding.metrics import METRICS
 from tests.apps.cells import cells
 
 TINY = ["--prompts", 2, "--prompt-length", 24]

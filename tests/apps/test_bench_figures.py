@@ -15,7 +15,7 @@ from draftwood.apps.bench import plots, writers
 from draftwood.apps.bench.figures import Figure, ResultRow, interval, rows, two_sample
 from draftwood.apps.bench.plan import BenchPlan, Race
 from draftwood.apps.bench.specs import Spec
-from draftwood.metrics import METRICS
+from draftwood.decoding.metrics import METRICS
 
 RACE = Race("llama-7m,llama-draft", "d", 0.0, 0, 4)
 SPEC = "leviathan:length=3"

@@ -11,8 +11,8 @@ from draftwood.apps.bench.figures import Figure, ResultRow
 from draftwood.apps.bench.papers import comparisons, paper, papers, show
 from draftwood.apps.bench.plan import BenchPlan, Race
 from draftwood.apps.bench.specs import ORDINARY, parse
-from draftwood.errors import UnknownStrategy
-from draftwood.metrics import METRICS
+from draftwood.base.errors import UnknownStrategy
+from draftwood.decoding.metrics import METRICS
 
 
 @pytest.mark.parametrize("name", papers())

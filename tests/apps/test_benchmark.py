@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from draftwood import zoo
-from draftwood.apps.datasets import read
+from draftwood.apps.files.datasets import read
 
 ROOT = Path(__file__).resolve().parents[2]
 

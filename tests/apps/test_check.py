@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 import pytest
 
-from draftwood.apps.check import REMEDIES, SMALL, build
-from draftwood.apps.interrupts import never_dropped
+from draftwood.apps.proof.check import REMEDIES, SMALL, build
+from draftwood.apps.terminal.interrupts import never_dropped
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.checks import checks_for
+from draftwood.testing.checks.strategy_checks import checks_for
 from tests.framework.third_party import TargetAgain
 
 MINE = '''
@@ -25,7 +25,7 @@ import attrs
 from draftwood import (
     Deterministic, InvalidInput, TreeBuilder, TreePolicy, Verifier, WithReplacement, draw_children
 )
-from draftwood.compatibility import registered_laws
+from draftwood.protocols.compatibility import registered_laws
 from draftwood.testing import ToyBackend, ToyModel
 from tests.framework.third_party import TargetAgain
 
@@ -309,8 +309,8 @@ def test_an_expected_failure_must_fail(draftwood, mine):
 
 
 def test_a_tree_too_large_to_visit_is_no_verdict(draftwood, mine, monkeypatch):
-    from draftwood.testing import policy_checks
-    from draftwood.testing.enumerator import BudgetExceeded
+    from draftwood.testing.checks import policy_checks
+    from draftwood.testing.proofs.enumerator import BudgetExceeded
 
     def too_large(*arguments, **options):
         raise BudgetExceeded("20 outcomes were visited.")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.apps.datasets import last_number, read, right
-from draftwood.errors import InvalidInput
+from draftwood.apps.files.datasets import last_number, read, right
+from draftwood.base.errors import InvalidInput
 
 
 def lines(file, *rows):

@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 
 from draftwood import zoo
-from draftwood.apps import demo
 from draftwood.apps.bench import writers
+from draftwood.apps.demo import command as demo
 from draftwood.strategies.policies.chain import Chain
 
 TINY = ["demo", "--prompts", 2, "--tokens", 6, "--parameters", 1e6]

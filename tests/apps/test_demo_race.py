@@ -5,8 +5,8 @@ import torch
 
 from draftwood import zoo
 from draftwood.apps.bench.writers import Text, Writer
-from draftwood.apps.demo import verdict
-from draftwood.apps.demo_race import (
+from draftwood.apps.demo.command import verdict
+from draftwood.apps.demo.race import (
     ASSISTED,
     DYSPEC,
     METHODS,
@@ -17,8 +17,8 @@ from draftwood.apps.demo_race import (
     until,
     writers,
 )
-from draftwood.apps.machine import PassCost, widened_pair
-from draftwood.apps.prompts import PROMPTS, interleaved
+from draftwood.apps.files.machine import PassCost, widened_pair
+from draftwood.apps.models.prompts import PROMPTS, interleaved
 
 
 @attrs.define

@@ -19,7 +19,7 @@ from benchmarks.research.families import write
 from benchmarks.research.families_check import Finding
 from benchmarks.research.recipes import Task, stored
 from draftwood import InvalidInput, read_tuned
-from draftwood.apps.trace import READ, VERSION
+from draftwood.apps.files.trace import READ, VERSION
 from draftwood.apps.view.reading import read
 from draftwood.strategies.drafters.medusa import load_heads, save_heads
 from draftwood.strategies.drafters.suffix_index import SuffixIndex

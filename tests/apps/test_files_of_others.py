@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from draftwood import InvalidInput, zoo
-from draftwood.apps import journal, on_ray, text_file
-from draftwood.apps.journal import Journal
-from draftwood.apps.text_writer import TextWriter
+from draftwood.apps.files import journal
+from draftwood.apps.files.journal import Journal
+from draftwood.apps.generate import on_ray, text_file
+from draftwood.apps.generate.text_writer import TextWriter
 from tests.apps.others import altered, snapshot
 
 pytestmark = [pytest.mark.posix, pytest.mark.usefixtures("few_reads")]

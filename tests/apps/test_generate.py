@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood import registry, zoo
-from draftwood.backends.transformer import TransformerBackend
+from draftwood import zoo
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.protocols import registry
 from tests.thorough import every
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
@@ -266,7 +267,7 @@ def test_ctrl_c_before_the_first_token_is_no_traceback(draftwood, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftwood.apps.models.load", interrupted)
+    monkeypatch.setattr("draftwood.apps.models.by_name.load", interrupted)
     result = draftwood("generate", "--prompt", "x")
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
 
@@ -305,14 +306,14 @@ def test_an_unexpected_error_is_one_sentence(draftwood, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug\nwith details")
 
-    monkeypatch.setattr("draftwood.apps.models.load", broken)
+    monkeypatch.setattr("draftwood.apps.models.by_name.load", broken)
     result = draftwood("generate", "--prompt", "x")
     assert result.exit_code == 1
     assert result.stderr == "Unexpected RuntimeError: a bug (DRAFTWOOD_DEBUG=1 shows where)\n"
 
 
 def test_a_trace_that_cannot_be_finished_leaves_the_old_one(monkeypatch, tmp_path: Path):
-    from draftwood.whole_files import write_json
+    from draftwood.base.whole_files import write_json
 
     file = tmp_path / "trace.json"
     write_json(file, {"old": 1})

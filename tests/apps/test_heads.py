@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwood import zoo
-from draftwood.apps import models
+from draftwood.apps.models import by_name as models
 from draftwood.apps.train import command, kinds
 from draftwood.strategies.blocks.files import load_block
 from draftwood.zoo.heads.eagle3 import trained_head

@@ -15,7 +15,7 @@ from draftwood.apps.bench import command
 from draftwood.apps.bench.schema import check_cell
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
-from draftwood.json_text import parse_json
+from draftwood.base.json_text import parse_json
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from tests.apps.cells import cells
 from tests.soak.hostile import TUNED

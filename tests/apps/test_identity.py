@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, zoo
-from draftwood.apps import identity
-from draftwood.apps.method import Words
+from draftwood.apps.models import identity
+from draftwood.apps.models.method import Words
 
 
 @given(st.binary(min_size=1, max_size=300), st.data())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood import zoo
-from draftwood.apps.models import vocabulary_digest
+from draftwood.apps.models.by_name import vocabulary_digest
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"

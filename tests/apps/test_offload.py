@@ -9,7 +9,7 @@ import torch
 
 from draftwood import InvalidInput, UnsupportedModel, load, zoo
 from draftwood.apps.bench import measure
-from draftwood.backends.streamed import streamed_modules
+from draftwood.backends.weights.streamed import streamed_modules
 from tests.apps.cells import cells
 from tests.backends.test_checkpoints import checkpoint
 
@@ -86,8 +86,8 @@ def test_what_bench_cannot_stream_is_one_sentence(refused: Any, tmp_path: Path) 
 
 @pytest.mark.thorough
 def test_the_demo_races_from_the_disk(draftwood: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.apps.demo_offloaded.STREAMED", (2, 4))
-    monkeypatch.setattr("draftwood.apps.demo_offloaded._TOKENS", 4)
+    monkeypatch.setattr("draftwood.apps.demo.offloaded.STREAMED", (2, 4))
+    monkeypatch.setattr("draftwood.apps.demo.offloaded._TOKENS", 4)
     result = draftwood("demo", "--offload", "--prompts", 1, "--tokens", 4, "--parameters", "1e6")
     assert result.exit_code == 0, result.stderr
     assert "streamed in every pass" in result.stdout

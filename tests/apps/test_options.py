@@ -4,8 +4,9 @@ import inspect
 
 import pytest
 
-from draftwood import InvalidInput, UnknownStrategy, registry
-from draftwood.apps.options import assign, convert, parse
+from draftwood import InvalidInput, UnknownStrategy
+from draftwood.apps.terminal.options import assign, convert, parse
+from draftwood.protocols import registry
 
 
 def parameter(annotation: object, default: object = inspect.Parameter.empty) -> inspect.Parameter:

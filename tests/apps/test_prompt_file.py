@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, zoo
-from draftwood.apps import prompt_limits
-from draftwood.apps.datasets import read
-from draftwood.apps.prompt_file import WRITTEN, read_prompts
-from draftwood.apps.prompt_limits import PromptLimit, longest_token
-from draftwood.apps.text_input import half_character, read_text
-from draftwood.backends.packed import PackedBackend
+from draftwood.apps.files.datasets import read
+from draftwood.apps.files.text_input import half_character, read_text
+from draftwood.apps.generate.prompt_file import WRITTEN, read_prompts
+from draftwood.apps.models import prompt_limits
+from draftwood.apps.models.prompt_limits import PromptLimit, longest_token
+from draftwood.backends.kinds.packed import PackedBackend
 
 OPTIONS = ("--max-new-tokens", 4, "--seed", 7)
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from draftwood import IncompatibleStrategy, registry
-from draftwood.apps import proofs
-from draftwood.apps.proofs import Toys, pairs, prove_pairs
+from draftwood import IncompatibleStrategy
+from draftwood.apps.proof import proofs
+from draftwood.apps.proof.proofs import Toys, pairs, prove_pairs
+from draftwood.protocols import registry
 from draftwood.testing import drawn_trees
 from tests.thorough import every
 
@@ -14,7 +15,7 @@ ACME = '''
 import attrs
 
 from draftwood import Outcome, TreePolicy, Verifier, WithoutReplacement, WithReplacement
-from draftwood.compatibility import registered_laws
+from draftwood.protocols.compatibility import registered_laws
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from draftwood.apps import shown
-from draftwood.apps.plain_console import PlainConsole
-from draftwood.apps.shown import visible
+from draftwood.apps.terminal import shown
+from draftwood.apps.terminal.plain_console import PlainConsole
+from draftwood.apps.terminal.shown import visible
 from tests.soak.hostile import TUNED
 
 APPS = Path(__file__).resolve().parents[2] / "apps"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from draftwood import registry
 from draftwood.apps.strategies import Entry, entries
+from draftwood.protocols import registry
 
 
 @pytest.fixture

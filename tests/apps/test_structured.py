@@ -59,5 +59,5 @@ def test_what_cannot_be_served_is_one_sentence(refused, schema, tmp_path, monkey
     assert "not UTF-8" in refused(*own, "--json-schema", tmp_path / "bytes.json")
     schema.write_text(json.dumps({"type": "array", "uniqueItems": True}))
     assert "uniqueItems" in refused(*own, "--json-schema", schema)
-    monkeypatch.setattr("draftwood.apps.structured.find_spec", lambda name: None)
+    monkeypatch.setattr("draftwood.apps.models.structured.find_spec", lambda name: None)
     assert "pip install 'draftwood[grammar]'" in refused(*own, "--regex", "a")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import zoo
-from draftwood.apps.text import IncrementalText, Streamer
+from draftwood.apps.files.text import IncrementalText, Streamer
 
 TOKENIZER = zoo.tokenizer()
 

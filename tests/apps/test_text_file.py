@@ -7,9 +7,9 @@ import os
 import pytest
 
 from draftwood import OutOfMemory
-from draftwood.apps import on_ray, text_file
-from draftwood.apps.journal import Journal
-from draftwood.backends.packed import PackedBackend
+from draftwood.apps.files.journal import Journal
+from draftwood.apps.generate import on_ray, text_file
+from draftwood.backends.kinds.packed import PackedBackend
 
 pytestmark = pytest.mark.usefixtures("few_reads")
 

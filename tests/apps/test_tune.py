@@ -17,7 +17,7 @@ from draftwood import IncompatibleModels, InvalidInput, zoo
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
 from draftwood.apps.tune.measure import Costs, estimate, race_result
-from draftwood.pass_time import PassTime
+from draftwood.decoding.pass_time import PassTime
 from tests.apps.timed_tune import tuned
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import zoo
-from draftwood.apps import trace
-from draftwood.apps.text import decode
-from draftwood.apps.trace import VERSION
+from draftwood.apps.files import trace
+from draftwood.apps.files.text import decode
+from draftwood.apps.files.trace import VERSION
 from draftwood.apps.view import page
 from draftwood.apps.view.reading import read
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 PROMPTS = ("Dear Sir, I write to you about", "Question: What is 3 times 12?\nAnswer:")
 SVG = "http://www.w3.org/2000/svg"  # a name, never loaded

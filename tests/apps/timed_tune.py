@@ -10,7 +10,7 @@ from draftwood.apps.bench.specs import Spec
 from draftwood.apps.bench.writers import Text, writer
 from draftwood.apps.tune import command, measure
 from draftwood.apps.tune.measure import Costs
-from draftwood.pass_time import PassTime
+from draftwood.decoding.pass_time import PassTime
 
 FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
 

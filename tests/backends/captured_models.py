@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from draftwood import LevelPlan, Levels
-from draftwood.backends import capture as captured_passes
-from draftwood.backends.buckets import nodes_bucket, rows_bucket
-from draftwood.backends.masks import reaches
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.nodes.buckets import nodes_bucket, rows_bucket
+from draftwood.backends.passes import capture as captured_passes
 from draftwood.backends.recurrent.rebuild import recurrent_layers
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.level_plan import GrowingLevels
+from draftwood.backends.structure.masks import reaches
 from draftwood.protocols import StateBackend
+from draftwood.trees.level_plan import GrowingLevels
 
 CLOSE = 1e-5
 """Largest difference between the logits of the two, over the logits' largest."""

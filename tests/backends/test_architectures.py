@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood.backends.loading import load
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import plain, randomised

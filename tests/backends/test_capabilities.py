@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.backends.features import Features
-from draftwood.backends.layers import count_layers
-from draftwood.backends.loading import load
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
+from draftwood.backends.model.features import Features
+from draftwood.backends.structure.layers import count_layers
+from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.backends import Mirror, StateBackendTests

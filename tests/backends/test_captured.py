@@ -16,12 +16,12 @@ import torch
 import transformers as hf
 
 from draftwood import LevelPlan, SpeculativeDecoder, create
-from draftwood.backends.buckets import columns_bucket, nodes_bucket, rows_bucket, text_bucket
-from draftwood.backends.captured_loading import with_capture
-from draftwood.backends.loading import load
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.captured_loading import with_capture
+from draftwood.backends.loading.loader import load
+from draftwood.backends.nodes.buckets import columns_bucket, nodes_bucket, rows_bucket, text_bucket
+from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import VOCAB, bloom, tiny, words

@@ -13,11 +13,11 @@ import torch
 import transformers as hf
 
 from draftwood import LevelPlan, SpeculativeDecoder, create
-from draftwood.backends.buckets import text_bucket
-from draftwood.backends.captured_loading import with_capture
+from draftwood.backends.kinds.ssm import SSMBackend
+from draftwood.backends.loading.captured_loading import with_capture
+from draftwood.backends.nodes.buckets import text_bucket
 from draftwood.backends.recurrent import Mamba2State
-from draftwood.backends.ssm import SSMBackend
-from draftwood.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.attention_models import words

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import draftwood
-from draftwood.backends import mamba_ssm
-from draftwood.backends.loading import load, load_model
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.errors import DraftwoodError, InvalidInput, UnsupportedModel
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.loading import mamba_ssm
+from draftwood.backends.loading.loader import load, load_model
+from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.checkpoint_models import (

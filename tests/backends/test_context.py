@@ -13,12 +13,12 @@ import transformers as hf
 
 from benchmarks.research import families_models
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel, custom_generate
-from draftwood.backends.context import end_of_context, end_of_positions, recomputes_at_switch
-from draftwood.backends.loading import load
-from draftwood.backends.longrope import LongRopeBackend
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import OutOfMemory
+from draftwood.backends.kinds.longrope import LongRopeBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
+from draftwood.backends.structure.context import end_of_context, end_of_positions, recomputes_at_switch
+from draftwood.base.errors import OutOfMemory
 from draftwood.protocols import StateBackend
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup

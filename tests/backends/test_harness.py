@@ -12,11 +12,11 @@ import torch
 from hypothesis import Phase, settings
 from torch import Tensor
 
-from draftwood.errors import InvalidInput, InvalidTree
+from draftwood.base.errors import InvalidInput, InvalidTree
 from draftwood.protocols import StateBackend
 from draftwood.testing import backends
 from draftwood.testing.backends import Mirror, StateBackendTests
-from draftwood.testing.mirror import WrongLogits
+from draftwood.testing.checks.mirror import WrongLogits
 
 VOCAB = 13
 

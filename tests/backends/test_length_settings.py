@@ -11,13 +11,13 @@ import transformers as hf
 
 from benchmarks.research.families_check import worst_node
 from benchmarks.research.families_models import build
-from draftwood.backends import length_settings as settings_of
-from draftwood.backends.length_settings import length_settings, unused_settings, with_small_settings
-from draftwood.backends.loading import load
-from draftwood.backends.longrope import LongRopeBackend
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import UnsupportedModel
+from draftwood.backends.kinds.longrope import LongRopeBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
+from draftwood.backends.structure import length_settings as settings_of
+from draftwood.backends.structure.length_settings import length_settings, unused_settings, with_small_settings
+from draftwood.base.errors import UnsupportedModel
 from tests.backends.attention_models import SMALL, against, plain, randomised, tiny, words
 
 FAR = 40

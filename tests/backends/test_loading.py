@@ -13,15 +13,16 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import draftwood
-from draftwood.backends import loading, probe
-from draftwood.backends.forward import plain_logits
-from draftwood.backends.loading import load
-from draftwood.backends.probe import disagreement
-from draftwood.backends.self_check import self_check
-from draftwood.backends.ssm import HybridBackend
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.backends.kinds.ssm import HybridBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading import loader as loading
+from draftwood.backends.loading.loader import load
+from draftwood.backends.loading.self_check import self_check
+from draftwood.backends.model import probe
+from draftwood.backends.model.probe import disagreement
+from draftwood.backends.structure.forward import plain_logits
+from draftwood.base.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from tests.backends.attention_models import VOCAB, against, bloom, tiny
 from tests.configurations.case import Case
 

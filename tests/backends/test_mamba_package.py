@@ -15,8 +15,8 @@ from transformers.models.mamba import modeling_mamba
 from transformers.models.mamba2 import modeling_mamba2
 
 from draftwood import zoo
-from draftwood.backends.loading import load
-from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
 from draftwood.protocols import StateBackend
 from tests.backends.recurrent_models import build
 

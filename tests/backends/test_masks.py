@@ -10,15 +10,15 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from draftwood.backends.attention import Attending
-from draftwood.backends.buckets import Shape
-from draftwood.backends.masks import Reach, reaches
-from draftwood.backends.number_masks import NumberMasks
-from draftwood.backends.pass_inputs import PassInputs
-from draftwood.backends.region import WORD, Staged, packed
-from draftwood.backends.staging import send
-from draftwood.backends.tree_kernel import TREE, BitMasks
-from draftwood.errors import UnsupportedModel
+from draftwood.backends.attention.number_masks import NumberMasks
+from draftwood.backends.attention.tree_attention import Attending
+from draftwood.backends.attention.tree_kernel import TREE, BitMasks
+from draftwood.backends.nodes.buckets import Shape
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.nodes.region import WORD, Staged, packed
+from draftwood.backends.nodes.staging import send
+from draftwood.backends.structure.masks import Reach, reaches
+from draftwood.base.errors import UnsupportedModel
 
 
 def test_reach_ends_at_the_window() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood import registry
-from draftwood.backends.loading import load
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.loading.loader import load
 from draftwood.backends.recurrent.mamba2 import Mamba2Mixer
 from draftwood.backends.recurrent.mixer_registry import mixer_for
 from draftwood.backends.recurrent.snapshots import Snapshots
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.protocols import registry
 from draftwood.testing import check_strategy
 from tests.backends.recurrent_models import build
 

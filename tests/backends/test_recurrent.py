@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from draftwood.backends.loading import load
-from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.loading.loader import load
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.recurrent_models import (

@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.testing import relative_error

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.backends.heavy_paths import in_heavy_paths
-from draftwood.backends.region import Accepted, Region, packed, unpacked
-from draftwood.errors import InvalidTree
+from draftwood.backends.nodes.heavy_paths import in_heavy_paths
+from draftwood.backends.nodes.region import Accepted, Region, packed, unpacked
+from draftwood.base.errors import InvalidTree
 
 
 def by_row(accepted: Accepted) -> list[list[int]]:

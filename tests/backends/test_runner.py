@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.backends.forward import cache_argument
-from draftwood.backends.model_pass import ModelPass
-from draftwood.backends.pass_inputs import PassInputs
-from draftwood.backends.runner import AsItIs, Runner
-from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.model.runner import AsItIs, Runner
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.structure.forward import cache_argument
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import VOCAB, tiny, words
 from tests.backends.test_architectures import pair

@@ -12,12 +12,12 @@ import torch
 import transformers as hf
 
 from draftwood import zoo
-from draftwood.backends.layers import count_layers
-from draftwood.backends.loading import load
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.state_cost import allocations
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidDistribution, InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.state_cost import allocations
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading.loader import load
+from draftwood.backends.structure.layers import count_layers
+from draftwood.base.errors import InvalidDistribution, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.testing.backends import Mirror
 from tests.backends.attention_models import plain
 from tests.backends.recurrent_models import DELTA, HYBRIDS, PURES, RECURRENT, SMALL, VOCAB, Stepwise, build

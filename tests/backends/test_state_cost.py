@@ -10,9 +10,16 @@ import torch
 import transformers as hf
 
 from draftwood import zoo
-from draftwood.backends.recompute import RecomputingBackend
-from draftwood.backends.state_cost import METHODS, StateCost, allocations, backend_for, cheapest, measured
-from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
+from draftwood.backends.kinds.recompute import RecomputingBackend
+from draftwood.backends.kinds.state_cost import (
+    METHODS,
+    StateCost,
+    allocations,
+    backend_for,
+    cheapest,
+    measured,
+)
+from draftwood.base.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.protocols import StateBackend
 from draftwood.testing.backends import Mirror, StateBackendTests
 from tests.backends.attention_models import plain

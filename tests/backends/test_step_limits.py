@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Generation, SpeculativeDecoder, load
-from draftwood.round_records import TokenDetails
+from draftwood.decoding.round_records import TokenDetails
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.greedy import Greedy
@@ -94,7 +94,7 @@ def read(session: Any, row: int) -> Tensor:
 def test_a_kept_rows_next_turn_is_read_as_a_prompt(
     name: str, capture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood.backends.capture._inductor", lambda *_, **__: as_traced)
+    monkeypatch.setattr("draftwood.backends.passes.capture._inductor", lambda *_, **__: as_traced)
     turn = [(5 * i + 2) % VOCAB for i in range(70)]
     steps = Steps(limited(name))
     one = decoder_of(limited(name), capture=capture)

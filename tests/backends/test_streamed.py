@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from draftwood import InvalidInput, StateBackend, UnsupportedModel, load
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.streamed import ModuleWeights, Part, Reader, streamed_modules
-from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.weights.streamed import ModuleWeights, Part, Reader, streamed_modules
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import VOCAB, plain, tiny
 from tests.backends.recurrent_models import PURES, RECURRENT, Stepwise, build

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from draftwood import load, zoo
-from draftwood.backends.tested_versions import NEWEST_TESTED, minor, untested, warn_if_untested
+from draftwood.backends.loading.tested_versions import NEWEST_TESTED, minor, untested, warn_if_untested
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = dict(
@@ -49,7 +49,7 @@ def test_a_newer_version_is_told_once(
         monkeypatch.setitem(NEWEST_TESTED, other, "1.9" if other == name else "99.0")
     for _ in range(2):
         load(zoo.path("llama-draft"))
-    (said,) = [one for one in caplog.records if one.name == "draftwood.backends.tested_versions"]
+    (said,) = [one for one in caplog.records if one.name == "draftwood.backends.loading.tested_versions"]
     assert said.levelno == logging.WARNING
     assert said.message == (
         f"{name} {installed[name]} is newer than 1.9, the newest version that draftwood was tested with: "

@@ -11,10 +11,16 @@ import torch
 import transformers as hf
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftwood.backends.attention import BLOCK, GROUPED, TreeAttention, grouped_sdpa, packed_sdpa
-from draftwood.backends.kv import SPARE, RowCache
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
+from draftwood.backends.attention.kv import SPARE, RowCache
+from draftwood.backends.attention.tree_attention import (
+    BLOCK,
+    GROUPED,
+    TreeAttention,
+    grouped_sdpa,
+    packed_sdpa,
+)
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.base.errors import InvalidInput, InvalidTree, OutOfMemory, UnsupportedModel
 from draftwood.testing.backends import Mirror
 from tests.backends.attention_models import VOCAB, against, tiny, words
 

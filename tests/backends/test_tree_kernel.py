@@ -12,14 +12,14 @@ import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.backends.attention import Attending
-from draftwood.backends.masks import Reach
-from draftwood.backends.number_masks import NumberMasks
-from draftwood.backends.pass_inputs import PassInputs
-from draftwood.backends.region import Staged, packed
-from draftwood.backends.staging import send
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.tree_kernel import TREE, BitMasks, tree_attention, under
+from draftwood.backends.attention.number_masks import NumberMasks
+from draftwood.backends.attention.tree_attention import Attending
+from draftwood.backends.attention.tree_kernel import TREE, BitMasks, tree_attention, under
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.nodes.region import Staged, packed
+from draftwood.backends.nodes.staging import send
+from draftwood.backends.structure.masks import Reach
 from draftwood.kernels import support
 from draftwood.kernels.tree_attention import dispatch
 from tests.backends.captured_models import as_traced

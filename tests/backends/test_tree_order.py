@@ -13,17 +13,17 @@ import transformers as hf
 from torch import Tensor
 
 from benchmarks.research.orders import blocks_of, heavy_path
-from draftwood.backends import packed
-from draftwood.backends.heavy_paths import in_heavy_paths
-from draftwood.backends.region import Region
-from draftwood.backends.ssm import HybridBackend
-from draftwood.backends.transformer import TransformerBackend
+from draftwood.backends.kinds import packed
+from draftwood.backends.kinds.ssm import HybridBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.nodes.heavy_paths import in_heavy_paths
+from draftwood.backends.nodes.region import Region
 from draftwood.kernels import support
 from draftwood.kernels.testing import relative_error
 from draftwood.kernels.tree_attention import dispatch
 from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.testing.backends import StateBackendTests
-from draftwood.tree import TokenTree
+from draftwood.trees.tree import TokenTree
 from tests.backends.test_recurrent_kernels import MODELS as RECURRENT
 from tests.backends.test_region import path_to
 from tests.backends.test_tree_kernel import MODELS, VOCAB, tiny

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.errors import InvalidInput, OutOfMemory
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.base.errors import InvalidInput, OutOfMemory
 from draftwood.testing.backends import Mirror
 from tests.backends.attention_models import against, bloom, tiny, words
 from tests.backends.recurrent_models import build

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.backends.loading import load
-from draftwood.backends.quantized import rounds_activations
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.errors import UnsupportedModel
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.loading.loader import load
+from draftwood.backends.weights.quantized import rounds_activations
+from draftwood.base.errors import UnsupportedModel
 from tests.backends.attention_models import against, tiny
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from draftwood import SamplingParams, SpeculativeDecoder
-from draftwood.loop import RoundLoop
+from draftwood.decoding.loop import RoundLoop
 from tests.counting_device.device import CountingDevice
 
 POLICY = "policy"

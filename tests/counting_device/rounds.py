@@ -14,11 +14,11 @@ import attrs
 import torch
 
 from draftwood import Drafter, SamplingParams, SpeculativeDecoder, StateBackend, TreePolicy, Verifier, zoo
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.transformer import TransformerBackend
-from draftwood.backends.unrolled import UnrolledBackend
-from draftwood.compatibility import needs_several_drafters
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.kernels.support import kernels_enabled
+from draftwood.protocols.compatibility import needs_several_drafters
 from draftwood.strategies.blocks.files import load_block
 from draftwood.strategies.drafters.block_drafter import BlockDrafter
 from draftwood.strategies.drafters.eagle3 import Eagle3

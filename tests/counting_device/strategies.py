@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 
-from draftwood import TreePolicy, Verifier, registry
-from draftwood.testing.small_strategies import fits
+from draftwood import TreePolicy, Verifier
+from draftwood.protocols import registry
+from draftwood.testing.models.small_strategies import fits
 
 SIZES: dict[str, Any] = {
     "branching": 2,

@@ -296,11 +296,11 @@ def test_events_have_their_phase_and_their_line(device: CountingDevice) -> None:
         SamplingParams(temperature=0.8).distribution(logits)
     events = [event for event in device.counts.events if event.kind == Kind.WAIT]
     assert {event.phase for event in events} == {("outer", "inner")}
-    assert {event.line.split(":")[0] for event in events} == {"framework/sampling.py"}
+    assert {event.line.split(":")[0] for event in events} == {"framework/distributions/sampling.py"}
     assert device.counts.of(Kind.WAIT, phase="outer") == device.counts.of(Kind.WAIT) > 0
     assert device.counts.by_phase()[("outer", "inner")].of(Kind.WAIT) == device.counts.of(Kind.WAIT)
     line, times = device.counts.lines(Kind.WAIT)[0]
-    assert re.fullmatch(r"wait \(item\) at framework/sampling.py:\d+", line)
+    assert re.fullmatch(r"wait \(item\) at framework/distributions/sampling.py:\d+", line)
     assert times == 1
 
 

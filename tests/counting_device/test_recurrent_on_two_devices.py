@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, load
-from draftwood.backends.layers import decoder_layers, layer_list
-from draftwood.backends.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.structure.layers import decoder_layers, layer_list
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood import load, zoo
-from draftwood.backends.forward import plain_logits
+from draftwood.backends.structure.forward import plain_logits
 from draftwood.kernels.support import kernels_enabled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree

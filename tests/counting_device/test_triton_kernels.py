@@ -24,7 +24,7 @@ from draftwood.kernels.testing import relative_error, visible
 from draftwood.kernels.tree_attention import dispatch as tree_attention
 from draftwood.kernels.tree_attention.mask import TreeMask
 from draftwood.kernels.tree_conv import dispatch as tree_conv
-from draftwood.randomness import Streams
+from draftwood.laws.randomness import Streams
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection

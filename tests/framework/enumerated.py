@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood import SpeculativeDecoder
-from draftwood.testing import NextTokenModel, decoder_law
+from draftwood.testing import NextTokenModel
+from draftwood.testing.proofs import decoder_law
 
 Law = dict[tuple[int, ...], float]
 PROMPT = [0, 1]

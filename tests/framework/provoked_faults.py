@@ -24,7 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from draftwood.machine_faults import machine_fault
+from draftwood.base.machine_faults import machine_fault
 
 Provoke = Callable[[], Any]
 _MORE = 2**20

@@ -12,8 +12,8 @@ import attrs
 import torch
 
 from draftwood import Drafter, SpeculativeDecoder, StateBackend, TreePolicy, Verifier, load
-from draftwood.backends.ssm import HybridBackend, SSMBackend
-from draftwood.backends.unrolled import UnrolledBackend
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.strategies.drafters.cached_suffixes import CachedSuffixes
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.model import ModelDrafter

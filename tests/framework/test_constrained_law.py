@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder, Streams, WithoutReplacement
-from draftwood import forced_tokens as forced_module
-from draftwood.batch_row import BatchRow
-from draftwood.constraints import ConstrainedRow
-from draftwood.forced_tokens import with_forced_tokens, without_forced_tokens
-from draftwood.loop import RoundLoop
-from draftwood.outcome import Outcome
-from draftwood.row_settings import RowSettings
-from draftwood.stopping import RowStops
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.stopping import RowStops
+from draftwood.distributions import forced_tokens as forced_module
+from draftwood.distributions.constraints import ConstrainedRow
+from draftwood.distributions.forced_tokens import with_forced_tokens, without_forced_tokens
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
@@ -23,7 +22,8 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel, enumerate_outcomes
-from draftwood.tree import TokenTree
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.tree import TokenTree
 from tests.thorough import marks_unless
 
 TARGET = ToyModel(3, seed=1)

@@ -23,8 +23,8 @@ from draftwood import (
     WithReplacement,
     create,
 )
-from draftwood.compatibility import check_drafters_fit, check_strategy_fits
-from draftwood.proposals import draw_children
+from draftwood.laws.proposals import draw_children
+from draftwood.protocols.compatibility import check_drafters_fit, check_strategy_fits
 
 
 @attrs.frozen

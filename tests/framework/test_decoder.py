@@ -14,7 +14,7 @@ from draftwood import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from draftwood.randomness import row_seeds
+from draftwood.laws.randomness import row_seeds
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain

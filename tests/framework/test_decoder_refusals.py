@@ -14,8 +14,8 @@ from draftwood import (
     SamplingParams,
     TokenTree,
     TreePolicy,
-    registry,
 )
+from draftwood.protocols import registry
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec

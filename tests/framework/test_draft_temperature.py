@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, load, zoo
-from draftwood.draft_temperature import (
+from draftwood.methods.draft_temperature import (
     FACTORS,
     Overlaps,
     best_draft_temperature,

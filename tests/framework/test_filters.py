@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import SamplingParams
-from draftwood.filters import filtered
-from draftwood.scratch import Scratch
+from draftwood.base.scratch import Scratch
+from draftwood.distributions.filters import filtered
 
 
 @given(

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood import InvalidInput, generate_call
+from draftwood import InvalidInput
+from draftwood.integrations import generate_call
 from tests.framework.test_custom_generate import IDS, loop
 from tests.generate_fuzz.models import draft, model, tokenizer
 from tests.generate_fuzz.processors import Collects

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel
-from draftwood.backends.given_keys import given_keys
+from draftwood.backends.kinds.given_keys import given_keys
 from tests.cache_names import cache_name
 from tests.framework.test_turns import PARTS, Read, cache_of, loop, written
 from tests.generate_fuzz.models import VOCAB, model

@@ -19,11 +19,11 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.errors import InvalidInput, InvalidTree
-from draftwood.growth import Growth, by_distributions
-from draftwood.level_plan import Levels
-from draftwood.proposals import PerChild, Proposal, TopThenSample
-from draftwood.testing.enumerator import enumerate_outcomes
+from draftwood.base.errors import InvalidInput, InvalidTree
+from draftwood.laws.proposals import PerChild, Proposal, TopThenSample
+from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.trees.growth import Growth, by_distributions
+from draftwood.trees.level_plan import Levels
 
 LAWS: list[type[Proposal]] = [Deterministic, WithoutReplacement, WithReplacement, TopThenSample]
 

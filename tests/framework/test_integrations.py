@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwood import zoo
-from draftwood.errors import InvalidInput, UnknownStrategy
+from draftwood.base.errors import InvalidInput, UnknownStrategy
 from draftwood.integrations.loops import loop_of
 from draftwood.integrations.until import write_until
 

@@ -3,16 +3,17 @@
 import attrs
 import pytest
 
-from draftwood import Deterministic, InvalidInput, SamplingParams, policy_states
-from draftwood.forced_tokens import without_forced_tokens
+from draftwood import Deterministic, InvalidInput, SamplingParams
+from draftwood.distributions.forced_tokens import without_forced_tokens
+from draftwood.protocols import policy_states
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.testing import ToyModel, checks_for
-from draftwood.testing.row_isolation import assert_rows_isolated
-from draftwood.testing.small_strategies import small_policies
+from draftwood.testing.models.small_strategies import small_policies
+from draftwood.testing.proofs.row_isolation import assert_rows_isolated
 from tests.framework.decoding import PROMPTS, decoder
 from tests.framework.learners import Changes, Frozen, Grows, Leaves, Remembers
 from tests.framework.test_constrained_law import Table

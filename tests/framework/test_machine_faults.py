@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from draftwood.errors import InvalidInput, OutOfMemory
-from draftwood.machine_faults import MachineFault, machine_fault
+from draftwood.base.errors import InvalidInput, OutOfMemory
+from draftwood.base.machine_faults import MachineFault, machine_fault
 
 
 @pytest.fixture(scope="module")

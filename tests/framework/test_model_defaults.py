@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load
-from draftwood.custom_generate import custom_generate
-from draftwood.model_defaults import ModelDefaults
+from draftwood.decoding.model_defaults import ModelDefaults
+from draftwood.integrations.custom_generate import custom_generate
 from draftwood.strategies.drafters.model import ModelDrafter
 from tests.backends.attention_models import VOCAB, tiny
 

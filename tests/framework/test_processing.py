@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput
-from draftwood.prefixes import Prefixes, RowText, paths_of
-from draftwood.processing import check_processors, process
+from draftwood.distributions.processing import check_processors, process
+from draftwood.trees.prefixes import Prefixes, RowText, paths_of
 from tests.generate_fuzz import processors as own
 
 VOCAB = 53

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, InvalidDistribution, InvalidInput, Streams, TapeRandomness
-from draftwood.randomness import SpawnedSeeds, row_seeds
+from draftwood.laws.randomness import SpawnedSeeds, row_seeds
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 

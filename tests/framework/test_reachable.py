@@ -11,7 +11,7 @@ import transformers as hf
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
-from draftwood.testing.small_strategies import fits, small_policies, toy_drafter
+from draftwood.testing.models.small_strategies import fits, small_policies, toy_drafter
 from tests.framework.decoding import DRAFT, TARGET
 
 END, NEW = 3, 5

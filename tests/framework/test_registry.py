@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from draftwood import InvalidInput, UnknownStrategy, create, registry
-from draftwood.registry import names
+from draftwood import InvalidInput, UnknownStrategy, create
+from draftwood.protocols import registry
+from draftwood.protocols.registry import names
 from draftwood.strategies.policies.dyspec import DySpec
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 from draftwood import Constraint, InvalidInput, OutOfMemory, SamplingParams
-from draftwood.errors import DraftwoodError
+from draftwood.base.errors import DraftwoodError
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.testing import ToyBackend
 from tests.framework.decoding import TARGET, decoder

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, OutOfMemory, RowQueue, SamplingParams, SharedDecoder
-from draftwood.errors import DraftwoodError
+from draftwood.base.errors import DraftwoodError
 from draftwood.testing import ToyBackend
 from tests.framework.decoding import TARGET, decoder
 

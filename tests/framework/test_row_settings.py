@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import IncompatibleStrategy, InvalidInput, SamplingParams, SpeculativeDecoder, load, zoo
-from draftwood.row_settings import proposals, targets
-from draftwood.scratch import Scratch
+from draftwood.base.scratch import Scratch
+from draftwood.decoding.row_settings import proposals, targets
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-from draftwood.batch_row import BatchRow
-from draftwood.loop import RoundLoop
-from draftwood.round_records import Round
-from draftwood.session import Session
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.round_records import Round
+from draftwood.decoding.session import Session
 from tests.framework.row_subjects import KINDS
 from tests.framework.rows_machine import run_machine
 from tests.thorough import some_of

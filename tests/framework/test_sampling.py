@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidDistribution, InvalidInput, SamplingParams
-from draftwood.prefixes import Prefixes, RowText
-from draftwood.sampling import COLDEST
-from draftwood.scratch import Scratch
+from draftwood.base.scratch import Scratch
+from draftwood.distributions.sampling import COLDEST
+from draftwood.trees.prefixes import Prefixes, RowText
 
 
 @given(

@@ -6,7 +6,7 @@ import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.stopping import CriteriaBatch, RowStops
+from draftwood.decoding.stopping import CriteriaBatch, RowStops
 
 PAD, EOS = 99, 7
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from draftwood.proposals import WithoutReplacement, WithReplacement
+from draftwood.laws.proposals import WithoutReplacement, WithReplacement
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -21,8 +21,8 @@ from draftwood.testing import (
     one_round_law,
     optimal_tokens,
 )
-from draftwood.testing.generators import toy_models
-from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.models.generators import toy_models
+from draftwood.testing.models.small_strategies import toy_drafter
 
 POLICIES = [Chain(2), FixedTree(1, 2), FixedTree(2, 2, 3), FixedTree(1, 2, law="with-replacement"), DySpec(3)]
 

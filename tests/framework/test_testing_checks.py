@@ -31,8 +31,8 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.testing import LawBroken, ToyBackend, ToyModel
-from draftwood.testing.checks import check_strategy, checks_for, parametrize_with_checks
-from draftwood.testing.oracles import PlainForward, oracle_of
+from draftwood.testing.checks.strategy_checks import check_strategy, checks_for, parametrize_with_checks
+from draftwood.testing.models.oracles import PlainForward, oracle_of
 from tests.backends.recurrent_models import build
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
@@ -397,7 +397,7 @@ def test_an_expected_failure_of_no_check_is_refused():
 CASES = """
     import os
     from draftwood import Verifier
-    from draftwood.testing.checks import parametrize_with_checks
+    from draftwood.testing.checks.strategy_checks import parametrize_with_checks
     from tests.framework.third_party import FirstChildren, TargetAgain
 
     biased = {f"TargetAgain-{name}": "the residual is the target" for name in ("rounds", "declaration")}

@@ -11,17 +11,10 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import (
-    ToyModel,
-    assert_lossless,
-    checked_verifier,
-    drawn_trees,
-    joint_law,
-    largest_error,
-    target_law,
-)
-from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.tree_text import distribution_as_text
+from draftwood.testing import ToyModel, assert_lossless, drawn_trees, joint_law, largest_error, target_law
+from draftwood.testing.diagnosis.tree_text import distribution_as_text
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.proofs import checked_verifier
 from tests.framework.third_party import DraftInstead, FirstChildren, TargetAgain
 
 TARGET, DRAFT = ToyModel(2, seed=1), ToyModel(2, seed=2)

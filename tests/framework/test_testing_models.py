@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import InvalidInput
-from draftwood.compatibility import registered_laws
-from draftwood.proposals import Deterministic, check_distribution
+from draftwood.laws.proposals import Deterministic, check_distribution
+from draftwood.protocols.compatibility import registered_laws
 from draftwood.testing import ToyModel, assert_lossless
-from draftwood.testing.generators import distributions, pairs, sampling_params, token_trees, toy_models
-from draftwood.testing.small_strategies import (
+from draftwood.testing.models.generators import distributions, pairs, sampling_params, token_trees, toy_models
+from draftwood.testing.models.small_strategies import (
     fits,
     fitting_pairs,
     small_policies,

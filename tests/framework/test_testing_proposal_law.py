@@ -18,8 +18,8 @@ from draftwood import (
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.testing import ToyModel, assert_proposal_law
-from draftwood.testing.small_strategies import small_policies, toy_drafter
-from draftwood.testing.tree_shapes import BRANCHING, ShapedPolicy
+from draftwood.testing.models.small_strategies import small_policies, toy_drafter
+from draftwood.testing.models.tree_shapes import BRANCHING, ShapedPolicy
 
 DRAFTS = ToyModel(3, seed=1), ToyModel(3, seed=2)
 SPARSE = ToyModel(3, seed=3, sparsity=0.5), ToyModel(3, seed=4, sparsity=0.5)

@@ -17,7 +17,7 @@ from draftwood.testing import (
     sglang_sampler,
     vllm_sampler,
 )
-from draftwood.testing.chi_square import SIGNIFICANCE, chi_square_test
+from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, chi_square_test
 from tests.framework import foreign_samplers as foreign
 
 ALL = sampler_models()

@@ -17,11 +17,11 @@ from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.testing import ToyModel, assert_proposal_law, drawn_trees, joint_law
-from draftwood.testing.law_broken import LawBroken
-from draftwood.testing.lossless import target_law
-from draftwood.testing.sibling_counts import assert_counts_settled
-from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.toy import ConstantModel
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.toy import ConstantModel
+from draftwood.testing.proofs.lossless import target_law
+from draftwood.testing.proofs.sibling_counts import assert_counts_settled
 from tests.mutations.policy_mistakes import CousinsUndeclared, WinnerUndeclared
 
 PROMPT = (1,)

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from draftwood import InvalidInput, custom_generate, load
-from draftwood.backends.loading import load_model
+from draftwood.backends.loading.loader import load_model
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import SMALL, VOCAB, randomised, tiny

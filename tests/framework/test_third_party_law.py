@@ -19,8 +19,8 @@ from draftwood import (
     create,
     draw_children,
 )
-from draftwood.compatibility import check_strategy_fits
-from draftwood.randomness import CounterRandomness
+from draftwood.laws.randomness import CounterRandomness
+from draftwood.protocols.compatibility import check_strategy_fits
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -31,8 +31,8 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel, assert_lossless, assert_proposal_law, check_strategy
-from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.verifier_checks import verifier_checks
+from draftwood.testing.checks.verifier_checks import verifier_checks
+from draftwood.testing.models.small_strategies import toy_drafter
 
 
 @attrs.frozen(eq=False)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import InvalidTree, TokenTree, TreeBuilder, WithReplacement
-from draftwood.tree import ancestor_mask
+from draftwood.trees.tree import ancestor_mask
 
 
 @st.composite

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood import InvalidInput, create, custom_generate, locks
+from draftwood import InvalidInput, create, custom_generate
+from draftwood.base import locks
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.generate_fuzz.models import VOCAB, draft, model, tokenizer

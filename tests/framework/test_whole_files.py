@@ -16,9 +16,9 @@ import torch
 
 from draftwood import InvalidInput
 from draftwood.apps.distil.run import save_beside
+from draftwood.base.whole_files import check_writable, inner_folder, write_bytes, write_json, written_whole
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from draftwood.strategies.heads.files import CONFIG, WEIGHTS, write_head
-from draftwood.whole_files import check_writable, inner_folder, write_bytes, write_json, written_whole
 from draftwood.zoo.distil.rows import save_whole
 
 pytestmark = pytest.mark.posix

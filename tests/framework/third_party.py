@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
-from draftwood.proposals import ANY_LAW
+from draftwood.laws.proposals import ANY_LAW
 
 
 @attrs.frozen

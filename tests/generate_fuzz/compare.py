@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from draftwood import DraftwoodError, SamplingParams, SpeculativeDecoder, custom_generate
-from draftwood.generate_options import limits
+from draftwood.integrations.generate_options import limits
 from draftwood.strategies.drafters.model import ModelDrafter
 from tests.generate_fuzz.calls import Call, call
 from tests.generate_fuzz.models import STRATEGIES, draft, model

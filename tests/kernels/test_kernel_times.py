@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from draftwood.errors import DraftwoodError
+from draftwood.base.errors import DraftwoodError
 from draftwood.kernels.compiled import operations
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.support import kernels_enabled

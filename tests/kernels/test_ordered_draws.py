@@ -21,16 +21,16 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
 )
-from draftwood.growth import by_distributions
 from draftwood.kernels.ordered_draws import blocks, dispatch, reference
 from draftwood.kernels.support import kernels_enabled
-from draftwood.ordered_draws import ChildDraws
-from draftwood.randomness import NodeNoise
+from draftwood.laws.ordered_draws import ChildDraws
+from draftwood.laws.randomness import NodeNoise
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
+from draftwood.trees.growth import by_distributions
 from tests.kernels import frames
 
 pytestmark = pytest.mark.triton

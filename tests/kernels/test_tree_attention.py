@@ -15,7 +15,7 @@ from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, relative_error, visible
 from draftwood.kernels.tree_attention import dispatch, reference
 from draftwood.kernels.tree_attention.mask import TreeMask, pack, unpack
-from draftwood.tree import TokenTree
+from draftwood.trees.tree import TokenTree
 from tests.kernels import frames
 
 pytestmark = pytest.mark.triton

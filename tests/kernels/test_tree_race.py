@@ -40,10 +40,10 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.walk import TreeWalk
-from draftwood.testing.checks import checks_for
-from draftwood.testing.proof_models import narrow_models
-from draftwood.testing.round_proof import round_deviation
-from draftwood.testing.tree_shapes import ShapeTrees
+from draftwood.testing.checks.strategy_checks import checks_for
+from draftwood.testing.models.proof_models import narrow_models
+from draftwood.testing.models.tree_shapes import ShapeTrees
+from draftwood.testing.proofs.round_proof import round_deviation
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import LAWS, distributions, grown, placed, tape_of

@@ -34,14 +34,14 @@ from draftwood import (
 from draftwood.kernels.support import kernels_enabled
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
 from draftwood.kernels.tree_rejection import dispatch
-from draftwood.randomness import UniformRandomness
+from draftwood.laws.randomness import UniformRandomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.batched.on_device import tree_case
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend
-from draftwood.testing.checks import checks_for
+from draftwood.testing.checks.strategy_checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, distributions, grown, placed, tape_of

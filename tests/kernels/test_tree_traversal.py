@@ -46,7 +46,7 @@ from draftwood.strategies.verifiers.orders.class_order import ClassOrder
 from draftwood.strategies.verifiers.residual import Residual
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
-from draftwood.testing.checks import checks_for
+from draftwood.testing.checks.strategy_checks import checks_for
 from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder
 from tests.kernels import frames
 from tests.kernels.judged_trees import DRAFTS, LAWS, TARGETS, grown, placed, tape_of

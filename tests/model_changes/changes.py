@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from draftwood.backends.layers import decoder_layers
+from draftwood.backends.structure.layers import decoder_layers
 
 Change = Callable[[Any, torch.Generator], None]
 

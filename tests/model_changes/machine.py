@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from draftwood import SpeculativeDecoder, custom_generate, load
-from draftwood.errors import DraftwoodError
+from draftwood.base.errors import DraftwoodError
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -48,7 +48,7 @@ class Changing(RuleBasedStateMachine):
         if self.captured:
             self.stack.enter_context(few_shapes())
             self.stack.enter_context(
-                mock.patch("draftwood.backends.capture._inductor", return_value=as_traced)
+                mock.patch("draftwood.backends.passes.capture._inductor", return_value=as_traced)
             )
         self.used: SpeculativeDecoder | None = self.decoder()
         self.loop = self.fresh_loop()

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from draftwood.apps.progress import watched
+from draftwood.apps.terminal.progress import watched
 from tests.mutations import MUTATIONS
 from tests.mutations.case import BETRAYED, CLEAN, Mutation
 from tests.mutations.every import EVERY

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.backends.validation import check_path, check_paths, remaining_rows
+from draftwood.backends.nodes.validation import check_path, check_paths, remaining_rows
 from tests.mutations.mistake import Mistake
 from tests.mutations.tiny_backends import VOCAB, Cached, Featured, Recurrent, Row, Windowed
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, Randomness, SamplingParams, Streams, TreePolicy, Verifier
-from draftwood.batch_row import BatchRow
-from draftwood.loop import RoundLoop
-from draftwood.prefixes import RowText
-from draftwood.row_settings import RowSettings
-from draftwood.stopping import RowStops
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.stopping import RowStops
 from draftwood.testing import NextTokenModel, ToyBackend, enumerate_outcomes, joint_law, target_law
+from draftwood.trees.prefixes import RowText
 
 Law = dict[tuple[int, ...], float]
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, TokenTree, decoder, randomness
-from draftwood.batch_row import BatchRow
-from draftwood.loop import RoundLoop
-from draftwood.prefixes import Path, Prefixes
-from draftwood.stopping import RowStops
+from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, TokenTree
+from draftwood.decoding import decoder
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.stopping import RowStops
+from draftwood.laws import randomness
+from draftwood.trees.prefixes import Path, Prefixes
 from tests.mutations import suite
 from tests.mutations.mistake import Mistake
 

@@ -8,7 +8,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import checks_for
-from draftwood.testing.decoding_checks import decoding_checks
+from draftwood.testing.checks.decoding_checks import decoding_checks
 from tests.mutations import (
     backends,
     decoding_mistakes,

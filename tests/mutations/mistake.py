@@ -10,7 +10,7 @@ from unittest import mock
 import attrs
 
 from draftwood.testing import checks_for
-from draftwood.testing.decoding_checks import decoding_checks
+from draftwood.testing.checks.decoding_checks import decoding_checks
 
 Patch = tuple[Any, str, Any]
 """An object, class or module, the name of one of its attributes, and what stands there instead."""

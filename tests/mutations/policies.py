@@ -17,8 +17,8 @@ from draftwood import (
     TreePolicy,
     WithoutReplacement,
 )
-from draftwood.growth import by_distributions
 from draftwood.strategies.policies.wrapper import PolicyWrapper
+from draftwood.trees.growth import by_distributions
 
 
 @attrs.frozen

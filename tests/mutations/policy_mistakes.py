@@ -23,11 +23,11 @@ from draftwood import (
     WithReplacement,
     draw_children,
 )
-from draftwood.growth import by_distributions
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.trees.growth import by_distributions
 from tests.mutations.mistake import Mistake
 
 WITHOUT, WITH = frozenset({WithoutReplacement}), frozenset({WithReplacement})

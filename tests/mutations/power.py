@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwood import Verifier
-from draftwood.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
+from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
 from draftwood.testing import LawBroken, assert_proposal_law
-from draftwood.testing.proof_models import PROOF_MODELS, ProofModels, narrow_models, proof_models
-from draftwood.testing.round_proof import round_deviation
-from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.tree_shapes import BRANCHING, CHAINS, DEEP, Shape, ShapeTrees, TooNarrow
+from draftwood.testing.models.proof_models import PROOF_MODELS, ProofModels, narrow_models, proof_models
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.tree_shapes import BRANCHING, CHAINS, DEEP, Shape, ShapeTrees, TooNarrow
+from draftwood.testing.proofs.round_proof import round_deviation
 from tests.mutations import policy_mistakes, verifier_mistakes
 from tests.mutations.mistake import Mistake
 

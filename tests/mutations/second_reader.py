@@ -23,11 +23,11 @@ from draftwood import (
     TreePolicy,
     WithoutReplacement,
     draw_children,
-    target_rows,
 )
-from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
-from draftwood.randomness import CounterRandomness, Streams
-from draftwood.sampling import SamplingParams
+from draftwood.backends.nodes.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
+from draftwood.distributions import target_rows
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import CounterRandomness, Streams
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from draftwood import Randomness, TokenTree, randomness
-from draftwood.batch_row import BatchRow
-from draftwood.loop import RoundLoop
-from draftwood.running_rows import RunningRows
-from draftwood.stopping import RowStops
+from draftwood import Randomness, TokenTree
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.running_rows import RunningRows
+from draftwood.decoding.stopping import RowStops
+from draftwood.laws import randomness
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.policies.chain import Chain

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import InvalidInput, StateBackend, UnsupportedModel
-from draftwood.backends.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
+from draftwood.backends.nodes.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
 
 VOCAB, WIDTH, LONGEST = 11, 16, 512
 

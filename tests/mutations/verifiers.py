@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Outcome, Proposal, Randomness, TokenTree, Verifier, WithReplacement
-from draftwood.proposals import ANY_LAW
+from draftwood.laws.proposals import ANY_LAW
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.residual import Candidate, Residual

@@ -13,7 +13,8 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder, locks
+from draftwood import InvalidInput, OutOfMemory, SpeculativeDecoder
+from draftwood.base import locks
 from tests.generate_fuzz.processors import Collects
 from tests.soak.result import SoakResult
 from tests.soak.subjects import Call, Subject

@@ -18,11 +18,12 @@ from draftwood_cli import app
 from typer.testing import CliRunner
 
 from draftwood import DraftwoodError, read_tuned
-from draftwood.apps import datasets, text_file
-from draftwood.apps.asked import PromptLine
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_file
-from draftwood.apps.prompt_file import read_prompts
+from draftwood.apps.files import datasets
+from draftwood.apps.generate import text_file
+from draftwood.apps.generate.prompt_file import read_prompts
+from draftwood.apps.models.asked import PromptLine
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from tests.soak.mutated import mutated
 from tests.soak.result import SoakResult

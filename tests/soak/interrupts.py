@@ -12,7 +12,7 @@ from types import FrameType
 
 import attrs
 
-from draftwood import locks
+from draftwood.base import locks
 from tests.generate_fuzz.processors import Collects
 from tests.soak.processes import Started, started
 from tests.soak.result import SoakResult

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import attrs
 import torch
 
-import draftwood.backends.attention
+import draftwood.backends.attention.tree_attention
 from benchmarks.kernels.prefix_cost import long_llama
 from draftwood import Round, SamplingParams, SpeculativeDecoder, StateBackend, load, zoo
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -114,7 +114,7 @@ class Attention:
         return result
 
     def __enter__(self) -> Self:
-        for module in (torch.nn.functional, draftwood.backends.attention):
+        for module in (torch.nn.functional, draftwood.backends.attention.tree_attention):
             name = "scaled_dot_product_attention"
             self._stack.enter_context(patch.object(module, name, self._timed(getattr(module, name))))
         for role, backend in self._backends.items():
@@ -170,7 +170,10 @@ def written(
     times: list[Timed] = []
     taken: list[Sample] = []
     length, step = PROMPT, tokens // samples
-    with Attention(target, draft) as attention, patch("draftwood.loop.perf_counter", time.thread_time):
+    with (
+        Attention(target, draft) as attention,
+        patch("draftwood.decoding.loop.perf_counter", time.thread_time),
+    ):
         for one in decoder.stream(
             [prompt], max_new_tokens=tokens, sampling=SamplingParams(1.0), seed=0, eos_token_id=[]
         ):

@@ -9,7 +9,7 @@ import torch
 
 import draftwood.apps.bench.command
 import draftwood.apps.bench.measure
-import draftwood.apps.progress  # noqa: F401
+import draftwood.apps.terminal.progress  # noqa: F401
 import tests.soak.__main__  # noqa: F401
 from draftwood import create, zoo
 

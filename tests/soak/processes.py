@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import torch
 
-from draftwood.backends.packed import PackedBackend
+from draftwood.backends.kinds.packed import PackedBackend
 
 COMMAND = [sys.executable, "-c", "from draftwood_cli import main; main()"]
 ENVIRONMENT = {

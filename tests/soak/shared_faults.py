@@ -19,16 +19,9 @@ import numpy as np
 import torch
 import transformers as hf
 
-from draftwood import (
-    OutOfMemory,
-    RowQueue,
-    SamplingParams,
-    SharedDecoder,
-    SharedText,
-    SpeculativeDecoder,
-    session,
-)
-from draftwood.errors import DraftwoodError
+from draftwood import OutOfMemory, RowQueue, SamplingParams, SharedDecoder, SharedText, SpeculativeDecoder
+from draftwood.base.errors import DraftwoodError
+from draftwood.decoding import session
 from tests.framework.row_options import OddThenEven, RowOptions
 from tests.framework.row_subjects import RowSubject
 from tests.soak.result import SoakResult

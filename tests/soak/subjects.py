@@ -18,8 +18,8 @@ from draftwood import (
     Verifier,
     custom_generate,
     load,
-    locks,
 )
+from draftwood.base import locks
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.several import Several

@@ -8,7 +8,7 @@ from draftwood.testing import (
     ToyBackend,
     enumerate_outcomes,
 )
-from draftwood.testing.proposal_law import grow_tree
+from draftwood.testing.proofs.proposal_law import grow_tree
 
 
 def grow(policy, model, rng=None, seed=0):

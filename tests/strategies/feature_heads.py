@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch.nn.functional import silu
 
-from draftwood.backends.loading import load
+from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head

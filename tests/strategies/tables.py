@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from draftwood import CounterRandomness, policy_states
-from draftwood.growth import by_distributions
+from draftwood import CounterRandomness
+from draftwood.protocols import policy_states
 from draftwood.testing import ToyModel
+from draftwood.trees.growth import by_distributions
 
 ROOT: tuple[int, ...] = (0,)
 

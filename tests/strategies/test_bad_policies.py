@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement, registry
-from draftwood.compatibility import registered_laws
-from draftwood.errors import DraftwoodError
-from draftwood.set_laws import FixedTimeSet
+from draftwood import InvalidInput, PerChild, SpeculativeDecoder, UnknownStrategy, WithReplacement
+from draftwood.base.errors import DraftwoodError
+from draftwood.laws.set_laws import FixedTimeSet
+from draftwood.protocols import registry
+from draftwood.protocols.compatibility import registered_laws
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -18,7 +19,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.models.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
 
 NAMES = registry.names("policies")

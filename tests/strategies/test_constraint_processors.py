@@ -12,7 +12,8 @@ import transformers as hf
 import xgrammar
 from outlines.types import CFG, Regex
 
-from draftwood import InvalidInput, create, custom_generate, registry, zoo
+from draftwood import InvalidInput, create, custom_generate, zoo
+from draftwood.protocols import registry
 from draftwood.strategies.constraints.outlines import OutlinesConstraint
 
 TOKENIZER: Any = zoo.tokenizer()

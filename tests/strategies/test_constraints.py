@@ -14,13 +14,14 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood import registry, zoo
-from draftwood.errors import InvalidInput
-from draftwood.prefixes import RowText
-from draftwood.processing import check_processors
+from draftwood import zoo
+from draftwood.base.errors import InvalidInput
+from draftwood.distributions.processing import check_processors
+from draftwood.protocols import registry
 from draftwood.strategies.constraints.llguidance import LLGuidanceConstraint
 from draftwood.strategies.constraints.matching import ends
 from draftwood.strategies.constraints.xgrammar import XGrammarConstraint
+from draftwood.trees.prefixes import RowText
 from tests.strategies.pattern_constraint import PatternConstraint, spellings
 
 TOKENIZER = zoo.tokenizer()

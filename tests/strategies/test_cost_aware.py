@@ -18,8 +18,7 @@ from draftwood import (
     load,
     zoo,
 )
-from draftwood.growth import by_distributions
-from draftwood.pass_time import PassTime
+from draftwood.decoding.pass_time import PassTime
 from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -27,6 +26,7 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
+from draftwood.trees.growth import by_distributions
 
 COEFFICIENTS = st.floats(0, 1).map(lambda x: round(x, 6))
 
@@ -132,7 +132,7 @@ def test_fit_never_gives_a_negative_time(seconds):
 
 def test_measured_on_a_real_model(monkeypatch):
     # Of the processor, so that other programs on the machine do not count.
-    monkeypatch.setattr("draftwood.pass_time.perf_counter", time.thread_time)
+    monkeypatch.setattr("draftwood.decoding.pass_time.perf_counter", time.thread_time)
     backend = load(zoo.path("llama-draft"))
     result = PassTime.measured(backend, sizes=(1, 16, 256), context=16, repetitions=3)
     assert result(256) > result(1) > 0

@@ -18,7 +18,7 @@ from draftwood import (
     SpeculativeDecoder,
     UnsupportedModel,
 )
-from draftwood.backends.loading import load
+from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.heads.unrolled import unrolled
 from draftwood.strategies.policies.chain import Chain

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from draftwood import CounterRandomness, registry
-from draftwood.growth import by_distributions
+from draftwood import CounterRandomness
+from draftwood.protocols import registry
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
@@ -17,6 +17,7 @@ from draftwood.strategies.policies.mixture import Mixture
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.testing import ToyModel
+from draftwood.trees.growth import by_distributions
 from tests.strategies.tables import grow
 from tests.strategies.test_scale import Lines, Watch
 

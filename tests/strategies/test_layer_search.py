@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from draftwood import InvalidInput
-from draftwood.backends.loading import load
+from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.layer_skip import LayerSkip, choose_layers
 from tests.backends.attention_models import randomised
 from tests.backends.test_architectures import build

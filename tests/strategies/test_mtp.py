@@ -20,7 +20,7 @@ from draftwood import (
     UnsupportedModel,
     create,
 )
-from draftwood.backends.loading import load
+from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.mtp import Mtp
 from draftwood.strategies.heads.unrolled import unrolled
 from draftwood.strategies.mtp.checkpoint import is_layer, load_layer, save_layer

@@ -8,7 +8,7 @@ from benchmarks.research.expected_tokens import by_shape, expected_tokens
 from benchmarks.research.optimum import SHAPES, Shape, contenders, levels
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, drawn_trees, one_round_law, optimal_tokens
-from draftwood.testing.small_strategies import toy_drafter
+from draftwood.testing.models.small_strategies import toy_drafter
 
 SMALL = {
     "[2,1]": SHAPES["[2,1]"],

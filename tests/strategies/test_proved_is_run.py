@@ -11,10 +11,10 @@ import pytest
 
 from draftwood import SamplingParams, SpeculativeDecoder
 from draftwood.testing import ToyBackend, ToyModel
-from draftwood.testing.enumerator import enumerate_outcomes
-from draftwood.testing.proof_models import PROOF_MODELS
-from draftwood.testing.proposal_law import grow_tree
-from draftwood.testing.small_strategies import fits, small_policies, small_verifiers, toy_drafter
+from draftwood.testing.models.proof_models import PROOF_MODELS
+from draftwood.testing.models.small_strategies import fits, small_policies, small_verifiers, toy_drafter
+from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.proofs.proposal_law import grow_tree
 
 GROWING = (
     ("/strategies/policies/", ""),

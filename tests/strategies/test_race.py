@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, IncompatibleStrategy, TapeRandomness, TokenTree, WithoutReplacement
-from draftwood.compatibility import check_strategy_fits
-from draftwood.set_laws import FixedTimeSet, time_of
+from draftwood.laws.set_laws import FixedTimeSet, time_of
+from draftwood.protocols.compatibility import check_strategy_fits
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.orders import race_flows
@@ -19,11 +19,11 @@ from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import assert_lossless, check_strategy, enumerate_outcomes
-from draftwood.testing.arrival_times import arrival_density, arrival_grid
-from draftwood.testing.proof_models import narrow_models, proof_models
-from draftwood.testing.round_proof import round_deviation
-from draftwood.testing.small_strategies import toy_drafter
-from draftwood.testing.tree_shapes import ShapeTrees
+from draftwood.testing.models.arrival_times import arrival_density, arrival_grid
+from draftwood.testing.models.proof_models import narrow_models, proof_models
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.tree_shapes import ShapeTrees
+from draftwood.testing.proofs.round_proof import round_deviation
 from tests.strategies.one_level import one_level
 from tests.strategies.set_flows import chances, nodes
 

@@ -14,9 +14,9 @@ from draftwood import (
     WithReplacement,
     create,
     load,
-    registry,
     zoo,
 )
+from draftwood.protocols import registry
 from draftwood.strategies import recipes
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain

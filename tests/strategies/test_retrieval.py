@@ -9,16 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import (
-    IncompatibleModels,
-    InvalidInput,
-    Outcome,
-    Request,
-    SpeculativeDecoder,
-    load,
-    registry,
-    zoo,
-)
+from draftwood import IncompatibleModels, InvalidInput, Outcome, Request, SpeculativeDecoder, load, zoo
+from draftwood.protocols import registry
 from draftwood.strategies.drafters.retrieval import RetrievalDrafter
 from draftwood.strategies.drafters.suffix_index import SuffixIndex
 from draftwood.strategies.policies.dyspec import DySpec

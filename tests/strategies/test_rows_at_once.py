@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood import CounterRandomness, Growing, Randomness, TreeBatch, TreePolicy, policy_states
+from draftwood import CounterRandomness, Growing, Randomness, TreeBatch, TreePolicy
+from draftwood.protocols import policy_states
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.expand_rerank import ExpandRerank
@@ -21,8 +22,8 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
-from draftwood.testing.grown_rows import difference, grown, grown_as_planned
-from draftwood.testing.toy import ToyModel
+from draftwood.testing.models.toy import ToyModel
+from draftwood.testing.proofs.grown_rows import difference, grown, grown_as_planned
 
 SAMPLED: list[TreePolicy] = [
     Chain(5),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftwood import InvalidDistribution, Outcome, Randomness, TapeRandomness, TokenTree, TreeBuilder
-from draftwood.proposals import Deterministic, Proposal
+from draftwood.laws.proposals import Deterministic, Proposal
 from draftwood.protocols import Verifier
 from draftwood.strategies.verifiers import greedy, sample_and_match, typical
 from draftwood.strategies.verifiers.greedy import Greedy

@@ -29,7 +29,7 @@ from draftwood import (
     Verifier,
 )
 from draftwood.kernels.support import kernels_enabled
-from draftwood.registry import create, names
+from draftwood.protocols.registry import create, names
 from draftwood.strategies import verifiers
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.chain import Chain
@@ -41,7 +41,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, joint_law
-from draftwood.testing.small_strategies import fits, toy_drafter
+from draftwood.testing.models.small_strategies import fits, toy_drafter
 
 FOLDER = str(Path(verifiers.__path__[0]).resolve())
 TARGET, DRAFT = ToyModel(3, seed=1), ToyModel(3, seed=7)

@@ -24,7 +24,7 @@ from draftwood import (
     UnsupportedModel,
     zoo,
 )
-from draftwood.backends.loading import load
+from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.layer_skip import LayerSkip, choose_layers
 from draftwood.strategies.drafters.medusa import Heads, MedusaHeads, load_heads, save_heads
 from draftwood.strategies.policies.chain import Chain

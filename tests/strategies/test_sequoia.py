@@ -15,7 +15,7 @@ from draftwood import (
     Outcome,
     RowRecord,
 )
-from draftwood.round_records import TracedTree
+from draftwood.decoding.round_records import TracedTree
 from draftwood.strategies.acceptance import acceptance_of_rounds, acceptance_vector
 from draftwood.strategies.policies.sequoia import Sequoia, best_shape
 from draftwood.strategies.policies.static_tree import StaticTree

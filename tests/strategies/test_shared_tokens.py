@@ -18,9 +18,9 @@ from draftwood import (
     WithoutReplacement,
     draw_children,
     load,
-    registry,
     zoo,
 )
+from draftwood.protocols import registry
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.retokenised import retokenised

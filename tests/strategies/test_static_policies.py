@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import CounterRandomness, InvalidInput, policy_states
+from draftwood import CounterRandomness, InvalidInput
+from draftwood.protocols import policy_states
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.sequoia import Sequoia

@@ -19,9 +19,9 @@ from draftwood import (
     SamplingParams,
     SpeculativeDecoder,
     load,
-    registry,
     zoo,
 )
+from draftwood.protocols import registry
 from draftwood.strategies.drafters.cached_suffixes import CachedSuffixes
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.policies.dyspec import DySpec
@@ -32,7 +32,7 @@ from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel, assert_lossless, checks_for, parametrize_with_checks
-from draftwood.testing.law_broken import LawBroken
+from draftwood.testing.diagnosis.law_broken import LawBroken
 
 VOCAB = 3
 texts = st.lists(st.integers(0, VOCAB - 1), max_size=12)

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, PerChild, TapeRandomness
-from draftwood.growth import by_distributions
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -21,7 +20,8 @@ from draftwood.strategies.verifiers.orders.window import Window
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel
-from draftwood.testing.generators import SEEDS
+from draftwood.testing.models.generators import SEEDS
+from draftwood.trees.growth import by_distributions
 from tests.strategies import plain
 
 LAWS = ("with-replacement", "without-replacement", "top-and-sample", "top-k", "per-drafter")

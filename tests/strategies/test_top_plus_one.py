@@ -12,7 +12,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
 from draftwood.testing import ToyModel, enumerate_outcomes
-from draftwood.testing.block_efficiency import drawn_trees, optimal_tokens
+from draftwood.testing.proofs.block_efficiency import drawn_trees, optimal_tokens
 from tests.strategies.one_level import distributions, on_edges, one_level, pairs_of_distributions, toy
 
 

@@ -20,9 +20,9 @@ from draftwood import (
     WithoutReplacement,
     WithReplacement,
     draw_children,
-    registry,
 )
-from draftwood.compatibility import check_strategy_fits
+from draftwood.protocols import registry
+from draftwood.protocols.compatibility import check_strategy_fits
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.k_sequential import KSequential, division_factor
@@ -34,7 +34,7 @@ from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
-from draftwood.testing.block_efficiency import drawn_trees, one_round_law, optimal_tokens
+from draftwood.testing.proofs.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
 
 LAWS = (Deterministic, WithReplacement, WithoutReplacement, TopThenSample, PerChild)

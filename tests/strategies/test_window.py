@@ -13,7 +13,7 @@ from draftwood import TapeRandomness
 from draftwood.strategies.verifiers.orders.class_order import ClassTries
 from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window, columns_of
 from draftwood.strategies.verifiers.residual import Law, Residual
-from draftwood.testing.generators import distributions
+from draftwood.testing.models.generators import distributions
 from tests.strategies import plain
 
 EXACT = {torch.float64: 1e-12, torch.float32: 2e-6}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from draftwood import load
-from draftwood.errors import IncompatibleModels, InvalidInput
+from draftwood.base.errors import IncompatibleModels, InvalidInput
 from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.peagle import PEagleConfig, save_peagle

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Llam
 from typer.testing import CliRunner
 
 from draftwood import zoo
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.zoo.deepen import deepened
 from draftwood.zoo.train import application
 

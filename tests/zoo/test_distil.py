@@ -16,7 +16,7 @@ import transformers as hf
 from typer.testing import CliRunner
 
 from draftwood import zoo
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.zoo.distil import losses
 from draftwood.zoo.distil.fit import CHAIN, fit, round_starts
 from draftwood.zoo.distil.losses import distances, distribution_loss, greedy_surprise

@@ -12,8 +12,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
-from draftwood.backends.loading import load
-from draftwood.errors import IncompatibleModels, InvalidInput, UnsupportedModel
+from draftwood.backends.loading.loader import load
+from draftwood.base.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.formats import load_head
 from draftwood.strategies.heads.formats import save_head as write

@@ -15,8 +15,8 @@ import transformers as hf
 from typer.testing import CliRunner
 
 from draftwood import SpeculativeDecoder
-from draftwood.backends.loading import load
-from draftwood.errors import InvalidInput
+from draftwood.backends.loading.loader import load
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.drafters.medusa import MedusaHeads, load_heads
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.greedy import Greedy

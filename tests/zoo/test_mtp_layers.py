@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwood.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.mtp.checkpoint import load_layer
 from draftwood.zoo.heads.agreement import agreement
 from draftwood.zoo.heads.eagle3 import HeadRecipe, trained_head

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood import zoo
-from draftwood.errors import InvalidInput, UnsupportedModel
+from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.zoo.widen import parameter_count, widen, widen_to
 from tests.cache_names import cache_name
 

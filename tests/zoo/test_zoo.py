@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draftwood import zoo
-from draftwood.backends.loading import load
-from draftwood.errors import InvalidInput
+from draftwood.backends.loading.loader import load
+from draftwood.base.errors import InvalidInput
 from draftwood.zoo.distil.rows import continued
 from draftwood.zoo.heads.agreement import agreement
 from draftwood.zoo.heads.loading import load_for

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 from .rows import Rows, ends_of_text, position_weights
 

@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Generator, Tensor
 
-from draftwood.errors import InvalidInput
-from draftwood.whole_files import inner_folder, written_whole
+from draftwood.base.errors import InvalidInput
+from draftwood.base.whole_files import inner_folder, written_whole
 
 from ..text import windows
 

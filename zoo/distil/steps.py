@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.errors import InvalidInput, OutOfMemory
-from draftwood.machine_faults import machine_fault
+from draftwood.base.errors import InvalidInput, OutOfMemory
+from draftwood.base.machine_faults import machine_fault
 
 from ..pretrain import optimiser_for, rate
 from .rows import load_whole, save_whole

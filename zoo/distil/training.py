@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Generator, Tensor
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 
 from .losses import distribution_loss, greedy_surprise
 from .rows import Rows, ends_of_text, position_weights

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.pairs import PairHead
 

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Generator, Tensor
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.files import save_block
 from draftwood.strategies.blocks.head import BlockHead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.heads.files import read_description, read_pickle, write_head
 
 PICKLE = "pytorch_model.bin"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwood.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.blocks.over_text import unrolled_blocks
 from draftwood.strategies.heads.pairs import PairHead

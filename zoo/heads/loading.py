@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.protocols import StateBackend
 from draftwood.strategies.blocks.files import is_block, load_block
 from draftwood.strategies.blocks.head import BlockHead

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from draftwood.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.mtp.checkpoint import save_layer
 from draftwood.strategies.mtp.families import TRAINED_DEPTHS, Layout, layout_of
 from draftwood.strategies.mtp.head import MtpHead

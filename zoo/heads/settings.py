@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from draftwood.errors import InvalidInput
+from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from draftwood.errors import IncompatibleModels, UnsupportedModel
+from draftwood.base.errors import IncompatibleModels, UnsupportedModel
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftwood.apps.text import decode
+from draftwood.apps.files.text import decode
 from openai_protocol.refused import Refused
 from openai_protocol.schema import ChatAsked, CompletionAsked, Message
 

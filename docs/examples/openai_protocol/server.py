@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from draftwood import DraftwoodError, RowQueue, SamplingParams, SharedDecoder, SpeculativeDecoder
-from draftwood.machine_faults import machine_fault
-from draftwood.randomness import row_seeds
+from draftwood.base.machine_faults import machine_fault
+from draftwood.laws.randomness import row_seeds
 from openai_protocol.answers import Answer, as_json, usage
 from openai_protocol.connection import Connection, Limits, Request
 from openai_protocol.openapi import document

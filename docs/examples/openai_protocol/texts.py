@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps.text import IncrementalText
+from draftwood.apps.files.text import IncrementalText
 
 FINISH = {"eos": "stop", "criteria": "stop", "length": "length", "context": "length"}
 """OpenAI's word for why a row has ended."""

@@ -10,7 +10,7 @@ from threading import Thread
 import attrs
 
 from draftwood import IncompatibleStrategy, InvalidInput, SharedText
-from draftwood.machine_faults import machine_fault
+from draftwood.base.machine_faults import machine_fault
 from openai_protocol.refused import Refused
 from openai_protocol.texts import Choice, Piece
 

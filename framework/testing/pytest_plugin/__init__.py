@@ -11,7 +11,7 @@ import argparse
 import os
 from typing import Any
 
-MODELS = "DRAFTWOOD_MODELS"  # read by `draftwood.testing.checks`
+MODELS = "DRAFTWOOD_MODELS"  # read by `draftwood.testing.checks.strategy_checks`
 PROFILES = {"default": 20, "ci": 20, "thorough": 200}
 """Random toy models of a check, by profile."""
 

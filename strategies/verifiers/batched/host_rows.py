@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import TokenTree, TreeBatch
-from draftwood.proposals import Proposal
+from draftwood.laws.proposals import Proposal
 
 
 def on_the_host(

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood import Outcome, Randomness
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import Floats, Ints
-from draftwood.randomness import UniformRandomness
+from draftwood.laws.randomness import UniformRandomness
 from draftwood.strategies.verifiers.batched.target_rows import Targets, stacked
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 

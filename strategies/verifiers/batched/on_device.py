@@ -20,7 +20,7 @@ from draftwood.kernels.tree_plan.arrays import (
     Walk,
     row_addresses,
 )
-from draftwood.proposals import (
+from draftwood.laws.proposals import (
     Deterministic,
     PerChild,
     Proposal,
@@ -28,7 +28,7 @@ from draftwood.proposals import (
     WithoutReplacement,
     WithReplacement,
 )
-from draftwood.randomness import UniformRandomness, ahead_of_rows
+from draftwood.laws.randomness import UniformRandomness, ahead_of_rows
 
 DRAWN_ALIKE: dict[type[Proposal], int] = {
     Deterministic: FIXED,

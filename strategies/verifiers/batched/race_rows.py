@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftwood.kernels.tree_plan.arrays import REMAINING, Floats, Ints, TreeArrays, Walk
 from draftwood.kernels.tree_race import dispatch
-from draftwood.randomness import node_uniforms
+from draftwood.laws.randomness import node_uniforms
 
 
 def race_walks(trees: TreeArrays) -> list[Walk | None]:

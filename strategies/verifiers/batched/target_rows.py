@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.base.lazy_tensor import LazyRows
 from draftwood.kernels.tree_plan.arrays import Ints
-from draftwood.lazy_tensor import LazyRows
 
 Targets = Tensor | Sequence[Tensor]
 """Distributions `[rows, nodes, vocab]`, or `[nodes, vocab]` of every row."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness
-from draftwood.proposals import Proposal, WithoutReplacement
+from draftwood.laws.proposals import Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
 from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
 from draftwood.strategies.verifiers.residual import Candidate, Law, Residual

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood.set_laws import LATEST
+from draftwood.laws.set_laws import LATEST
 from draftwood.strategies.verifiers.orders import race_sums
 from draftwood.strategies.verifiers.orders.race_sums import Floats, Ints, Weights
 

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Randomness, TokenTree
-from draftwood.proposals import ANY_LAW, Proposal, WithoutReplacement
-from draftwood.set_laws import FixedTimeSet
+from draftwood.laws.proposals import ANY_LAW, Proposal, WithoutReplacement
+from draftwood.laws.set_laws import FixedTimeSet
 from draftwood.strategies.verifiers.orders.race_flows import Flows, flows_of, flows_of_all
 from draftwood.strategies.verifiers.orders.race_laws import Arrival, Given, Pair, SetLaw
 from draftwood.strategies.verifiers.orders.race_sums import places_of, total_without

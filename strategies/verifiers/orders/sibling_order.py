@@ -10,7 +10,7 @@ import attrs
 from torch import float64
 
 from draftwood import Randomness, TokenTree
-from draftwood.proposals import ANY_LAW, Proposal, WithoutReplacement
+from draftwood.laws.proposals import ANY_LAW, Proposal, WithoutReplacement
 from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
 from draftwood.strategies.verifiers.vocabulary import checked_total
 

@@ -1,0 +1,1 @@
+"""`draftwood demo`."""

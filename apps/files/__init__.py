@@ -1,0 +1,1 @@
+"""Files that commands read and write: text, datasets, journals, traces."""

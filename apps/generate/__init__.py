@@ -1,0 +1,1 @@
+"""`draftwood generate`: texts of one prompt or of a file of prompts."""

@@ -1,0 +1,1 @@
+"""`draftwood check-head` and `draftwood convert-head`."""

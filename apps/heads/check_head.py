@@ -1,0 +1,112 @@
+"""`draftwood check-head`: whether a head reads its target as it was trained to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftwood.apps.files.datasets import read
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models.prompts import PROMPTS
+from draftwood.apps.terminal.cli_errors import FAILED
+from draftwood.apps.terminal.shown import to_stderr
+from draftwood.base.errors import UnsupportedModel
+from draftwood.zoo.distil.rows import Rows, continued
+from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.settings import AS_CONFIGURED, Found, compared
+
+_LONGEST = 256  # tokens of a prompt that are read
+
+
+def check_head(
+    head: Annotated[str, typer.Argument(help="Folder of a head, or one of the zoo.")],
+    target: Annotated[str, typer.Argument(help="The model that it was made for: folder, zoo or hub name.")],
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="Prompts (.jsonl, .txt); default: built-in ones.", show_default=False),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
+    tokens: Annotated[int, typer.Option(help="Tokens that the target writes behind each.", min=8)] = 64,
+    depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
+    dtype: Annotated[
+        models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
+    ] = models.Dtype.auto,
+    device: models.Device = None,
+    trust_remote_code: models.TrustRemoteCode = False,
+) -> None:
+    """Say whether a head reads its target as it was trained to.
+
+    TARGET continues prompts greedily, and HEAD guesses on: as its file says, with its taps moved by one layer
+    either way, with the positions of drafted tokens moved by one, and with its norms switched. A wrong
+    setting raises no error anywhere, but few drafted tokens are accepted. Exits with 1 where another setting
+    is clearly better than the configured one.
+
+    \b
+    Examples:
+      draftwood check-head llama-7m-eagle3 llama-7m
+      draftwood check-head big/ big/  # the MTP layer in its own checkpoint
+      draftwood check-head head/ big/ --prompts questions.jsonl --dtype bfloat16
+    """
+    models.quiet()
+    loaded = models.load(
+        target, None, tokenizer=None, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+    )
+    model = getattr(loaded.target, "model", None)
+    if not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(f"{target!r} is no model that generate() runs; a head is checked on one.")
+    made = load_for(models.locate(head), loaded.target)
+    texts = _texts(prompt_file, count)
+    rows = [_continued(model, ids, tokens) for ids in loaded.tokenizer(texts)["input_ids"]]
+    found = _shown(made, list(compared(model, made, rows, depths=depths)), len(rows))
+    best = max(found, key=lambda one: one.gain)
+    if best.clear:
+        to_stderr(
+            f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
+            "tokens. Mend the head's config, or name other layers with -o taps."
+        )
+        raise typer.Exit(FAILED)
+    to_stderr("The configured setting is the best of these.")
+
+
+def _texts(file: Path | None, count: int) -> list[str]:
+    if file is not None:
+        return [prompt.text for prompt in read(file).spread(count)]
+    built_in = [text for texts in zip(*PROMPTS.values(), strict=False) for text in texts]
+    # Of the few built-in prompts, shorter ones make more.
+    cut = [text[: len(text) * part // 4] for part in (4, 3, 2, 1) for text in built_in]
+    return [text for text in cut if text.strip()][:count]
+
+
+def _continued(model: Any, ids: Sequence[int], tokens: int) -> Rows:
+    import torch
+
+    prompt = torch.tensor([list(ids)[-_LONGEST:]])
+    return continued(model, prompt, new_tokens=tokens, temperature=0.0, seed=0)
+
+
+def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
+    from rich import box
+    from rich.table import Table
+
+    from draftwood.apps.terminal.plain_console import PlainConsole
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("setting", overflow="fold")
+    for depth in range(len(found[0].by_depth)):
+        table.add_column(f"token {depth + 1}", justify="right")
+    table.add_column("beside configured", justify="right")
+    for one in found:
+        beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
+        table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
+    console = PlainConsole()
+    longest = head.max_positions
+    made_for = "texts of any length" if longest is None else f"{longest} tokens"
+    console.print(
+        f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its guesses "
+        f"before are right. It was made for {made_for}."
+    )
+    console.print(table)
+    return found

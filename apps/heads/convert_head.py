@@ -1,0 +1,31 @@
+"""`draftwood convert-head`: safetensors of a head's pickled weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftwood.apps.models import by_name as models
+from draftwood.apps.terminal.shown import to_stderr
+from draftwood.zoo.heads.convert import converted
+
+
+def convert_head(
+    head: Annotated[Path, typer.Argument(help="Folder with config.json and pytorch_model.bin.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for what is written.")],
+) -> None:
+    """Make safetensors of a head's pickled weights.
+
+    A pickle can run code when it is read. This reads pytorch_model.bin with torch.load(weights_only=True),
+    which refuses all but plain tensors, writes them to OUT under the same names, and copies config.json.
+
+    \b
+    Examples:
+      draftwood convert-head EAGLE3-head/ head/
+    """
+    count = converted(head, out)
+    to_stderr(f"{out}: {count} tensors of {head / 'pytorch_model.bin'}, read without running code in it.")
+    if models.drafter_of(str(out)) is None:
+        to_stderr(f"{out} does not look like a head that draftwood reads; its config.json is not of one.")

@@ -1,0 +1,1 @@
+"""The models, methods and prompts that a command is given."""

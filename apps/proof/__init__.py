@@ -1,0 +1,1 @@
+"""`draftwood prove` and `draftwood check`."""

@@ -1,0 +1,371 @@
+"""`draftwood check`: the conformance suite on anyone's strategy, with what a failure means."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from draftwood import Drafter, Randomness, StateBackend, TreePolicy, Verifier
+from draftwood.apps.terminal import options
+from draftwood.apps.terminal.cli_errors import FAILED
+from draftwood.apps.terminal.interrupts import never_dropped
+from draftwood.base.errors import InvalidInput, nearest
+from draftwood.base.import_object import import_object
+from draftwood.protocols import registry
+
+if TYPE_CHECKING:
+    from draftwood.testing.checks.strategy_checks import Check
+    from draftwood.testing.models.oracles import LogitsAfter
+
+PROTOCOLS: dict[type, str] = {
+    TreePolicy: "tree policy",
+    Verifier: "verifier",
+    Drafter: "drafter",
+    StateBackend: "state backend",
+    Randomness: "source of chance",
+}
+
+# Every random outcome of a tree is visited, so a policy's own sizes are cut down to these.
+SMALL: Mapping[str, int] = {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 2, "width": 2}
+
+REMEDIES: Mapping[str, str] = {
+    "declaration": "Set these attributes on the class; the protocol's docstring lists them.",
+    "proposal-law": "Usual causes: a drawn node was dropped for its own token (decide before the draw), the "
+    "children were not drawn from the proposal that the tree names, or the number of a node's children "
+    "depends on their tokens, or on what came below them, and the class does not declare adaptive = True.",
+    "lossless": "Usual causes for a policy: those of the check proposal-law. For a verifier: after a "
+    "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
+    "sibling against the first one's distribution instead of conditional(k, earlier).",
+    "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
+    "several siblings at once declares adaptive = False.",
+    "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
+    "no token to which the target gives probability 0.",
+    "rounds": "One round may be right and the next root wrong: the extra token must be drawn after the "
+    "last accepted node, and bonus says whether that node is a leaf.",
+    "learnt": "A policy that has learnt something draws by law P too: what a state says counts as known "
+    "before anything is drawn, so it may decide which nodes are drawn, and never which drawn ones are kept.",
+    "wide": "Look for a limit on siblings or tokens: a top-k, a buffer, a kernel's block.",
+    "deep": "Look for what is done at the first levels alone, for children taken to be numbered one after "
+    "another, and for padding taken for nodes.",
+    "arithmetic": "Compute in the dtype that is given, or above; draw from the very tensor that the proposal "
+    "names, and do not round before a comparison.",
+    "accept": "accept(p) is true with probability p: a uniform below p, strictly.",
+    "choose": "choose(p) inverts the cumulative weights in float64.",
+    "without-replacement": "Draw one, leave it out, draw the next by what is left.",
+    "edges": "A uniform may be exactly 0: compare strictly, and search the cumulative weights to the right.",
+    "uniforms": "Give float64 uniforms in [0, 1) with all their digits.",
+    "ahead": "ahead(n) shows what uniforms(n) takes next, and takes nothing.",
+    "bad-input": "Emit nothing that the target forbids, end, and give a path of nodes from the root down; "
+    "where the input cannot be judged, raise InvalidDistribution.",
+    "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls.",
+    "interleaved": "Keep nothing on self while a tree grows: use local variables, and for what observe() "
+    "learns a state that first_state() begins (see LearningPolicy). An attrs.frozen class refuses such a "
+    "write at once.",
+    "together": "verify_rows gives one outcome a row, in the rows' order, and takes each row's chance from "
+    "its own stream; leave it out where verify is all there is.",
+    "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
+    "budget": "Count a node before it is added; the root does not count.",
+    "chain": "Declare branches = True, or give a node one child at most.",
+    "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "
+    "the branch.",
+    "tree": "A node's distribution is that of the text and its own path; its parent's number counts on over "
+    "the requests of a round.",
+    "shapes": "See Drafter.distributions: padded to the longest request, -inf where nothing is proposed.",
+    "rows": "Keep the rows apart, and let those behind a released row move up.",
+    "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
+    "many-rounds": "Look for what is cut off, or one too few, when rows grow over many commits.",
+    "deterministic": "Draw nothing at random, and forget a row's text when it is released.",
+}
+"""By the check's name, or by what stands before its law: where to look first."""
+FOLLOWS: Mapping[str, str] = {
+    "proposal-law": "repeatable",
+    "learnt": "proposal-law",
+    "lossless": "proposal-law",
+    "corners": "lossless",
+    "rounds": "lossless",
+    "adaptive": "lossless",
+    "deep": "lossless",
+    "wide": "lossless",
+    "arithmetic": "lossless",
+    "commit": "tree",
+    "rows": "commit",
+    "many-rounds": "rows",
+}
+"""Checks that what fails another one makes fail too."""
+_LAW_S = (
+    "Law S in the docstring of StateBackend says what every call must leave; places of nodes count on over "
+    "calls until the next commit."
+)
+_TOO_LARGE = "That is no verdict: its tree has too many outcomes to visit them all; make it smaller with -o."
+
+
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A class derived from a protocol, or a function that builds one.",
+            show_default=False,
+        ),
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="name=value for the class or function; repeatable."),
+    ] = None,
+    models: Annotated[int, typer.Option(min=1, help="Random toy models beside the chosen ones.")] = 2,
+    oracle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="What a backend or drafter is compared with: a function from a list of tokens to the logits "
+            "after them. Default: its model.",
+            show_default=False,
+        ),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
+    ] = None,
+) -> None:
+    """Check a strategy, backend or source of chance of your own.
+
+    Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
+    Policies and verifiers are proved: every random outcome on small random models is visited. Backends and
+    drafters are compared with an oracle that has no part in them. The module is found as Python finds it,
+    and in the current folder. The exit code is 1 when a check fails.
+
+    \b
+    Examples:
+      draftwood check my_policy:Comb
+      draftwood check my_policy:Comb -o length=3 --models 50
+      draftwood check my_package.drafters:build
+      draftwood check my_backend:make --oracle my_backend:logits_after
+      draftwood check my_verifier:Mine --expect "rounds=a known mistake"
+    """
+    from draftwood.apps.terminal.plain_console import PlainConsole
+
+    if importlib.util.find_spec("hypothesis") is None:
+        raise InvalidInput(
+            "The checks need the package hypothesis; install it, or draftwood with the extra test."
+        )
+    from draftwood.testing.checks.strategy_checks import checks_for
+
+    strategy = build(target, options.parse(option or []))
+    checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle)))
+    expected = _expected(expect or [], checks)
+    console = PlainConsole(lines=True)
+    said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
+    console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.")
+    with _hypothesis_silent(), never_dropped():
+        failed = [
+            failure
+            for name, one in checks.items()
+            if (failure := _run(name, one, expected.get(name), console)) is not None
+        ]
+    by_cause: dict[Hashable, list[Failure]] = {}
+    for failure in failed:
+        by_cause.setdefault(failure.cause(failed), []).append(failure)
+    for first, *others in by_cause.values():
+        console.print(f"\n{first.what}", soft_wrap=True)
+        if others:
+            names = ", ".join(other.check for other in others)
+            console.print(f"Most likely for the same cause: {names}.", soft_wrap=True)
+    if failed:
+        console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
+        raise typer.Exit(FAILED)
+    console.print(f"All {len(checks)} checks passed." if not expected else "Every check did as expected.")
+
+
+def _oracle(named: str | None) -> LogitsAfter | None:
+    """The function that `module:name` stands for."""
+    if named is None:
+        return None
+    function = import_object(named, [])
+    if not callable(function) or isinstance(function, type):
+        raise InvalidInput(
+            f"{named!r} is no function; name one that takes a list of tokens and gives the logits [vocab] "
+            "after them."
+        )
+    oracle: LogitsAfter = function
+    return oracle
+
+
+def build(target: str, words: Mapping[str, str]) -> Any:
+    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `words`.
+
+    Raises:
+        InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
+    """
+    named = import_object(target, list(PROTOCOLS))
+    name = target.partition(":")[2]
+    if isinstance(named, type):
+        _must_be_strategy(named, name)
+    elif _protocol(type(named)):
+        if words:
+            raise InvalidInput(f"{name!r} is built already and takes no option {next(iter(words))!r}.")
+        return named
+    elif not callable(named):
+        raise InvalidInput(
+            f"{name!r} is a {type(named).__name__}; name a class, or a function that builds one."
+        )
+    parameters = registry.options_of(named)
+    chosen = {**_small(named, parameters)}
+    chosen |= {
+        o: options.convert(o, word, parameters[o]) if o in parameters else word for o, word in words.items()
+    }
+    missing = [o for o, p in parameters.items() if p.default is p.empty and o not in chosen]
+    if missing:
+        raise InvalidInput(
+            f"{name!r} needs the option {missing[0]!r}; give -o {missing[0]}=VALUE, or name a function that "
+            "builds the strategy."
+        )
+    built = registry.build(named, name, chosen)
+    if not isinstance(named, type):
+        _must_be_strategy(type(built), f"{name}()")
+    return built
+
+
+def _protocol(kind: type) -> str:
+    """What a class is, in words; empty where it is derived from none of the protocols."""
+    return next((words for protocol, words in PROTOCOLS.items() if protocol in kind.__mro__), "")
+
+
+def _must_be_strategy(kind: type, name: str) -> None:
+    protocols = ", ".join(protocol.__name__ for protocol in PROTOCOLS)
+    if kind in PROTOCOLS:
+        raise InvalidInput(f"{name!r} is a protocol itself; name a class that is derived from it.")
+    if not _protocol(kind):
+        what = "is" if name == kind.__name__ else f"is a {kind.__name__},"
+        raise InvalidInput(f"{name!r} {what} derived from none of {protocols}; derive it from one of them.")
+
+
+def _small(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Small sizes for the options of a policy that ask for a size or have a larger one."""
+    if not isinstance(strategy, type) or TreePolicy not in strategy.__mro__:
+        return {}
+    return {
+        option: small
+        for option, small in SMALL.items()
+        if option in parameters
+        and (
+            parameters[option].default is inspect.Parameter.empty or _above(parameters[option].default, small)
+        )
+    }
+
+
+def _above(default: Any, small: int) -> bool:
+    return isinstance(default, int) and default > small
+
+
+def _expected(words: Sequence[str], checks: Mapping[str, Check]) -> dict[str, str]:
+    expected = {}
+    for word in words:
+        name, _, reason = (part.strip() for part in word.partition("="))
+        if name not in checks:
+            raise InvalidInput(f"There is no check {name!r} here{nearest(name, checks)}")
+        if not reason:
+            raise InvalidInput(f"The expected failure {name!r} has no reason; write {name}=REASON.")
+        expected[name] = reason
+    return expected
+
+
+@attrs.frozen
+class Failure:
+    """A check that failed.
+
+    Attributes:
+        check: its name.
+        what: the demand, what was found, and where to look first.
+        raised: an error of the strategy's own code, in words; empty where there was none.
+        law: whose breach fails several checks, the first of which is the simplest; empty where there is none.
+    """
+
+    check: str
+    what: str
+    raised: str = ""
+    law: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The name without the law that the check is about."""
+        return self.check if self.check in REMEDIES else self.check.partition("-")[0]
+
+    def cause(self, failed: Sequence[Failure]) -> Hashable:
+        """What is equal for failures that one mistake explains."""
+        if self.raised:
+            return self.raised
+        if self.law:
+            return self.law
+        stem, stems = self.stem, {other.stem for other in failed if not other.raised}
+        while FOLLOWS.get(stem) in stems:
+            stem = FOLLOWS[stem]
+        return stem
+
+
+def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure | None:
+    """Run a check and print its line; what is wrong, or None."""
+    from draftwood.testing import BudgetExceeded
+
+    try:
+        check()
+    except AssertionError as error:
+        if reason is not None:
+            console.print(f"  expected  {name}: {reason}")
+            return None
+        console.print(f"  FAILS     {name}", style="bold red")
+        failure = str(error).removeprefix(f"{type(check.strategy).__name__} fails the check {name!r}: ")
+        if isinstance(error.__cause__, BudgetExceeded):
+            return Failure(name, f"{name}: {check.demand}\n{failure}\n{_TOO_LARGE}")
+        raised = _raised(error, type(check.strategy))
+        remedy = f"Mend this first: {raised}." if raised else _remedy(check)
+        backend = StateBackend in type(check.strategy).__mro__
+        # What malformed calls do is a matter of its own, unless an answer is wrong before them.
+        law = "S" if backend and (not name.startswith("bad-") or failure.startswith("node ")) else ""
+        return Failure(name, f"{name}: {check.demand}\n{failure}\n{remedy}", raised, law)
+    if reason is None:
+        console.print(f"  ok        {name}")
+        return None
+    console.print(f"  FAILS     {name}", style="bold red")
+    return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; take the expectation away.")
+
+
+def _raised(error: BaseException, kind: type) -> str:
+    """The error that code in the module of `kind` raised below `error`, with its line; else nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, (AssertionError, ExceptionGroup)):
+        return ""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
+        return ""
+    return f"{type(error).__name__} in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+
+
+@contextmanager
+def _hypothesis_silent() -> Iterator[None]:
+    """Keep how to repeat a search in pytest from the terminal."""
+    from hypothesis import Verbosity, settings
+
+    before = settings.get_current_profile_name()
+    settings.register_profile("draftwood-check", settings.get_profile(before), verbosity=Verbosity.quiet)
+    settings.load_profile("draftwood-check")
+    try:
+        yield
+    finally:
+        settings.load_profile(before)
+
+
+def _remedy(check: Check) -> str:
+    if StateBackend in type(check.strategy).__mro__:
+        return _LAW_S
+    return REMEDIES.get(check.name) or REMEDIES[check.name.partition("-")[0]]

@@ -1,0 +1,1 @@
+"""The terminal: options, progress, errors, interrupts, and what is printed."""

@@ -1,0 +1,1 @@
+"""Attention over trees: keys and values of all rows, masks, and the tree kernel."""

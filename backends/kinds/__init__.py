@@ -1,0 +1,1 @@
+"""The kinds of backends: attention, recurrent, by paths, packed, recomputed."""

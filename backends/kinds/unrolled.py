@@ -1,0 +1,292 @@
+"""`UnrolledBackend`: for models whose attention takes no mask, one root-to-leaf path per batch row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from draftwood.backends.model.features import Pieces
+from draftwood.backends.model.model_backend import ModelBackend
+from draftwood.backends.nodes import validation
+from draftwood.backends.structure.forward import cache_argument, guarded_pass, takes
+from draftwood.backends.weights.streamed import read_ahead
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+
+
+@attrs.frozen(eq=False)
+class LastPass:
+    """The cache that the last pass of a row left, so that a commit need not run its path again.
+
+    Attributes:
+        cache: one row for each path.
+        paths: the nodes of every path, by region index.
+        width: tokens that the pass fed to every path, padding included.
+    """
+
+    cache: Cache
+    paths: list[list[int]]
+    width: int
+
+
+@attrs.frozen(eq=False)
+class UnrolledRow:
+    """One batch row. Frozen, so that a pass that raises leaves it as it was.
+
+    Attributes:
+        cache: state after the committed tokens; None before the first.
+        length: committed tokens.
+        tokens: tokens of the uncommitted nodes.
+        parents: their parents, by region index; -1 is the committed state.
+        last_pass: what the last pass left.
+        features: of the tokens committed since `take_features`, `[length, width]` a piece, where they are
+            kept.
+        uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
+    """
+
+    cache: Cache | None = None
+    length: int = 0
+    tokens: list[int] = attrs.field(factory=list)
+    parents: list[int] = attrs.field(factory=list)
+    last_pass: LastPass | None = None
+    features: Pieces = ()
+    uncommitted: list[Tensor] = attrs.field(factory=list)
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+
+class UnrolledBackend(ModelBackend):
+    """Runs every root-to-leaf path as a batch row of its own, with the model's own cache and masks.
+
+    Exact for any causal model that can go on from a cache by several tokens. It recomputes what paths
+    share, so it costs more than one pass with a tree mask. Padding stands behind a path, where nothing
+    sees it.
+    """
+
+    gives_first_logits = True
+
+    def __init__(self, model: Any, *, chunk: int = 1024) -> None:
+        """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
+
+        Raises:
+            InvalidInput: a model in training mode, or `chunk` below 1.
+        """
+        super().__init__(model, chunk=chunk)
+        read_ahead(model, layers=self.skippable_layers)
+        self._rows: list[UnrolledRow] = []
+        self._pass_features: Tensor
+        self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+        self._takes_positions = takes(model, "position_ids")
+        self._cache_name = cache_argument(model)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of every row."""
+        return [row.length for row in self._rows]
+
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
+        """Append rows with `rows[i]` `[length]` int64 as committed tokens (possibly none).
+
+        Raises:
+            InvalidInput: a token outside the vocabulary, or a row beyond `max_length`.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+        """
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        with guarded_pass(len(self._rows) + len(texts)):
+            self._rows += [self._advance(UnrolledRow(), text) for text in texts]
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """As `prefill`, errors too, and the logits behind every row's last token; a row has one at least."""
+        texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        validation.check_filled(texts)
+        with guarded_pass(len(self._rows) + len(texts)):
+            new = [self._read(UnrolledRow(), text, prompt=len(text)) for text in texts]
+            logits = [last for _, last in new]
+            stacked = torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
+        self._rows += [row for row, _ in new]
+        return stacked
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget these rows, or all; later rows move up."""
+        self._rows = [self._rows[row] for row in validation.remaining_rows(rows, have=len(self._rows))]
+
+    def extend(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+    ) -> Float[Tensor, "rows nodes vocab"]:
+        """As `PackedBackend.extend`, errors too, by a pass over every path."""
+        have = [len(row.tokens) for row in self._rows]
+        tokens, parents, valid = validation.as_nodes(
+            tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
+        )
+        n = tokens.shape[1]
+        with guarded_pass(len(self._rows)):
+            logits = torch.zeros(len(valid), n, self.vocab_size, dtype=self.model.dtype, device=self.device)
+            rows = []
+            for index, (row, count) in enumerate(zip(self._rows, valid, strict=True)):
+                if count:
+                    new_tokens, new_parents = tokens[index, :count].tolist(), parents[index, :count].tolist()
+                    row, logits[index, :count] = self._extended(index, row, new_tokens, new_parents)
+                rows.append(row)
+        self._rows = rows
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """As `PackedBackend.commit`, errors too."""
+        validation.check_paths(paths, rows=len(self._rows))
+        for index, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
+            validation.check_path(path, row.parents, row=index)
+        with guarded_pass(len(self._rows)):
+            self._rows = [
+                self._committed(row, list(path)) for row, path in zip(self._rows, paths, strict=True)
+            ]
+
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """As `StateBackend.take_features`, in the model's dtype and on `device`."""
+        features = self._joined([row.features for row in self._rows])
+        self._rows = [attrs.evolve(row, features=()) for row in self._rows]
+        return features
+
+    def _extended(
+        self, index: int, row: UnrolledRow, tokens: list[int], parents: list[int]
+    ) -> tuple[UnrolledRow, Tensor]:
+        """Row `index` with these nodes added, and their logits `[nodes, vocab]`."""
+        start = len(row.tokens)
+        row = attrs.evolve(row, tokens=row.tokens + tokens, parents=row.parents + parents, last_pass=None)
+        inner = set(parents)
+        paths = [row.path(node) for node in range(start, start + len(tokens)) if node not in inner]
+        width = max(map(len, paths))
+        if self.max_length is not None and row.length + width > self.max_length:
+            raise InvalidInput(
+                f"A node of row {index} stands at position {row.length + width - 1}, but the model's context "
+                f"holds {self.max_length} tokens; stop the row or grow a shallower tree."
+            )
+        padded = torch.zeros(len(paths), width, dtype=torch.int64)
+        path_and_depth: dict[int, tuple[int, int]] = {}
+        for i, path in enumerate(paths):
+            padded[i, : len(path)] = torch.tensor([row.tokens[node] for node in path])
+            path_and_depth.update({node: (i, depth) for depth, node in enumerate(path)})
+        cache = self._copied(row.cache, copies=len(paths))
+        cache.activate_past_recording()
+        logits = self._run(cache, padded, start=row.length)
+        new = range(start, start + len(tokens))
+        index_of_path, depths = zip(*(path_and_depth[node] for node in new), strict=True)
+        nodes = list(index_of_path), list(depths)
+        features = [*row.uncommitted, self._pass_features[nodes]] if self._reader is not None else []
+        last_pass = LastPass(cache, paths, width)
+        return attrs.evolve(row, last_pass=last_pass, uncommitted=features), logits[nodes]
+
+    def _committed(self, row: UnrolledRow, path: list[int]) -> UnrolledRow:
+        """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
+        if not path:
+            return UnrolledRow(row.cache, row.length, features=row.features)
+        last_pass = row.last_pass
+        if last_pass is not None and _can_be_cut(last_pass.cache):
+            matches = (i for i, run in enumerate(last_pass.paths) if run[: len(path)] == path)
+            if (index := next(matches, None)) is not None:
+                cache = self._copied(last_pass.cache, copies=1, index=index)
+                cache.crop(len(path) - last_pass.width)
+                features = row.features
+                if self._reader is not None:
+                    features = self._reader.trimmed([*features, torch.cat(row.uncommitted)[path]])
+                return UnrolledRow(cache, row.length + len(path), features=features)
+        return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
+
+    def _advance(self, row: UnrolledRow, tokens: Tensor) -> UnrolledRow:
+        """`row` after `tokens` `[length]` more, without uncommitted nodes."""
+        if not len(tokens):
+            return UnrolledRow(row.cache, row.length, features=row.features)
+        return self._read(row, tokens, prompt=len(tokens) + 1)[0]
+
+    def _read(self, row: UnrolledRow, tokens: Tensor, *, prompt: int) -> tuple[UnrolledRow, Tensor]:
+        """`row` after `tokens`, and logits `[vocab]` behind them; a fresh row keeps `prompt` as a length."""
+        fresh = row.cache is None and not row.length
+        cache = self._new_cache(prompt=prompt) if fresh else self._copied(row.cache, copies=1)
+        length, features = row.length, row.features
+        for chunk in tokens.split(self.chunk):
+            logits = self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
+            length += len(chunk)
+            if self._reader is not None:
+                features = self._reader.trimmed([*features, self._pass_features[0]])
+        if not any(getattr(layer, "is_initialized", True) for layer in cache.layers):
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
+                "token; use a model with one."
+            )
+        return UnrolledRow(cache, length, features=features), logits[0, -1].clone()
+
+    def _new_cache(self, *, prompt: int) -> Cache:
+        """An empty cache for a text whose prompt has so many tokens, the first root among them."""
+        cache = DynamicCache(config=self.model.config)
+        for layer in cache.layers:
+            # Such a layer keeps the prompt in sight for ever.
+            if hasattr(layer, "set_prefill_length"):
+                layer.set_prefill_length(prompt)
+        return cache
+
+    def _copied(self, cache: Cache | None, *, copies: int, index: int = 0) -> Cache:
+        """Row `index` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
+        if cache is None:
+            return self._new_cache(prompt=1)
+        copied = copy.copy(cache)
+        copied.layers = [copy.copy(layer) for layer in cache.layers]
+        for layer in copied.layers:
+            # Recurrent layers keep their states in dicts, which reordering would change under the original.
+            vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
+        copied.reorder_cache(torch.full((copies,), index, device=self.device))  # type: ignore[arg-type]
+        for layer in copied.layers:
+            # Reordering may leave out what is still empty, but its number of rows counts.
+            for name in ("keys", "values"):
+                states = getattr(layer, name, None)
+                if states is not None and states.dim() > 1 and not states.numel() and len(states) != copies:
+                    setattr(layer, name, states.new_empty(copies, *states.shape[1:]))
+        return copied
+
+    def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
+        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n, vocab]`.
+
+        Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
+        """
+        if self._takes_positions:
+            positions = torch.arange(start, start + tokens.shape[1], device=self.device)
+            options["position_ids"] = positions.expand(len(tokens), -1)
+        if self.model.training != self._training:
+            self._refuse_mode()
+        options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}
+        options |= {"use_cache": True, "return_dict": True}
+        if self._reader is not None:
+            self._pass_features, output = self._reader.read(options)
+        else:
+            output = self.model(**options)
+        logits: Tensor = output.logits
+        return logits
+
+
+def _can_be_cut(cache: Cache) -> bool:
+    """Whether every layer of `cache` can be cut back to fewer tokens.
+
+    A layer that keeps more than the class it comes from, and does not say how that is cut, only claims so.
+    """
+
+    def defined_at(layer: Any, name: str) -> int:
+        kinds = type(layer).__mro__
+        return next(level for level, kind in enumerate(kinds) if name in vars(kind))
+
+    return cache.is_croppable and all(
+        defined_at(layer, "crop") <= defined_at(layer, "__init__") for layer in cache.layers
+    )

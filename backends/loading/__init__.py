@@ -1,0 +1,1 @@
+"""Makes the backend of a model object, a folder or a hub name."""

@@ -1,0 +1,385 @@
+"""`load`: a backend for a model object, a folder or a hub name."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.utils import is_accelerate_available
+
+from draftwood.backends.kinds.longrope import with_longrope
+from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
+from draftwood.backends.loading import mamba_in_llama, mamba_ssm
+from draftwood.backends.loading.captured_loading import with_capture
+from draftwood.backends.loading.checkpoints import first_line, move_to
+from draftwood.backends.loading.offloading import disk_options
+from draftwood.backends.loading.self_check import self_check
+from draftwood.backends.loading.tested_versions import warn_if_untested
+from draftwood.backends.model.model_backend import ModelBackend, served_part
+from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
+from draftwood.backends.structure.auto_class import auto_class
+from draftwood.backends.structure.context import rope_depends_on_length
+from draftwood.backends.structure.masks import reaches
+from draftwood.backends.weights.quantized import rounds_activations
+from draftwood.backends.weights.weight_files import check_inside
+from draftwood.base.devices import default_device
+from draftwood.base.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.base.machine_faults import machine_fault
+from draftwood.base.model_key import ModelKey
+from draftwood.protocols import StateBackend
+
+log = logging.getLogger(__name__)
+
+Attention = Literal["auto", "mask", "paths"]
+
+Verdicts = dict[str, str | UnsupportedModel | None]
+"""The self-check's verdict on the methods of running trees: None where one serves a model, else why not."""
+
+# Of every model seen, with a hash of the structure that it had; the structure itself may hold the model.
+_known: WeakKeyDictionary[Any, tuple[int, Verdicts]] = WeakKeyDictionary()
+
+
+def _verdicts_on(model: Any) -> Verdicts:
+    """The verdicts on `model` as it is now."""
+    structure = hash(ModelKey.of(model).structure)
+    known = _known.get(model)
+    if known is None or known[0] != structure:
+        known = _known[model] = structure, {}
+    return known[1]
+
+
+def load(
+    model: Any,
+    *,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    offload: str | os.PathLike[str] | None = None,
+    attention: Attention = "auto",
+    capture: Literal["off", "compile", "cuda-graphs"] = "off",
+) -> StateBackend:
+    """A backend that serves a decoder-only model.
+
+    Args:
+        model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
+            safetensors, never from pickles; but folders in the layouts of `mamba_ssm` and MambaInLlama, which
+            are published as pickles, may hold those: torch's restricted unpickler reads them, which makes
+            tensors and runs no code. A `MambaLMHeadModel` of mamba_ssm is taken too; a transformers model
+            over its very tensors serves it.
+        trust_remote_code: let the folder or hub repository run Python code of its own.
+        dtype: of the weights, `torch.bfloat16` or `"bfloat16"`; None keeps the checkpoint's.
+        device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
+            accelerator where there is one, else the CPU.
+        offload: a folder: the weights of the decoder layers stay on the disk, and every pass streams them,
+            the next ones while these compute. They come from the checkpoint's own files; the folder takes
+            those that are not there as the model needs them. With a GPU, too, it is for models that do
+            not fit; where streaming takes most of a pass, one over many nodes costs little more than one
+            over a single token.
+        attention: how trees run. `"mask"`: in one pass under a tree mask; `"paths"`: one batch row for each
+            path; `"auto"`: by mask where a short self-check agrees with the model's own decoding. Recurrent
+            layers follow the same mask; by paths, each path has a copy of their states.
+        capture: whether passes over trees run in a few fixed shapes, each of which is compiled when it is
+            first met: `"compile"` by torch.compile, `"cuda-graphs"` by it and CUDA graphs; `"off"`: never.
+            How many were is the backend's `captured.graphs`.
+
+    Raises:
+        InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
+        UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
+            kind, a model that fails the self-check, or one whose passes cannot be captured.
+        OutOfMemory: the weights or the self-check did not fit.
+    """
+    warn_if_untested()
+    if attention not in ("auto", "mask", "paths"):
+        raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
+    if capture not in ("off", "compile", "cuda-graphs"):
+        raise InvalidInput(f'capture is {capture!r}; it must be "off", "compile" or "cuda-graphs".')
+    if isinstance(model, str | os.PathLike):
+        model = load_model(
+            model, trust_remote_code=trust_remote_code, dtype=dtype, device=device, offload=offload
+        )
+    elif dtype is not None or device is not None or offload is not None:
+        raise InvalidInput(
+            "dtype, device and offload are for folders and hub names; convert a model object with model.to() "
+            "and offload it with accelerate."
+        )
+    elif mamba_ssm.is_model(model):
+        model = mamba_ssm.converted(model)
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
+    return _backend(served_part(model), attention, capture)
+
+
+def _backend(
+    model: Any, attention: Attention, capture: Literal["off", "compile", "cuda-graphs"]
+) -> StateBackend:
+    """The backend of a model as it is now, which takes up later changes by being made here again."""
+    refuse_unserved(model.config)
+    backend: Any
+    if attention == "mask":
+        backend = _by_mask(model)
+    elif attention == "paths" and not _is_recurrent(model):
+        backend = with_longrope(model, UnrolledBackend)
+    else:
+        backend = _checked(model, by_mask=attention == "auto")
+    if capture != "off":
+        backend = with_capture(backend, capture)
+    backend.made_by(model, lambda: _backend(model, attention, capture))
+    return backend  # type: ignore[no-any-return]
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    offload: str | os.PathLike[str] | None = None,
+) -> Any:
+    """The model in a folder or on the hub, in evaluation mode; arguments and errors as in `load`."""
+    name = os.fspath(name)
+    a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if a_path and not Path(name).is_dir():
+        raise InvalidInput(f"There is no model folder {name}; give a folder with config.json or a hub name.")
+    check_inside(Path(name))
+    for layout in (mamba_in_llama, mamba_ssm):
+        if layout.is_in(Path(name)):
+            if offload is not None:
+                raise UnsupportedModel(
+                    f"{name} has a layout of its own that is read whole; save_pretrained() the model, and "
+                    "offload what that writes."
+                )
+            chosen, target = _dtype(dtype), _device(device)
+            weights_dtype = chosen if isinstance(chosen, torch.dtype) else None
+            return move_to(layout.read(Path(name), dtype=weights_dtype), target)
+    config = _read(AutoConfig, name, trust_remote_code=trust_remote_code)
+    refuse_unserved(config)
+    target = _device(device)
+    places: dict[str, Any] = {}
+    if offload is not None:
+        places = disk_options(
+            config, folder=Path(offload), device=target, trust_remote_code=trust_remote_code
+        )
+    elif target == "auto":
+        # Spreading a model over devices is accelerate's work, which nobody else needs installed.
+        places = {"device_map": "auto"}
+    model, info = _read(
+        auto_class(config),
+        name,
+        config=config,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        dtype=_dtype(dtype),
+        output_loading_info=True,
+        **places,
+    )
+    # transformers fills what is missing with random numbers and only warns.
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info[kind]:
+            raise InvalidInput(
+                f"The weights in {name} do not fit its config.json ({len(info[kind])} "
+                f"{kind.replace('_', ' ')}, {min(map(str, info[kind]))} first); download the model again."
+            )
+    return model.eval() if places else _placed(model, target, name).eval()
+
+
+def refuse_unserved(config: Any) -> None:
+    """`UnsupportedModel` for the families that no backend serves."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
+        )
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception as error:  # configs of models whose cache is of their own making fail in many ways
+        raise UnsupportedModel(
+            f"{config.model_type} has no cache that transformers' DynamicCache can hold "
+            f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
+        ) from error
+    if any(type(layer) is DynamicSlidingWindowLayer and layer.sliding_window == 1 for layer in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} has an attention window of 1 token, for which transformers' cache keeps "
+            "the whole text, so that its generate() and its forward differ; use a window of 2 or more."
+        )
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None or dtype == "auto":
+        return "auto"
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
+        raise InvalidInput(f'dtype is {dtype!r}; it must be a floating-point one such as "bfloat16".')
+    return torch_dtype
+
+
+def _device(device: torch.device | str | None) -> torch.device | str:
+    if device is None:
+        return default_device()
+    if device == "auto":
+        if not is_accelerate_available():
+            raise InvalidInput("device 'auto' needs the package accelerate; install it or name one device.")
+    else:
+        try:
+            torch.empty(0, device=device, dtype=torch.float64)  # which draws need, and MPS lacks
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
+    return device
+
+
+def _read(auto: Any, name: str, **options: Any) -> Any:
+    """`auto.from_pretrained(name, **options)` with one sentence for what can go wrong."""
+    try:
+        return auto.from_pretrained(name, **options)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        MemoryError,
+    ) as error:
+        raise _explained(name, error) from error
+
+
+def _placed(model: Any, device: torch.device | str, name: str) -> Any:
+    try:
+        return model.to(device)
+    except Exception as error:
+        if (fault := machine_fault(error)) is not None and fault.kind == "memory":
+            raise _too_large(name, error) from error
+        raise
+
+
+def _too_large(name: str, error: Exception) -> OutOfMemory:
+    return OutOfMemory(
+        f"The model in {name} does not fit into memory ({first_line(error)}); use a half-precision dtype, "
+        "another device or offload=."
+    )
+
+
+def _explained(name: str, error: Exception) -> DraftwoodError:
+    text = str(error)
+    reason = text.strip().splitlines()[0].rstrip(".") if text.strip() else type(error).__name__
+    if "trust_remote_code" in text:
+        return UnsupportedModel(
+            f"{name} asks to run Python code of its own; that is refused without trust_remote_code=True."
+        )
+    if "safetensors" in text and "no file named" in text:
+        return UnsupportedModel(
+            f"{name} has no safetensors weights, and pickles are never loaded; convert it with "
+            "save_pretrained()."
+        )
+    fault = machine_fault(error)
+    if fault is not None and fault.kind == "memory":
+        return _too_large(name, error)
+    if fault is not None and fault.kind == "disk":
+        return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
+    if "Unrecognized configuration class" in text:
+        return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")
+    if isinstance(error, OSError) and not Path(name).is_dir():
+        return InvalidInput(
+            f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."
+        )
+    return InvalidInput(f"The model in {name} could not be read ({reason[:200]}); download it again.")
+
+
+def _checked(model: Any, *, by_mask: bool) -> StateBackend:
+    """The mask backend where the self-check allows it, else paths; the reason is logged once a model."""
+    name, verdicts = type(model).__name__, _verdicts_on(model)
+    if by_mask and _verdict(model, "mask", _by_mask) is None:
+        return _by_mask(model)
+    reason = verdicts.get("mask")
+    first = "paths" not in verdicts
+    if (worse := _verdict(model, "paths", _by_paths)) is not None:
+        del _known[model]
+        recurrent = _is_recurrent(model)
+        if isinstance(reason, UnsupportedModel) and recurrent:
+            raise reason
+        if isinstance(worse, UnsupportedModel):
+            raise worse
+        if reason is not None and recurrent:
+            raise UnsupportedModel(
+                f"Of {name} the mixers that stand for its recurrent layers do not compute what these do "
+                f"({reason}); correct the mixer that is registered for them under draftwood.mixers."
+            )
+        if recurrent:
+            raise UnsupportedModel(
+                f"UnrolledBackend does not decode what {name} itself does ({worse}); load it with "
+                'attention="auto".'
+            )
+        raise UnsupportedModel(
+            f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language "
+            "model with a KV cache."
+        )
+    if reason is not None and first:
+        log.warning(
+            "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
+            name,
+            str(reason).partition("; those served are")[0].rstrip("."),
+        )
+    return _by_paths(model)
+
+
+def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> str | UnsupportedModel | None:
+    """Why trees cannot run by this method, found out once a model."""
+    verdicts = _verdicts_on(model)
+    if method not in verdicts:
+        try:
+            verdicts[method] = self_check(make, model)
+        except UnsupportedModel as error:
+            verdicts[method] = error.with_traceback(None)
+        if (
+            verdicts[method] is None
+            and rope_depends_on_length(model)
+            and (end := make(model).max_length) is not None
+        ):
+            log.info(
+                "%s is served up to %d tokens: beyond them its keys are rotated by the length of the text.",
+                type(model).__name__,
+                end,
+            )
+        if verdicts[method] is None and rounds_activations(model):
+            log.warning(
+                "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
+                "of generate() where two tokens are nearly as likely.",
+                type(model).__name__,
+            )
+    return verdicts[method]
+
+
+def _by_mask(model: Any) -> StateBackend:
+    return with_longrope(model, _masked)
+
+
+def _masked(model: Any) -> ModelBackend:
+    if not _is_recurrent(model):
+        return TransformerBackend(model)
+    return HybridBackend(model) if reaches(model.config, recurrent=True) else SSMBackend(model)
+
+
+def _by_paths(model: Any) -> StateBackend:
+    if clamps_steps(model):
+        raise UnsupportedModel(
+            f"{type(model).__name__} clamps the step of its scans where it reads several tokens at once, so "
+            'its paths cannot be rows; load it with attention="auto".'
+        )
+    return with_longrope(reference(model), UnrolledBackend)
+
+
+def _is_recurrent(model: Any) -> bool:
+    """Whether any layer of `model` keeps a recurrent state."""
+    text = model.config.get_text_config(decoder=True)
+    # Models with a cache of their own making, such as RWKV, say no more than that they are stateful.
+    unlisted = getattr(model, "_is_stateful", False) and getattr(text, "layer_types", None) is None
+    return bool(recurrent_layers(model.config)) or unlisted

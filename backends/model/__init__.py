@@ -1,0 +1,1 @@
+"""A transformers model as a pass, and the backend that runs it."""

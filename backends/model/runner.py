@@ -1,0 +1,124 @@
+"""`Runner`, the protocol of what runs passes, and the runner that runs them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.nodes.region import Ints
+from draftwood.backends.nodes.staging import send
+from draftwood.backends.recurrent.states import Chosen
+from draftwood.base.errors import UnsupportedModel
+from draftwood.trees.level_plan import LevelPlan
+
+
+class Runner(Protocol):
+    """Runs the passes of one backend.
+
+    A pass is a function: `ModelPass`. It takes the inputs that `PassInputs` describes (tokens, positions, and
+    what every node sees) and the state of all rows, and gives logits and what the new nodes add to the state.
+    A runner decides how that function runs: as it is, compiled, replayed, or converted by another engine.
+
+    A runner of your own needs one file. It gets the `ModelPass`, converts or compiles it, and has three
+    methods. In `run`:
+
+    - `inputs.arrays(masks)` gives all arrays that the device reads; with a `Shape`, padded to that.
+    - The keys and values of every layer are `cache.layers[i].keys` and `.values`, each `[rows, kv_heads,
+      slots, head_dim]`. A row's committed text is in slots `[0, length)`, so it is one contiguous piece, and
+      uncommitted nodes are in slots `[base, start)`. Read them in place.
+    - Write the keys and values of the new nodes into slots `[inputs.start, inputs.stop)` of the rows from
+      `inputs.above` on. A backend forgets nodes by writing over them, and a commit moves slots itself.
+    - Buffers are made when a first pass has shown what layers keep. Let `AsItIs` run that pass. It can also
+      run the passes over prompts, whose `inputs.texts` is not None, and those that `ModelPass.reader` takes
+      features from.
+
+    Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
+    `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has
+    changed is made anew, and so is its runner.
+    """
+
+    @property
+    def grows(self) -> bool:
+        """Whether `grow` runs all levels of a plan in one pass, as things are now."""
+        return False
+
+    def make_room(self, *, rows: int, text: int, stop: int) -> None:
+        """Have buffers for more text, before rows join; on failure nothing has changed.
+
+        Args:
+            rows: how many there will be.
+            text: slots of the longest text.
+            stop: slots that the next pass needs.
+        """
+
+    def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
+        """Run one pass.
+
+        Returns:
+            Logits `[rows, nodes, vocab]` in the order of the call, or of `inputs.wanted` only; features
+            `[rows, nodes, width]` in column order where `ModelPass.reader` takes them, else None.
+        """
+
+    def joined(self, rows: int) -> None:
+        """The passes over new rows have ended, and there are so many rows now; buffers may be others."""
+
+    def grow(
+        self,
+        inputs: PassInputs,
+        plan: LevelPlan,
+        *,
+        widths: Sequence[int],
+        temperature: float,
+        first: dict[str, Ints | None],
+    ) -> Tensor:
+        """Run all levels of `plan` in one pass; see `LevelsShape`. Only called where it `grows`."""
+        raise UnsupportedModel(
+            f"{type(self).__name__} runs one level of a tree at a time; ask for its levels one by one."
+        )
+
+    def replayed(self, chosen: Chosen) -> Sequence[Tensor] | None:
+        """Recurrent states after a commit of these columns, or None to have them computed as they are."""
+        return None
+
+
+class AsItIs(Runner):
+    """Runs the function itself, in the exact shape of every pass."""
+
+    def __init__(self, model_pass: ModelPass) -> None:
+        self._pass = model_pass
+
+    def make_room(self, *, rows: int, text: int, stop: int) -> None:
+        """Have `rows` of buffers with `stop` slots, and some to spare."""
+        self._pass.cache.reserve(rows=rows, slots=stop)
+
+    def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
+        """One pass, as `Runner.run` says."""
+        one, shape = self._pass, inputs.shape
+        rows, nodes = shape.rows, shape.nodes
+        masks, cache, states = one.masks, one.cache, one.states
+        kept, arrays = None, inputs.arrays(masks)
+        if inputs.wanted is not None:
+            if not inputs.wanted or list(inputs.wanted) == [nodes - 1]:
+                kept = 1  # of the last ones
+            else:
+                arrays["wanted"] = np.array(inputs.wanted, np.int64)
+        tensors = send(arrays, one.device)
+        if "tokens" not in tensors:
+            tensors["tokens"] = inputs.device_tokens(tensors, one.device)
+        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=inputs.stop)
+        if states is not None:
+            if inputs.texts is not None:
+                states.prefill(inputs.texts, nodes, one.device)
+            else:
+                states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
+        with one.around(masks):
+            logits, *features = one(tensors, shape, masks, kept=tensors.get("wanted", kept))
+        return inputs.in_call(logits, tensors), (features[0] if features else None)
+
+    def joined(self, rows: int) -> None:
+        """Nothing to do: the next pass looks at all again."""

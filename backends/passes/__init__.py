@@ -1,0 +1,1 @@
+"""Passes that are captured, and passes over several rows in one."""

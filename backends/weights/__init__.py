@@ -1,0 +1,1 @@
+"""Weights: files, shards, streaming from the disk, quantised layers."""

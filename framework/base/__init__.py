@@ -1,0 +1,1 @@
+"""What every other room uses: errors, validators, locks, devices and small helpers."""

@@ -1,0 +1,1 @@
+"""The round loop, its rows and sessions, and the decoder that people call."""

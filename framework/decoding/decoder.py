@@ -1,0 +1,364 @@
+"""`SpeculativeDecoder`: one target, one drafter, one policy, one verifier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from os import PathLike
+from typing import Any, TypeVar, cast
+
+import attrs
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from draftwood.base.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
+from draftwood.decoding.generation import Generation, PartialGeneration
+from draftwood.decoding.kept_text import Turn
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.model_defaults import ModelDefaults
+from draftwood.decoding.prompts import as_prompts, check_prompts, left_padded
+from draftwood.decoding.round_records import Round, Statistics, TokenDetails
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.session import Session, checked_count, renew
+from draftwood.decoding.stopping import CriteriaBatch, stop_string_criteria
+from draftwood.distributions.constraints import Constraint
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import SpawnedSeeds, row_seeds
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
+from draftwood.protocols.vocabulary import fit_vocabulary
+
+Seeds = TypeVar("Seeds", int, list[int])
+
+log = logging.getLogger(__name__)
+
+
+def as_backend(target: Any) -> StateBackend:
+    """`target` itself, or the backend of a model object, folder or hub name."""
+    return registry.load(target) if isinstance(target, (str, PathLike, torch.nn.Module)) else target
+
+
+def is_model(drafter: Any) -> bool:
+    """Whether `drafter` is a backend, model object, folder or hub name."""
+    return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
+
+
+def as_drafter(drafter: Any) -> Drafter:
+    """`drafter` itself, or the drafter that a backend, model object, folder or hub name makes."""
+    return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model(drafter) else drafter)
+
+
+@attrs.define(eq=False)
+class SpeculativeDecoder:
+    """One target, one drafter, one policy, one verifier.
+
+    Args:
+        target: a `StateBackend`, or a model object, folder or hub name that one can be made for.
+        drafter: a `Drafter`, or a model or backend that drafts.
+        policy: grows the trees.
+        verifier: accepts a path.
+        follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
+            hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
+
+    Raises:
+        IncompatibleStrategy: the verifier cannot judge the policy's trees.
+        IncompatibleModels: target and drafter have different vocabularies.
+        InvalidInput: the policy learns, and what it learns is no state that can be handed on.
+    """
+
+    target: StateBackend = attrs.field(converter=as_backend)
+    drafter: Drafter = attrs.field(converter=as_drafter)
+    policy: TreePolicy
+    verifier: Verifier
+    follows_defaults: bool = attrs.field(default=True, kw_only=True)
+    _said: set[str] = attrs.field(factory=set, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        check_strategy_fits(self.policy, self.verifier)
+        check_drafters_fit(self.policy, self.drafter)
+        policy_states.first_state(self.policy)
+        fit_vocabulary(self.drafter, self.target.vocab_size)
+        if any(backend is self.target for backend in self.drafter.backends):
+            raise IncompatibleModels(
+                "Target and drafter are one backend, which holds one state a row; load the model a second "
+                "time for the drafter (the weights are shared)."
+            )
+
+    def generate(
+        self,
+        input_ids: Tensor | Sequence[Sequence[int]],
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int = 128,
+        max_rows: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        policy_state: Any = None,
+        seed: int | Sequence[int] | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+        stopping_criteria: Sequence[Any] = (),
+        streamer: Any = None,
+        trace: bool = False,
+        output_logprobs: bool = False,
+        output_scores: bool = False,
+        output_logits: bool = False,
+        return_dict_in_generate: bool = False,
+    ) -> Tensor | Generation:
+        """Write up to `max_new_tokens` after every prompt.
+
+        Args:
+            input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
+                token lists. A tensor comes back as it is, in front of what was written.
+            max_new_tokens: exact; a text that the model can hold no more of ends earlier.
+            max_rows: how many rows are written at once; the others wait. Default: all.
+            sampling: how the target's tokens are chosen; default greedy.
+            draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
+                draft's plain distribution, whose probabilities shape the tree.
+            constraint: what may be written: one for all rows, or one a row.
+            policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
+                row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
+            seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
+                `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
+            eos_token_id: default: the target's own. An empty list: none.
+            stop_strings: needs `tokenizer`; the token that completes the string is kept.
+            stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
+            streamer: a `transformers` streamer; one row only, as there. Its `end()` is always called.
+            trace: keep every round's tree with its probabilities.
+            output_logprobs: `Generation.logprobs`.
+            output_scores: `Generation.scores`; memory for a vocabulary a token.
+            output_logits: `Generation.logits`, likewise.
+
+        Returns:
+            The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and
+            returns what was written.
+        """
+        prompts = as_prompts(input_ids, attention_mask)
+        if streamer is not None and len(prompts) > 1:
+            raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
+        keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
+        statistics, written = Statistics(), PartialGeneration.nothing(states)
+        if seed is None and (sampling is None or sampling.temperature == 0):
+            seed = 0  # nothing of a greedy text is drawn, and torch's generator stays as it is
+        seeds = self._agreed(row_seeds(seed, len(prompts)))
+        gradients = torch.is_grad_enabled()
+        try:
+            if streamer is not None:
+                streamer.put(torch.tensor([prompts[0]]))
+            rounds = self.stream(
+                prompts,
+                max_new_tokens=max_new_tokens,
+                max_rows=max_rows,
+                sampling=sampling,
+                draft_sampling=draft_sampling,
+                constraint=constraint,
+                policy_state=policy_state,
+                seed=seeds,
+                eos_token_id=eos_token_id,
+                pad_token_id=pad_token_id,
+                stop_strings=stop_strings,
+                tokenizer=tokenizer,
+                stopping_criteria=stopping_criteria,
+                trace=trace,
+                keep=keep,
+                statistics=statistics,
+            )
+            with closing(rounds), stop_iteration_as_it_is:
+                for finished_round in rounds:
+                    written.add(finished_round)
+                    if streamer is not None:
+                        streamer.put(torch.tensor(finished_round.rows[0].tokens))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            # Ctrl-C may fall between the end of a pass and the line that switches autograd on again. This
+            # is a single step in C, where torch.set_grad_enabled() could be interrupted itself.
+            torch._C._set_grad_enabled(gradients)
+            if streamer is not None:
+                streamer.end()
+        pad = self._pad(pad_token_id)
+        padded_prompts = (
+            torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
+        )
+        generation = written.generation(padded_prompts, statistics, seeds, pad=pad, keep=keep)
+        return generation if return_dict_in_generate else generation.sequences
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        max_rows: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        policy_state: Any = None,
+        seed: int | Sequence[int] | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+        stopping_criteria: Sequence[Any] = (),
+        trace: bool = False,
+        keep: TokenDetails | None = None,
+        statistics: Statistics | None = None,
+        padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
+    ) -> Generator[Round, None, None]:
+        """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
+
+        The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
+        `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
+        processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
+        goes on from, and which is filled when its text has ended. Whatever ends the
+        iteration (the last row, an error, the caller), the rows' state is released.
+        """
+        prompts = as_prompts(prompts)
+        check_prompts(prompts, self.target)
+        constraints = _per_row(constraint, len(prompts))
+        states = policy_states.row_states(self.policy, policy_state, len(prompts))
+        seeds = self._agreed(row_seeds(seed, len(prompts)))
+        session = self.session(
+            max_new_tokens=max_new_tokens,
+            max_rows=max_rows,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            seed=0,  # every row has one of its own
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            stop_strings=stop_strings,
+            tokenizer=tokenizer,
+            stopping_criteria=stopping_criteria,
+            trace=trace,
+            keep=keep,
+            statistics=statistics,
+            padded=padded,
+            turn=turn,
+        )
+        for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
+            kept = turn is not None
+            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
+        if turn is not None and turn.past is not None:
+            session.go_on(turn.past)
+        try:
+            with session:
+                while session.unfinished:
+                    finished_round = session.run()
+                    for record in finished_round.rows:
+                        if record.error is not None:
+                            raise record.error
+                    if turn is not None and not session.unfinished:
+                        turn.kept = session.keep()
+                    yield finished_round
+        finally:
+            session.close()  # Ctrl-C may fall between the lock and the block
+
+    def session(
+        self,
+        *,
+        max_new_tokens: int = 128,
+        max_rows: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+        stopping_criteria: Sequence[Any] = (),
+        trace: bool = False,
+        keep: TokenDetails | None = None,
+        statistics: Statistics | None = None,
+        padded: Int[Tensor, "rows length"] | None = None,
+        turn: Turn | None = None,
+    ) -> Session:
+        """A session without rows, which join, leave and go on between its rounds.
+
+        The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
+        how many are held at once, and `seed`, from which those of rows added without one are spawned.
+        """
+        renew(self.target, self.drafter, past=None if turn is None else turn.past)
+        criteria = list(stopping_criteria)
+        if stop_strings:
+            criteria.append(stop_string_criteria(stop_strings, tokenizer))
+        if max_rows is not None:
+            max_rows = checked_count("max_rows", max_rows)
+        if padded is not None and max_rows is not None:
+            raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
+        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        ends = frozenset([given] if isinstance(given, int) else given)
+        processors = self._defaults(ends, sampled_by_default=sampling is None)
+        sampling = (sampling or SamplingParams()).after(processors)
+        check_sampling_fits(self.verifier, sampling)
+        keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
+        together = None
+        if criteria and padded is not None:
+            alone = bool(ends) or any(hasattr(one, "eos_token_id") for one in criteria)
+            rows, batch = range(len(padded)), padded.to(torch.int64)
+            together = CriteriaBatch(criteria, rows, batch, pad, alone, keeps_scores=keep.scores)
+        statistics = statistics if statistics is not None else Statistics()
+        statistics.draft_cost = _draft_cost(self.drafter, self.target)
+        loop = RoundLoop(
+            target=self.target,
+            drafter=fit_vocabulary(self.drafter, self.target.vocab_size),
+            verifier=self.verifier,
+            trace=trace,
+        )
+        return Session(
+            loop,
+            self.policy,
+            SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
+            RowSettings.of(sampling, draft_sampling, keep),
+            ends,
+            processors=processors,
+            max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
+            max_rows=max_rows,
+            criteria=criteria,
+            tokenizer=tokenizer,
+            pad=pad,
+            statistics=statistics,
+            batch=padded,
+            together=together,
+        )
+
+    def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
+        """The processors of the target's own defaults; what is left out of them is said once."""
+        if not self.follows_defaults:
+            return ()
+        defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
+        left_out = (*defaults.left_out, *(defaults.sampling if sampled_by_default else ()))
+        if left_out and (said := ", ".join(left_out)) not in self._said:
+            self._said.add(said)
+            log.warning(
+                "The generation config of %s asks for %s, which a SpeculativeDecoder leaves out; give it as "
+                "an argument of the call, or use generate(custom_generate=...).",
+                type(self.target.model).__name__,
+                said,
+            )
+        return defaults.processors
+
+    def _agreed(self, seeds: Seeds) -> Seeds:
+        """These seeds; where several processes run the target, the first one's."""
+        return seeds if self.target.ranks is None else self.target.ranks.agreed(seeds)
+
+    def _pad(self, pad_token_id: int | None) -> int:
+        pad = pad_token_id if pad_token_id is not None else self.target.pad_token_id
+        return pad if pad is not None else next(iter(self.target.eos_token_ids), 0)
+
+
+def _draft_cost(drafter: Drafter, target: StateBackend) -> float:
+    return drafter.weight_bytes / target.weight_bytes if target.weight_bytes else 0.0
+
+
+def _per_row(constraint: Constraint | Sequence[Constraint] | None, rows: int) -> list[Constraint | None]:
+    per_row: list[Constraint | None]
+    per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * rows
+    if len(per_row) != rows:
+        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one a row.")
+    return per_row

@@ -1,0 +1,412 @@
+"""The round: draft, score, verify, commit. Batch-first; one row is the common case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from draftwood.base.scratch import Scratch
+from draftwood.decoding import row_settings
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.round_records import Round, TracedTree
+from draftwood.decoding.row_turns import RowTurn, ended_by_criteria, failures_agreed
+from draftwood.decoding.running_rows import NOTHING, RunningRows
+from draftwood.distributions.forced_tokens import with_forced_tokens
+from draftwood.distributions.target_rows import TargetRows
+from draftwood.protocols import Drafter, StateBackend, Verifier, policy_states
+from draftwood.trees.level_plan import LevelPlan, Levels
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.prefixes import Path, paths_of
+from draftwood.trees.request import RequestLog, Requests
+from draftwood.trees.tree import TokenTree, TreeBuilder
+from draftwood.trees.tree_batch import TreeBatch
+
+
+@attrs.frozen(eq=False)
+class Verified:
+    """The verified trees of some rows.
+
+    Attributes:
+        turns: one for each row.
+        cut: as in `Round`.
+        seconds: time of verification.
+    """
+
+    turns: list[RowTurn]
+    cut: dict[int, int]
+    seconds: float
+
+
+@attrs.define(eq=False)
+class RoundLoop:
+    """Rows that are being written, and the parts that drive them.
+
+    Attributes:
+        held: all rows that target and drafter hold, by slot: those that run, and idle ones.
+    """
+
+    target: StateBackend
+    drafter: Drafter
+    verifier: Verifier
+    held: list[BatchRow] = attrs.field(factory=list)
+    trace: bool = False
+    _scratch: Scratch = attrs.field(factory=Scratch, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._number()
+
+    @property
+    def rows(self) -> list[BatchRow]:
+        """The rows that are being written, by slot."""
+        return [row for row in self.held if not row.idle]
+
+    def run(self) -> Round:
+        """One round over all running rows; finished rows leave the loop and release their state."""
+        started = perf_counter()
+        self._scratch.reset()
+        batch = RunningRows.of(self.rows, len(self.held))
+        trees, draft_calls, draft_seconds = self._draft(batch)
+        if self.target.ranks is not None:
+            trees = self.target.ranks.agreed_trees(trees)
+
+        scoring = perf_counter()
+        logits = batch.of_rows(self.target.extend(*batch.nodes(*as_batch(trees))))
+        target_seconds = perf_counter() - scoring
+
+        verified = self._verified(batch, trees, logits)
+        turns = verified.turns
+        self.target.commit(batch.by_slot({turn.slot: turn.outcome.path for turn in turns}, otherwise=()))
+        self.drafter.commit(batch.by_slot({turn.slot: turn.outcome for turn in turns}, otherwise=NOTHING))
+        seconds = self._settled(verified, started)
+        return self._round(
+            verified,
+            seconds=seconds,
+            draft_calls=draft_calls,
+            draft_seconds=draft_seconds,
+            target_seconds=target_seconds,
+        )
+
+    def hold(self, rows: Sequence[BatchRow]) -> None:
+        """Hold rows whose texts the target has read already, as its only ones."""
+        self.held = list(rows)
+        self._number()
+
+    def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:
+        """Let the target read the prompts of new rows, and hold them.
+
+        Where the target gives first logits it reads all of what the rows have `unread`, and `join` is due.
+        Elsewhere it reads all but the last token, which is the root. An error leaves everything as it was.
+
+        Returns:
+            Logits `[rows, vocab]` after the prompts, or None.
+        """
+        prompts = [torch.tensor(row.unread, dtype=torch.int64) for row in rows]
+        logits = None
+        if self.target.gives_first_logits:
+            logits = self.target.first_logits(prompts)
+        else:
+            self.target.prefill([prompt[:-1] for prompt in prompts])
+        self.held += rows
+        self._number()
+        for row in rows:
+            row.undrafted, row.unread = row.unread if logits is not None else row.unread[:-1], []
+        return logits
+
+    def join(self, rows: Sequence[BatchRow], logits: Tensor, *, seconds: float) -> Round:
+        """First tokens of rows whose prompts were read in so many seconds, by logits `[rows, vocab]`.
+
+        Before the next round `prefill_drafter` is due.
+        """
+        started = perf_counter()
+        batch = RunningRows.of(rows, len(self.held))
+        verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
+        settled = self._settled(verified, started)
+        return self._round(verified, seconds=seconds + settled, target_seconds=seconds, prefill=True)
+
+    def prefill_drafter(self) -> None:
+        """Let the drafter read the prompts of rows that have joined since the last round."""
+        joined = [row for row in self.held if row.undrafted is not None]
+        if joined:
+            self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
+            for row in joined:
+                row.undrafted = None
+
+    def resume(self, rows: Sequence[BatchRow]) -> Round:
+        """First tokens of held rows that go on, after the part of their text that is `unread`."""
+        started = perf_counter()
+        batch = RunningRows.of(rows, len(self.held))
+        chains: dict[int, Sequence[int]] = {
+            row.slot: [row.root, *row.unread] for row in batch.rows if row.slot is not None
+        }
+        logits = batch.of_rows(self.target.read(batch.by_slot(chains, otherwise=())))
+        target_seconds = perf_counter() - started
+        for row in batch.rows:
+            row.read(row.unread)
+            row.unread = []
+        verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
+        read = {
+            turn.slot: Outcome(
+                range(len(chains[turn.slot])),
+                chains[turn.slot],
+                extra=turn.outcome.extra,
+                bonus=False,
+                drafted=0,
+            )
+            for turn in verified.turns
+        }
+        self.drafter.commit(batch.by_slot(read, otherwise=NOTHING))
+        seconds = self._settled(verified, started)
+        return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
+
+    def release(self, rows: Sequence[BatchRow]) -> None:
+        """Forget these rows and their states, the drafter's where it has read their prompts."""
+        if not rows:
+            return
+        batch = RunningRows.of(rows, len(self.held))
+        self.target.release(batch.slots)
+        # Rows that the drafter has not read joined last, so they have the last slots.
+        drafted = [row for row in batch.rows if row.undrafted is None]
+        self.drafter.release(RunningRows.of(drafted, len(self.held)).slots if drafted else [])
+        gone = set(batch.slots)
+        self.held = [row for row in self.held if row.slot not in gone]
+        for row in batch.rows:
+            row.slot = None
+        self._number()
+
+    def _number(self) -> None:
+        for slot, row in enumerate(self.held):
+            row.slot = slot
+
+    def _verified(self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor) -> Verified:
+        """Verify the trees of `batch` by logits `[rows, nodes, vocab]`, and append the accepted text."""
+        started = perf_counter()
+        scores, probs = self._scored(batch, trees, logits)
+        outcomes = self._outcomes(batch, trees, probs)
+        seconds = perf_counter() - started
+        turns = []
+        for position, row in enumerate(batch.rows):
+            turn = RowTurn(row, trees[position], probs[position], outcomes[position])
+            turn.take(logits[position], scores[position])
+            turns.append(turn)
+        ends = ended_by_criteria(turns, self.target.ranks)
+        for turn in turns:
+            turn.commit()
+        failures_agreed(turns, self.target.ranks)
+        return Verified(turns, ends, seconds)
+
+    def _outcomes(
+        self, batch: RunningRows, trees: Sequence[TokenTree], probs: Sequence[Tensor]
+    ) -> list[Outcome]:
+        """The verifier's outcomes; where several processes run the target, those of the first."""
+        ranks, outcomes = self.target.ranks, list[Outcome]()
+        if ranks is None or ranks.first:
+            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in batch.rows])
+        return outcomes if ranks is None else ranks.agreed(outcomes)
+
+    def _settled(self, verified: Verified, started: float) -> float:
+        """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
+        ended = [turn.row for turn in verified.turns if turn.record.finished]
+        for row in ended:
+            row.idle = row.kept and row.error is None
+        self.release([row for row in ended if not row.idle])
+        return perf_counter() - started
+
+    def _round(
+        self,
+        verified: Verified,
+        *,
+        seconds: float,
+        target_seconds: float,
+        draft_calls: int = 0,
+        draft_seconds: float = 0.0,
+        prefill: bool = False,
+    ) -> Round:
+        records = [turn.record for turn in verified.turns]
+        if self.trace:  # what a trace costs is no part of the round
+            records = [
+                attrs.evolve(turn.record, tree=TracedTree.of(turn.tree, turn.probs, turn.record.outcome))
+                for turn in verified.turns
+            ]
+        return Round(
+            rows=tuple(records),
+            draft_calls=draft_calls,
+            seconds=seconds,
+            draft_seconds=draft_seconds,
+            target_seconds=target_seconds,
+            verify_seconds=verified.seconds,
+            cut=verified.cut,
+            prefill=prefill,
+        )
+
+    def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
+        """Grow all rows' trees; returns them, the draft's passes and their time."""
+        growth = policy_states.growth(
+            batch.rows[0].policy,
+            [row.root for row in batch.rows],
+            [row.streams.draft for row in batch.rows],
+            [row.policy_state for row in batch.rows],
+        )
+        started, calls, probs = perf_counter(), 0, None
+        if (levels := self._planned_levels(batch, growth.plan)) is not None:
+            seconds, calls = perf_counter() - started, len(levels.widths)
+            growth.follow(levels)
+            return self._finished(batch, growth.trees(), None), calls, seconds
+        logs = {position: RequestLog() for position, row in enumerate(batch.rows) if row.reads_prefix}
+        seconds = 0.0
+        while (requests := growth.requests) is not None:
+            started = perf_counter()
+            logits = batch.of_rows(self.drafter.distributions(batch.requests(requests)))
+            seconds += perf_counter() - started
+            calls += 1
+            probs = self._draft_probs(batch, requests, logits, logs)
+            growth.answer(probs)
+        return self._finished(batch, growth.trees(), probs), calls, seconds
+
+    def _planned_levels(self, batch: RunningRows, plan: LevelPlan | None) -> Levels | None:
+        """All levels of the round, where the drafter grows them in one go; None where it does not."""
+        if plan is None or not batch.all or batch.reads_prefix:
+            return None
+        sampling = row_settings.shared(batch.draft_sampling)
+        if sampling is None or not sampling.is_softmax:
+            return None
+        roots = [row.root for row in batch.rows]
+        return self.drafter.planned_levels(roots, plan, temperature=sampling.temperature)
+
+    def _finished(
+        self, batch: RunningRows, trees: Sequence[TokenTree], probs: Tensor | None
+    ) -> Sequence[TokenTree]:
+        """The trees that the target scores; `probs` are those of the last request."""
+        # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
+        rooms = [row.stops.room - 1 for row in batch.rows]
+        vocab_size = self.target.vocab_size
+        if isinstance(trees, TreeBatch):
+            trees = trees.validated(vocab_size).truncated(rooms)
+        else:
+            trees = [
+                tree.validated(vocab_size).truncated(rooms[position]) for position, tree in enumerate(trees)
+            ]
+        if batch.rows[0].policy.learns:
+            for position, row in enumerate(batch.rows):
+                row.grown = trees[position]
+        if probs is None or not any(row.constraint for row in batch.rows):
+            return trees
+        return [
+            row.guarded(
+                partial(_with_forced_tokens, row, trees[position], rooms[position], like=probs),
+                otherwise=trees[position],
+            )
+            for position, row in enumerate(batch.rows)
+        ]
+
+    def _draft_probs(
+        self, batch: RunningRows, requests: Requests, logits: Tensor, logs: Mapping[int, RequestLog]
+    ) -> Tensor:
+        """What the policy receives for `logits` `[rows, nodes, ..., vocab]`.
+
+        `logs` are of the rows whose distributions depend on their prefix, by position.
+        """
+        plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
+        probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)
+        for position, log in logs.items():
+            row, request = batch.rows[position], requests[position]
+            probs[position] = 0
+            if request is None:
+                continue
+            of_node = {node: log.path(number) for node, number in enumerate(log.take(request))}
+            asked = [node for node, path in of_node.items() if row.reachable(path)]
+            if asked:
+                of_row = logits[position, asked]
+                own = partial(self._row_draft_probs, row, [of_node[node] for node in asked], of_row)
+                probs[position, asked] = row.guarded(own, otherwise=torch.zeros_like(of_row)).to(probs.dtype)
+        return probs
+
+    def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
+        prefixes = row.prefixes(paths)
+        drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
+        probs = [
+            row.settings.draft_sampling.distribution(
+                row.constrained(drafter_logits, paths), prefixes, may_be_empty=True
+            )
+            for drafter_logits in drafters
+        ]
+        return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
+
+    def _scored(
+        self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
+    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
+        """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
+        if not batch.reads_prefix and logits.device.type != "cpu":
+            return [None] * len(batch), row_settings.targets(batch.sampling, logits, self._scratch)  # type: ignore[return-value]
+        scores: list[Tensor | None] = []
+        probs: list[Any] = []
+        for position, row in enumerate(batch.rows):
+            tree, of_row, sampling = trees[position], logits[position], row.settings.sampling
+            own = None
+            if row.reads_prefix:
+                scored = partial(self._target_scores, row, tree, of_row)
+                own = row.guarded(scored, otherwise=torch.zeros_like(of_row[: tree.size]))
+            scores.append(own)
+            if own is not None:
+                probs.append(self._target_probs(row, own))
+            elif logits.device.type == "cpu":
+                probs.append(TargetRows(of_row[: tree.size], sampling, self._scratch))
+            else:
+                probs.append(sampling.targets(of_row, self._scratch))
+        return scores, probs
+
+    def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
+        sampling, logits = row.settings.sampling, logits[: tree.size]
+        if not row.reads_prefix:
+            return sampling.scores(logits)
+        paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
+        asked = [node for node, path in enumerate(paths) if row.reachable(path)]
+        paths = [paths[node] for node in asked]
+        own = sampling.scores(row.constrained(logits[asked], paths), row.prefixes(paths))
+        if len(asked) == len(logits):
+            return own
+        # Nothing that is drawn after the others is kept.
+        scores = torch.zeros(logits.shape, dtype=own.dtype, device=own.device)
+        scores[asked] = own
+        return scores
+
+    def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
+        sampling = row.settings.sampling
+        if not row.reads_prefix:
+            return sampling.probabilities(scores)
+        anything = torch.zeros_like(scores)
+        anything[:, 0] = 1
+        probs = row.guarded(partial(sampling.probabilities, scores, may_be_empty=True), otherwise=anything)
+        # After an end of text no token may be left, and what is drawn there is not kept.
+        probs[:, 0] += probs.sum(-1) == 0
+        return probs
+
+
+def root_alone(row: BatchRow) -> TokenTree:
+    """The tree of a row for which nothing was drafted."""
+    return TreeBuilder(row.root).finish()
+
+
+def _with_forced_tokens(row: BatchRow, tree: TokenTree, room: int, *, like: Tensor) -> TokenTree:
+    if row.constraint is None:
+        return tree
+    return with_forced_tokens(tree, row.constraint, laws=row.policy.laws, like=like, deepest=room)
+
+
+def as_batch(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor, list[int]]:
+    """Tokens and parents of all rows, `[rows, nodes]`, and the nodes of every row."""
+    if isinstance(trees, TreeBatch):
+        return torch.from_numpy(trees.tokens), torch.from_numpy(trees.parents), trees.counts.tolist()
+    counts = [tree.size for tree in trees]
+    if len(trees) == 1:
+        (tree,) = trees
+        return tree.tokens[: tree.size].unsqueeze(0), tree.parents[: tree.size].unsqueeze(0), counts
+    tokens = pad_sequence([tree.tokens[: tree.size] for tree in trees], batch_first=True)
+    parents = pad_sequence([tree.parents[: tree.size] for tree in trees], batch_first=True, padding_value=-1)
+    return tokens, parents, counts

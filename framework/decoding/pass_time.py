@@ -1,0 +1,123 @@
+"""What a pass costs, by the tokens in it: whether a larger tree pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from draftwood.base.errors import InvalidInput
+from draftwood.protocols import StateBackend
+
+
+def _not_negative(_: object, field: attrs.Attribute[Any], value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise InvalidInput(f"{field.name} is {value}; the time of a pass is made of numbers >= 0.")
+
+
+@attrs.frozen
+class PassTime:
+    """A pass over n tokens takes `constant + linear * n + quadratic * n²`, in any one unit.
+
+    Source: STree, section 4.3, equations 7 (without the quadratic part: state-space models) and 8 (with
+    it: attention).
+    """
+
+    constant: float = attrs.field(default=1.0, validator=_not_negative)
+    linear: float = attrs.field(default=0.0, validator=_not_negative)
+    quadratic: float = attrs.field(default=0.0, validator=_not_negative)
+
+    def __call__(self, tokens: int) -> float:
+        return self.constant + self.linear * tokens + self.quadratic * tokens**2
+
+    def shared(self, rows: int) -> PassTime:
+        """A row's share of a pass over so many rows: what does not grow with tokens is paid once for all."""
+        return attrs.evolve(self, constant=self.constant / rows)
+
+    @classmethod
+    def fit(cls, tokens: Sequence[int], seconds: Sequence[float]) -> PassTime:
+        """Least squares under coefficients >= 0, each pass weighted by its time.
+
+        Args:
+            tokens: sizes of passes, at least three different ones.
+            seconds: what each took, above 0.
+        """
+        if len(set(tokens)) < 3 or len(tokens) != len(seconds) or min(seconds, default=0) <= 0:
+            raise InvalidInput(
+                f"{len(set(tokens))} sizes and {len(seconds)} times were given; give a time above 0 for each "
+                "of at least 3 sizes."
+            )
+        sizes, times = np.asarray(tokens, dtype=float), np.asarray(seconds, dtype=float)
+        powers = np.stack([sizes**power for power in range(3)], 1) / times[:, None]
+        best, least = np.zeros(3), np.inf
+        # Three coefficients: trying every set of those that may differ from 0 is the whole search.
+        for used in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+            coefficients, *_ = np.linalg.lstsq(powers[:, used], np.ones(len(sizes)), rcond=None)
+            error = float(((powers[:, used] @ coefficients - 1) ** 2).sum())
+            if (coefficients >= 0).all() and error < least:
+                best, least = np.zeros(3), error
+                best[used] = coefficients
+        return cls(*best.tolist())
+
+    @classmethod
+    def measured(
+        cls,
+        backend: StateBackend,
+        *,
+        sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+        context: int = 128,
+        repetitions: int = 7,
+    ) -> PassTime:
+        """Fitted to the medians of passes over chains of these sizes, in seconds; see `pass_seconds`."""
+        times = pass_seconds(backend, sizes=sizes, context=context, repetitions=repetitions)
+        if backend.ranks is not None:
+            times = backend.ranks.agreed(times)  # clocks differ
+        return cls.fit(list(times), [median(durations) for durations in times.values()])
+
+
+def pass_seconds(
+    backend: StateBackend,
+    *,
+    sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    context: int = 128,
+    repetitions: int = 7,
+) -> dict[int, list[float]]:
+    """What passes over chains behind `context` tokens of one row took, by size.
+
+    The sizes take turns, so that a slow moment of the machine falls on all of them.
+    """
+    if backend.lengths:
+        raise InvalidInput("The backend is decoding; measure its passes before or after.")
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    backend.prefill([torch.arange(context) % backend.vocab_size])
+    try:
+        for repetition in range(repetitions + 1):
+            for size, durations in times.items():
+                tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
+                started = perf_counter()
+                # Reading a logit waits for the pass to end where it runs beside the host.
+                float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
+                if repetition:  # the first turn warms up
+                    durations.append(perf_counter() - started)
+                backend.commit([[]])
+    finally:
+        backend.release()
+    return times
+
+
+def as_pass_time(value: PassTime | Sequence[float] | str) -> PassTime:
+    """A `PassTime` from `"constant,linear,quadratic"` or the numbers; what is left out is 0."""
+    if isinstance(value, PassTime):
+        return value
+    try:
+        parts = [float(part) for part in (value.split(",") if isinstance(value, str) else value)]
+        return PassTime(*parts)
+    except InvalidInput:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"A pass's time is {value!r}; give numbers such as 1,0.02,0.0001.") from error

@@ -1,0 +1,111 @@
+"""`RunningRows`: the rows that take part in a round, among all rows that target and drafter hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.request import Requests
+
+T = TypeVar("T")
+
+NOTHING = Outcome((), (), extra=0, bonus=False, drafted=0)
+"""The outcome of a row that takes no part."""
+
+
+@attrs.frozen(eq=False)
+class RunningRows:
+    """The rows that take part in a round, in the order of their slots.
+
+    This is the only place where an order of rows is made. All arrays and lists of a round have one entry for
+    each of `rows`, in this order; those of target and drafter have one for each slot.
+
+    Attributes:
+        rows: by ascending slot.
+        held: how many slots target and drafter hold.
+    """
+
+    rows: tuple[BatchRow, ...]
+    held: int
+
+    @classmethod
+    def of(cls, rows: Iterable[BatchRow], held: int) -> RunningRows:
+        """Sorts `rows`, which come in any order, by their slots."""
+        return cls(tuple(sorted(rows, key=_slot)), held)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def all(self) -> bool:
+        """Whether no row that is held waits."""
+        return len(self.rows) == self.held
+
+    @cached_property
+    def slots(self) -> list[int]:
+        """The slot of each row, ascending."""
+        return [_slot(row) for row in self.rows]
+
+    @cached_property
+    def settings(self) -> list[RowSettings]:
+        """The settings of each row."""
+        return [row.settings for row in self.rows]
+
+    @property
+    def sampling(self) -> list[SamplingParams]:
+        """The target's sampling parameters of each row."""
+        return [settings.sampling for settings in self.settings]
+
+    @property
+    def draft_sampling(self) -> list[SamplingParams]:
+        """The draft's sampling parameters of each row."""
+        return [settings.draft_sampling for settings in self.settings]
+
+    @cached_property
+    def reads_prefix(self) -> bool:
+        """Whether the distributions of some row depend on more than its logits."""
+        return any(row.reads_prefix for row in self.rows)
+
+    def by_slot(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:
+        """One value for every slot: that of `values`, which maps slots, or `otherwise`."""
+        return [values.get(slot, otherwise) for slot in range(self.held)]
+
+    def nodes(
+        self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Sequence[int]]:
+        """Tokens and parents `[slots, nodes]` and counts of every slot, from those of these rows."""
+        if self.all:
+            return tokens, parents, counts
+        of_rows = {slot: counts[position] for position, slot in enumerate(self.slots)}
+        return self._padded(tokens, 0), self._padded(parents, -1), self.by_slot(of_rows, otherwise=0)
+
+    def requests(self, requests: Requests) -> Requests:
+        """Requests of every slot, from those of these rows; other slots ask for nothing."""
+        if self.all:
+            return requests
+        return Requests(*self.nodes(requests.tokens, requests.parents, requests.counts))
+
+    def of_rows(self, logits: Tensor) -> Tensor:
+        """Logits `[rows, ...]` of these rows, from those `[slots, ...]` of every slot."""
+        return logits if self.all else logits[self.slots]
+
+    def _padded(self, values: Tensor, filler: int) -> Tensor:
+        padded = torch.full((self.held, *values.shape[1:]), filler, dtype=values.dtype, device=values.device)
+        padded[self.slots] = values
+        return padded
+
+
+def _slot(row: BatchRow) -> int:
+    if row.slot is None:
+        raise InvalidInput(f"Row {row.index} is held by no target; let it join first.")
+    return row.slot

@@ -1,0 +1,475 @@
+"""`Session`: rows that are written together, and that join, leave and go on between rounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.base import locks
+from draftwood.base.errors import InvalidInput
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.given_cache import GivenCache
+from draftwood.decoding.kept_text import KeptText
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.prompts import as_prompts, check_prompts
+from draftwood.decoding.round_records import Round, Statistics, peak_memory
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.stopping import CriteriaBatch, RowStops, stop_string_criteria
+from draftwood.distributions.constraints import ConstrainedRow, Constraint
+from draftwood.distributions.processing import check_processors
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import SpawnedSeeds, Streams
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, policy_states
+from draftwood.protocols.compatibility import check_sampling_fits
+from draftwood.protocols.vocabulary import unfitted
+from draftwood.trees.prefixes import RowText
+
+
+@attrs.define(eq=False)
+class Session:
+    """Rows of one target that are written together; `SpeculativeDecoder.session` makes one.
+
+    `add` takes a prompt at any time between two rounds, and `run` makes a round: of the rows that wait it
+    lets in as many as there is room for, and where the target can it gives each its first token; otherwise
+    all running rows go on by a tree each. What a row writes does not depend on who runs beside it, unless the
+    drafter `remembers`; then its law does not. A row leaves when its text ends, or stays for its next turn,
+    if it was added with `kept=True`.
+
+    A session is a context manager: whatever ends it, the states of its rows are released.
+
+    Attributes:
+        statistics: of all rows, so far.
+    """
+
+    _loop: RoundLoop
+    _policy: TreePolicy
+    _seeds: SpawnedSeeds
+    _defaults: RowSettings
+    _ends: frozenset[int]
+    _max_new_tokens: int
+    _max_rows: int | None
+    _criteria: Sequence[Any]
+    _tokenizer: Any
+    _pad: int
+    statistics: Statistics
+    _batch: Tensor | None = None
+    _together: CriteriaBatch | None = None
+    # Of every row, before its own: those of the model's defaults.
+    _processors: Sequence[Any] = ()
+    _count: int = attrs.field(default=0, init=False)
+    # Rows that are there, and the texts of these and of rows that have left, by number.
+    _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
+    _texts: dict[int, list[int]] = attrs.field(factory=dict, init=False)
+    _waiting: deque[BatchRow] = attrs.field(factory=deque, init=False)
+    _checked: list[Any] = attrs.field(factory=list, init=False)
+    _started: float = attrs.field(factory=perf_counter, init=False)
+    _open: bool = attrs.field(default=False, init=False)
+    _broken: BaseException | None = attrs.field(default=None, init=False)
+    # Whether the backends were renewed and no row has joined since.
+    _fresh: bool = attrs.field(default=True, init=False)
+
+    def __enter__(self) -> Session:
+        """Lock target and drafter for this session.
+
+        Raises:
+            InvalidInput: another call uses one of them.
+        """
+        loop = self._loop
+        parts: dict[str, Any] = {"target": loop.target, "drafter": unfitted(loop.drafter)}
+        parts |= {f"drafter's backend {n}": backend for n, backend in enumerate(loop.drafter.backends)}
+        try:
+            locks.acquire(self, parts, max(self.unfinished, 1))
+            if loop.target.lengths and not loop.held:
+                raise InvalidInput(
+                    f"The target is already decoding {len(loop.target.lengths)} row(s) for another call; let "
+                    "it end, or load the model into a second backend."
+                )
+            self._open = True
+        except BaseException:
+            locks.active.pop(self, None)
+            if loop.held:  # by an earlier turn, which no one else would release
+                self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the states of all rows."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self.statistics.peak_memory = peak_memory()
+            self._release()
+        except BaseException:  # Ctrl-C again: whoever caught it must find no rows
+            self._release()
+            raise
+        finally:
+            locks.active.pop(self, None)
+
+    def go_on(self, past: KeptText | GivenCache) -> None:
+        """Let the rows, all of which wait, go on from states that are there already, if they still serve.
+
+        Raises:
+            InvalidInput: a cache that cannot be read, or that holds a whole text.
+            UnsupportedModel: the target reads no caches.
+        """
+        if past.begin(self._loop, list(self._waiting)):
+            self._loop.hold(list(self._waiting))
+            self._waiting.clear()
+
+    def keep(self) -> KeptText | None:
+        """Close the session without releasing its only row; None, and a closed session, where it runs."""
+        kept = None
+        if self._open and len(self._rows) == 1 and self._rows[0].idle:
+            kept = KeptText.of(self._rows[0], self._texts[0], self._loop)
+            self._open = False
+            self.statistics.peak_memory = peak_memory()
+            locks.active.pop(self, None)
+        self.close()
+        return kept
+
+    @property
+    def running(self) -> int:
+        """Rows that are being written."""
+        return len(self._loop.rows)
+
+    @property
+    def unfinished(self) -> int:
+        """Rows that are being written, or wait to be."""
+        return self.running + len(self._waiting)
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: Sequence[Any] = (),
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
+        policy_state: Any = None,
+        seed: int | None = None,
+        kept: bool = False,
+    ) -> int:
+        """Let a row join, at the next round that has room for it; its number, counted from 0.
+
+        Code of the caller that the row brings (constraint, processors, criteria) ends this row and no other
+        when it raises in a round: `RowRecord.error`. What it raises in this call comes out of this call.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: default: the session's.
+            sampling: how the target's tokens are chosen; default: as in the session.
+            draft_sampling: the same for the draft; default: the session's where `sampling` is, else as
+                `SpeculativeDecoder.generate` chooses it.
+            stop_strings: strings that end the text, besides the session's, whose `tokenizer` they need.
+            stopping_criteria: asked about this row, besides the session's.
+            logprobs: record the log-probabilities of the tokens, and so many of the likeliest tokens in the
+                place of each; None: as in the session.
+            constraint: what may be written.
+            policy_state: what a policy that learns starts from; default: it starts afresh.
+            seed: default: the next of those spawned from the session's.
+            kept: whether the row stays when its text has ended, so that `extend` can go on with it. Until
+                `release` it takes its room in every pass.
+
+        Raises:
+            InvalidInput: a prompt that the target cannot go on from, or a number that is none.
+            IncompatibleStrategy: the verifier cannot serve this sampling.
+        """
+        loop, number = self._loop, self._count
+        (tokens,) = as_prompts([prompt])
+        check_prompts([tokens], loop.target)
+        (state,) = policy_states.row_states(self._policy, policy_state, 1)
+        settings = self._settings(sampling, draft_sampling, logprobs)
+        criteria = self._criteria_of(stop_strings, stopping_criteria)
+        scores = settings.keep.scores
+        row = BatchRow(
+            number,
+            tokens[-1],
+            self._policy,
+            Streams.seeded(self._seeds.take(seed)),
+            self._stops(number, tokens, max_new_tokens, criteria, scores=scores),
+            settings,
+            self._row_text(tokens, number, settings),
+            self._constrained(constraint, tokens),
+            state,
+            kept=kept,
+            unread=tokens,
+        )
+        self._rows[number], self._texts[number] = row, list(tokens)
+        self._count += 1
+        self._waiting.append(row)
+        return number
+
+    def extend(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Go on with a kept row whose text has ended, after `tokens` more, such as the next turn of a chat.
+
+        The text that the target has read is not read again. Random numbers, settings, and what the row's
+        policy has learnt go on.
+
+        Raises:
+            InvalidInput: a row that is not there or still runs, or tokens that the target cannot go on from.
+        """
+        state = self._idle(row)
+        (more,) = as_prompts([tokens])
+        text = self._texts[row] + more
+        check_prompts([more], self._loop.target)
+        check_prompts([text], self._loop.target)
+        criteria = () if state.stops.criteria is None else state.stops.criteria.criteria
+        scores = state.settings.keep.scores
+        constrained = self._constrained(constraint, text)
+        state.stops = self._stops(row, text, max_new_tokens, criteria, scores=scores)
+        state.constraint = constrained
+        self._texts[row] = text
+        state.unread = more
+        state.idle = False
+
+    def release(self, row: int) -> None:
+        """Forget a kept row whose text has ended.
+
+        Raises:
+            InvalidInput: a row that is not there or still runs.
+        """
+        state = self._idle(row)
+        with self._breaking():
+            self._loop.release([state])
+        del self._rows[row]
+
+    def cancel(self, row: int) -> None:
+        """End a row that waits or is being written, where it stands; the others go on as they would.
+
+        Raises:
+            InvalidInput: a row that is not there, or whose text has ended.
+        """
+        state = self._rows.get(row)
+        if state is None or state.idle:
+            raise InvalidInput(f"Row {row} is not being written, so there is nothing to cancel.")
+        if state.slot is None:
+            self._waiting.remove(state)
+        else:
+            with self._breaking():
+                self._loop.release([state])
+        del self._rows[row]
+
+    def forget(self, row: int) -> None:
+        """Drop the text of a row that has left, as a session that goes on for long must.
+
+        Raises:
+            InvalidInput: a row that is not there, or has not left.
+        """
+        if row in self._rows or row not in self._texts:
+            raise InvalidInput(f"Row {row} is there, or never was; forget() is for rows that have left.")
+        del self._texts[row]
+
+    def text(self, row: int) -> list[int]:
+        """The tokens of a row: its prompt, what was written, and what `extend` put between."""
+        return list(self._texts[row])
+
+    def run(self) -> Round:
+        """Let waiting rows in, where there is room, or make a round.
+
+        An error of the prefill of rows that join leaves everything as it was, and they wait. After any other
+        error the rows stand between two tokens, and the session can only be closed.
+
+        Raises:
+            InvalidInput: no row is there to be written, or none can be.
+        """
+        if not self._open:
+            raise InvalidInput("The session is not open; use it in a with statement.")
+        if self._broken is not None:
+            raise InvalidInput(
+                f"A round of this session has failed ({type(self._broken).__name__}), so its rows stand "
+                "between two tokens; close it and open another."
+            )
+        if not self.unfinished:
+            raise InvalidInput("No row is left to be written; add() one first.")
+        finished_round = self._next()
+        for record in finished_round.rows:
+            self._texts[record.row] += record.tokens
+            if record.finished and not self._rows[record.row].idle:
+                del self._rows[record.row]
+        statistics = self.statistics
+        statistics.history.append(finished_round)
+        statistics.seconds = perf_counter() - self._started
+        statistics.first_token_seconds = statistics.first_token_seconds or statistics.seconds
+        return finished_round
+
+    def _next(self) -> Round:
+        loop = self._loop
+        self._prefill_drafter()
+        joining = [] if any(row.unread for row in loop.held) else self._joining()
+        logits, seconds = self._read(joining) if joining else (None, 0.0)
+        if logits is not None:
+            with self._breaking():
+                return self._prefilled(loop.join(joining, logits, seconds=seconds))
+        self.statistics.prefill_seconds += seconds
+        self._prefill_drafter()
+        with self._breaking():
+            if returning := [row for row in loop.held if row.unread]:
+                return self._prefilled(loop.resume(returning))
+            return loop.run()
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """An error inside it leaves rows between two tokens."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _prefill_drafter(self) -> None:
+        started = perf_counter()
+        with self._breaking():
+            self._loop.prefill_drafter()
+        self.statistics.prefill_seconds += perf_counter() - started
+
+    def _joining(self) -> list[BatchRow]:
+        """The rows that wait and have room; they wait on until the target has read their prompts."""
+        held = len(self._loop.held)
+        room = len(self._waiting) if self._max_rows is None else self._max_rows - held
+        if room < 1 and not self.running:
+            raise InvalidInput(
+                f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended fill it; "
+                "release() or extend() one, so that there is a row to write."
+            )
+        return [self._waiting[place] for place in range(min(room, len(self._waiting)))]
+
+    def _read(self, joining: Sequence[BatchRow]) -> tuple[Tensor | None, float]:
+        """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
+        started = perf_counter()
+        if not self._fresh and not self._loop.held:
+            renew(self._loop.target, self._loop.drafter)
+        self._fresh = False
+        logits = self._loop.prefill(joining)
+        for _ in joining:
+            self._waiting.popleft()
+        return logits, perf_counter() - started
+
+    def _prefilled(self, prefill: Round) -> Round:
+        self.statistics.prefill_seconds += prefill.seconds
+        return prefill
+
+    def _release(self) -> None:
+        try:
+            self._loop.target.release()
+        finally:
+            self._loop.drafter.release()
+
+    def _idle(self, row: int) -> BatchRow:
+        state = self._rows.get(row)
+        if state is None or not state.idle:
+            why = "is not there" if state is None else "is still being written, or was not kept"
+            raise InvalidInput(
+                f"Row {row} {why}; extend() and release() are for rows of add(..., kept=True) whose "
+                "text has ended."
+            )
+        return state
+
+    def _settings(
+        self, sampling: SamplingParams | None, draft_sampling: SamplingParams | None, logprobs: int | None
+    ) -> RowSettings:
+        settings, keep = self._defaults, self._defaults.keep
+        if logprobs is not None:
+            keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
+        if sampling is not None:
+            sampling = sampling.after(self._processors)
+            check_sampling_fits(self._loop.verifier, sampling)
+            settings = RowSettings.of(sampling, draft_sampling)
+        elif draft_sampling is not None:
+            settings = attrs.evolve(settings, draft_sampling=draft_sampling)
+        return settings if keep == settings.keep else attrs.evolve(settings, keep=keep)
+
+    def _row_text(self, tokens: Sequence[int], number: int, settings: RowSettings) -> RowText | None:
+        loop = self._loop
+        if not (settings.sampling.reads_prefix or settings.draft_sampling.reads_prefix):
+            return None
+        if self._batch is None:
+            text = RowText.of(torch.tensor(tokens, device=loop.target.device))
+        else:
+            padded = self._batch.to(loop.target.device, torch.int64)
+            text = RowText.of(padded[number], row=number, rows=len(padded))
+        processors = [*settings.sampling.processors, *settings.draft_sampling.processors]
+        known = set(map(id, self._checked))
+        if unknown := [processor for processor in processors if id(processor) not in known]:
+            check_processors(unknown, [text], vocab_size=loop.target.vocab_size)
+            self._checked += unknown
+        return text
+
+    def _constrained(self, constraint: Constraint | None, text: Sequence[int]) -> ConstrainedRow | None:
+        if constraint is None:
+            return None
+        vocab_size = self._loop.target.vocab_size
+        return ConstrainedRow.started(constraint, text, vocab_size=vocab_size, ends=self._ends)
+
+    def _criteria_of(self, stop_strings: str | Sequence[str] | None, criteria: Sequence[Any]) -> list[Any]:
+        """The session's criteria and a row's own."""
+        if (stop_strings or criteria) and self._batch is not None:
+            raise InvalidInput("Rows of one padded batch share their criteria; give them to session().")
+        own = [*self._criteria, *criteria]
+        return own if not stop_strings else [*own, stop_string_criteria(stop_strings, self._tokenizer)]
+
+    def _stops(
+        self,
+        row: int,
+        text: Sequence[int],
+        max_new_tokens: int | None,
+        criteria: Sequence[Any],
+        *,
+        scores: bool,
+    ) -> RowStops:
+        """The conditions under which a row ends that goes on after `text`."""
+        wish, longest = self._max_new_tokens, self._loop.target.max_length
+        if max_new_tokens is not None:
+            wish = checked_count("max_new_tokens", max_new_tokens)
+        # The last token takes no room in the context: nothing is read after it.
+        room = wish if longest is None else longest + 1 - len(text)
+        asked = self._together
+        if criteria and asked is None:
+            asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
+        return RowStops(row, self._ends, min(wish, room), room < wish, asked)
+
+
+def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
+    """Let backends that hold no rows take up what has changed in their models (law R).
+
+    States that were kept after an earlier call are released, except for those of `past` if they are current.
+    """
+    backends = (target, *drafter.backends)
+    current = isinstance(past, KeptText) and past.current()
+    locks.drop_of((drafter, *backends), but=past.hold if isinstance(past, KeptText) and current else None)
+    for backend in backends:
+        if not backend.lengths:
+            backend.renew()
+
+
+def checked_count(name: str, count: Any, *, least: int = 1) -> int:
+    """An integer >= `least`, or `InvalidInput`."""
+    if isinstance(count, bool) or not isinstance(count, Integral):
+        raise InvalidInput(f"{name} is {count!r}; give an integer.")
+    if count < least:
+        raise InvalidInput(f"{name} is {count}; ask for at least {least}.")
+    return int(count)

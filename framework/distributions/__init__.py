@@ -1,0 +1,1 @@
+"""Distributions of target and draft: temperature, filters, processors and constraints."""

@@ -1,0 +1,71 @@
+"""The target's distributions after the nodes of a tree, worked out for those that a verifier looks at."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood.base.lazy_tensor import LazyRows
+from draftwood.base.scratch import Scratch
+from draftwood.distributions.sampling import SamplingParams
+
+
+@attrs.frozen(eq=False)
+class TargetRows(LazyRows):
+    """Stands for the distributions `[nodes, vocab]` of one row.
+
+    On a CPU a verifier reads a node's distribution where it comes to the node, and it comes to few.
+
+    Attributes:
+        logits: of the target, `[nodes, vocab]`.
+        sampling: the target's.
+        scratch: memory for the rows, which lasts as long as they are looked at.
+    """
+
+    logits: Float[Tensor, "nodes vocab"]
+    sampling: SamplingParams
+    scratch: Scratch = attrs.field(factory=Scratch)
+    _rows: dict[int, Tensor] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def row(self, node: int) -> Tensor:
+        if node not in self._rows:
+            if self.sampling.is_argmax and (certain := _certain(self.logits[node])) is not None:
+                self._rows[node] = certain
+                return certain
+            self._rows[node] = self._sampled(node) if self.sampling.temperature else self.complete()[node]
+        return self._rows[node]
+
+    def likeliest(self, node: int) -> int:
+        if self.sampling.is_argmax:
+            peak, best = self.logits[node].max(-1)
+            if math.isfinite(peak):
+                return int(best)
+        return super().likeliest(node)
+
+    def _sampled(self, node: int) -> Tensor:
+        probs = self.sampling.targets(self.logits[node], self.scratch)
+        # What NaN comes of is refused, with the number of the node.
+        return self.complete()[node] if math.isnan(probs[0]) else probs
+
+    def complete(self) -> Tensor:
+        if -1 not in self._rows:
+            self._rows[-1] = self.sampling.distribution(self.logits)
+        return self._rows[-1]
+
+
+def _certain(logits: Float[Tensor, " vocab"]) -> Tensor | None:
+    """All of the probability at the first of the largest; None where that is not finite."""
+    best = int(logits.argmax())
+    if not math.isfinite(logits[best]):
+        return None
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    certain = torch.zeros(logits.shape, dtype=dtype)
+    certain[best] = 1
+    return certain

@@ -1,0 +1,274 @@
+"""The other way in: what transformers' own `generate` takes as `custom_generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput, stop_iteration_as_it_is
+from draftwood.base.model_key import ModelKey
+from draftwood.decoding.decoder import SpeculativeDecoder, as_drafter
+from draftwood.decoding.generation import Generation, PartialGeneration
+from draftwood.decoding.given_cache import GivenCache, filled_cache
+from draftwood.decoding.kept_text import KeptText, Turn
+from draftwood.decoding.prompts import as_prompts
+from draftwood.decoding.round_records import Statistics, TokenDetails
+from draftwood.decoding.stopping import stop_string_criteria
+from draftwood.distributions.constraints import Constraint
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.integrations.followed_processors import follow
+from draftwood.integrations.generate_call import Call, watch
+from draftwood.integrations.generate_options import limits, refuse_unserved
+from draftwood.laws.randomness import row_seeds
+from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states
+
+
+def custom_generate(
+    *,
+    drafter: Any,
+    policy: TreePolicy,
+    verifier: Verifier,
+    draft_sampling: SamplingParams | None = None,
+    constraint: Constraint | Sequence[Constraint] | None = None,
+    streamer: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+) -> CustomGenerate:
+    """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
+
+    All other options are those of the call: they give the text that `generate` gives, or one sentence
+    says what is not served. Returns what `generate` returns; with `return_dict_in_generate` the output
+    has an additional attribute `statistics`. Its `past_key_values` is for the next call of this loop, where
+    there is one row: a text that begins with this one is not read again. A `DynamicCache` of another call
+    is read and not filled further.
+
+    Args:
+        drafter: a `Drafter`, or a model, folder or hub name that drafts.
+        policy: grows the trees.
+        verifier: accepts a path.
+        draft_sampling: how the draft's tokens are drawn; default: as the call's.
+        constraint: what may be written: one for all rows, or one a row.
+        streamer: shown the tokens as they are committed, where the call names none.
+        stop_strings: strings that end the text, besides those of the call; they need `tokenizer`.
+    """
+    return CustomGenerate(
+        as_drafter(drafter), policy, verifier, draft_sampling, constraint, streamer, stop_strings, tokenizer
+    )
+
+
+@attrs.define(eq=False)
+class CustomGenerate:
+    """A loop for `generate`, with the strategies it was made with; see `custom_generate`."""
+
+    drafter: Drafter
+    policy: TreePolicy
+    verifier: Verifier
+    draft_sampling: SamplingParams | None = None
+    constraint: Constraint | Sequence[Constraint] | None = None
+    streamer: Any = None
+    stop_strings: str | Sequence[str] | None = None
+    tokenizer: Any = None
+    _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
+    _model: Any = attrs.field(default=None, init=False)
+    _structure: Any = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        watch(type(self))
+
+    def generate(self, model: Any, inputs: Tensor | None = None, **arguments: Any) -> Any:
+        """Calls `model.generate` with these arguments and this loop, and returns what it returns.
+
+        As `model.generate(inputs, custom_generate=loop, **arguments)`, but every argument is seen here,
+        whatever a version of transformers tells a custom loop.
+        """
+        if arguments.get("custom_generate") not in (None, self):
+            raise InvalidInput("custom_generate= was given to the generate() of a loop; leave it out.")
+        arguments["custom_generate"] = self
+        tokenizer = arguments.get("tokenizer") or self.tokenizer
+        if strings := arguments.pop("stop_strings", None):
+            criteria = [*(arguments.get("stopping_criteria") or ()), stop_string_criteria(strings, tokenizer)]
+            arguments["stopping_criteria"] = criteria
+        Call.of(arguments).note()
+        try:
+            return model.generate(inputs, **arguments)
+        finally:
+            Call.taken()
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode as `generate` would; it passes all arguments itself."""
+        call = Call.taken()
+        if call is None:
+            call = _untold()
+        streamer = streamer or call.streamer or self.streamer
+        prompt_is_shown = call.streamer is not None
+        try:
+            refuse_unserved(
+                call, model, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus
+            )
+            if streamer is not None and len(input_ids) > 1:
+                raise InvalidInput(
+                    f"A streamer shows one row and {len(input_ids)} were given; call once a row."
+                )
+            if streamer is not None and not prompt_is_shown:
+                streamer.put(input_ids.cpu())
+            turn = _turn(model_kwargs, generation_config, input_ids)
+            generation = self._generate(
+                model,
+                input_ids,
+                model_kwargs.get("attention_mask"),
+                processors=logits_processor or (),
+                criteria=stopping_criteria or (),
+                tokenizer=tokenizer or call.tokenizer or self.tokenizer,
+                config=generation_config,
+                streamer=streamer,
+                turn=turn,
+            )
+        finally:
+            if streamer is not None:
+                streamer.end()  # whoever waits for the text must learn that none follows
+        if not generation_config.return_dict_in_generate:
+            return generation.sequences
+        return _as_output(generation, None if turn is None else turn.kept)
+
+    def _generate(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        mask: Tensor | None,
+        *,
+        processors: Sequence[Any],
+        criteria: Sequence[Any],
+        tokenizer: Any,
+        config: Any,
+        streamer: Any,
+        turn: Turn | None,
+    ) -> Generation:
+        asked, longest, ends = limits(criteria)
+        processors, constraint = self._constrained(processors, rows=len(input_ids), ends=ends)
+        prompts = as_prompts(input_ids, mask)
+        room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
+        keep = TokenDetails(
+            logits=bool(config.return_dict_in_generate and config.output_logits),
+            scores=bool(config.return_dict_in_generate and config.output_scores),
+        )
+        states = policy_states.row_states(self.policy, None, len(prompts))
+        statistics, written = Statistics(), PartialGeneration.nothing(states)
+        # A greedy call leaves torch's generator as it was, as that of `generate` does.
+        seeds = row_seeds(None if config.do_sample else 0, len(prompts))
+        pad = getattr(config, "_pad_token_tensor", None)
+        pad = config.pad_token_id if pad is None else int(pad)
+        pad = pad if pad is not None else 0
+        rounds = self._decoder_of(model).stream(
+            prompts,
+            max_new_tokens=max(room, 1),  # `generate` asks its criteria after a first token
+            # It has put temperature, top-k and their kin among the processors already.
+            sampling=SamplingParams(temperature=1.0 if config.do_sample else 0.0, processors=processors),
+            draft_sampling=self.draft_sampling,
+            constraint=constraint,
+            seed=seeds,
+            eos_token_id=sorted(ends),
+            pad_token_id=pad,
+            stopping_criteria=asked,
+            stop_strings=self.stop_strings,
+            tokenizer=tokenizer,
+            keep=keep,
+            statistics=statistics,
+            padded=input_ids,
+            turn=turn,
+        )
+        with closing(rounds), stop_iteration_as_it_is:
+            for finished_round in rounds:
+                written.add(finished_round)
+                if streamer is not None:
+                    for token in finished_round.rows[0].tokens:
+                        streamer.put(torch.tensor([token]))
+        for number, row in enumerate(written.rows):
+            if row.finish_reason == "context":
+                raise InvalidInput(
+                    f"The text of row {number} came to the end of the target's context after "
+                    f"{len(row.tokens)} new tokens; ask for no more (max_new_tokens)."
+                )
+        return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)
+
+    def _constrained(
+        self, processors: Sequence[Any], *, rows: int, ends: frozenset[int]
+    ) -> tuple[list[Any], Constraint | Sequence[Constraint] | None]:
+        """The processors without those that hold a grammar, and the constraint of the call."""
+        others, followed = follow(processors, rows=rows, ends=ends)
+        if followed is not None and self.constraint is not None:
+            raise InvalidInput(
+                "custom_generate(constraint=...) and a logits processor with a grammar were given; leave one "
+                "of the two out."
+            )
+        return others, self.constraint if followed is None else followed
+
+    def _decoder_of(self, model: Any) -> SpeculativeDecoder:
+        """The decoder of the last model, or a new one: for another model, or another structure of it."""
+        structure = ModelKey.of(model).structure
+        if self._decoder is None or self._model is not model or self._structure != structure:
+            self._decoder = SpeculativeDecoder(
+                model,
+                self.drafter,
+                self.policy,
+                self.verifier,
+                follows_defaults=False,  # generate() has made processors of them
+            )
+            self._model, self._structure = model, structure
+        return self._decoder
+
+
+def _untold() -> Call:
+    """The call of a version of transformers that tells a loop too little, which is said once."""
+    warnings.warn(
+        "This version of transformers does not tell a custom loop the streamer, tokenizer and "
+        "assistant_model of generate(); if you give one, call the loop's own generate(model, ...) instead.",
+        stacklevel=3,
+    )
+    return Call()
+
+
+def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | None:
+    """What the call goes on from, and whether it leaves something for the next one; None for neither."""
+    rows, mask = len(ids), model_kwargs.get("attention_mask")
+    past: KeptText | GivenCache | None
+    past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)
+    if past is not None and rows > 1:
+        raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
+    if past is None and (cache := filled_cache(model_kwargs)) is not None:
+        past = GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
+    keeps = rows == 1 and config.return_dict_in_generate and config.use_cache is not False
+    return Turn(past) if keeps or past is not None else None
+
+
+def _as_output(generation: Generation, kept: KeptText | None) -> Any:
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    # Up to transformers 5.23 the field of the cache has its older name.
+    fields = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
+    cache: Any = {"cache" if "cache" in fields else "past_key_values": kept}
+    output = GenerateDecoderOnlyOutput(
+        sequences=cast(torch.LongTensor, generation.sequences),
+        scores=cast(Any, generation.scores),  # their tuple holds one tensor, by its annotation
+        logits=cast(Any, generation.logits),
+        **cache,
+    )
+    output.statistics = generation.statistics
+    return output

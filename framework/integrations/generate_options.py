@@ -1,0 +1,127 @@
+"""The options of a call of transformers' `generate`, and one sentence for each that is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.integrations.generate_call import Call
+from draftwood.integrations.generate_inputs import INNER, refuse_other_inputs
+
+# Caches that round what they keep. All others leave the text as it is: windows follow from the model.
+_ROUNDING_CACHES = frozenset({"quantized"})
+# Options of other kinds of decoding, with what each is when it is off.
+_OTHER_DECODING: Mapping[str, Sequence[Any]] = {
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "force_words_ids": (None,),
+    "constraints": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+}
+
+
+def refuse_unserved(
+    call: Call, model: Any, config: Any, model_kwargs: Mapping[str, Any], *, ids: Tensor, synced_gpus: bool
+) -> None:
+    """Refuse options that would change the text or the output and are not supported.
+
+    Args:
+        call: of `generate`.
+        model: whose `generate` was called.
+        config: the prepared `GenerationConfig`.
+        model_kwargs: what the model was to be called with.
+        ids: the prompts `[rows, length]`.
+        synced_gpus: whether ranks that have ended must go on with the others.
+
+    Raises:
+        InvalidInput: names the option, or the input, and what to do without it.
+    """
+    options = [
+        name
+        for name, off in _OTHER_DECODING.items()
+        if not any(getattr(config, name, None) == default for default in off)
+    ]
+    if "penalty_alpha" in options and (config.do_sample or not (config.top_k or 0) > 1):
+        options.remove("penalty_alpha")  # `generate` does not look at it either
+    if call.assistant_model is not None:
+        options.append("assistant_model")
+    if options:
+        raise InvalidInput(
+            f"custom_generate= decodes by draft trees, and {' and '.join(options)} asks for another way; "
+            "leave one of the two out."
+        )
+    if config.token_healing:
+        raise InvalidInput(
+            "token_healing=True changes the prompt behind its mask; heal it first, with "
+            "model.heal_tokens(ids, tokenizer)."
+        )
+    if _has_virtual_tokens(model):
+        raise InvalidInput(
+            "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
+            "without custom_generate=, or use an adapter of weights, such as LoRA."
+        )
+    if hooks := _adapters_by_row(model):
+        for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
+            del vars(module)["_forward_pre_hooks"][number]
+        raise InvalidInput(
+            "adapter_names= gives each row an adapter of its own, and the rows of a draft tree's passes are "
+            "not those of the call; switch with set_adapter() and call once per adapter."
+        )
+    if synced_gpus:
+        raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
+    if config.return_dict_in_generate:
+        for name in INNER:
+            if getattr(config, name, False) or model_kwargs.get(name):
+                raise InvalidInput(
+                    f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
+                    "take them from one forward over the finished text."
+                )
+    if config.cache_implementation in _ROUNDING_CACHES:
+        raise InvalidInput(
+            f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
+            "keep a cache of their own; leave it out."
+        )
+    refuse_other_inputs(call, model, model_kwargs, ids)
+
+
+def _has_virtual_tokens(model: Any) -> bool:
+    """Whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
+    # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
+
+
+def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
+    """Modules and numbers of the hooks by which PEFT gives each row of a batch an adapter of its own."""
+    return [
+        (module, number)
+        for module in model.modules()
+        for number, hook in vars(module)["_forward_pre_hooks"].items()
+        if "adapter_names" in (getattr(hook, "keywords", None) or {})
+    ]
+
+
+def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:
+    """What `generate` prepared as stopping criteria, by what the loop applies itself.
+
+    Returns:
+        The criteria that must be asked, the length at which every text ends (None without any), and the
+        tokens that end one.
+    """
+    from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+    asked, lengths, ends = [], [], set()
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            lengths.append(criterion.max_length)
+        elif type(criterion) is EosTokenCriteria:
+            ends.update(criterion.eos_token_id.tolist())
+        else:
+            asked.append(criterion)
+    return asked, min(lengths, default=None), frozenset(ends)

@@ -1,0 +1,96 @@
+"""`Recipe`: a named method of the literature, assembled from registered parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from draftwood.decoding.decoder import SpeculativeDecoder
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.protocols import TreePolicy, Verifier
+from draftwood.protocols.compatibility import check_strategy_fits
+
+
+@attrs.frozen
+class Recipe:
+    """Policy and verifier of a named method, and what it asks of the draft.
+
+    Attributes:
+        policy: grows the trees.
+        verifier: judges them.
+        drafter: name of the registered drafter that the method was written for; any other serves too.
+        draft_temperature: the draft's own; None: the target's, or 1 where that is 0.
+
+    Raises:
+        IncompatibleStrategy: the verifier cannot judge the policy's trees.
+    """
+
+    policy: TreePolicy
+    verifier: Verifier
+    drafter: str = "model"
+    draft_temperature: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_strategy_fits(self.policy, self.verifier)
+
+    def decoder(self, target: Any, drafter: Any) -> SpeculativeDecoder:
+        """A decoder of this method for `target` and `drafter`, taken as `SpeculativeDecoder` takes them."""
+        return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
+
+    def draft_sampling(self, sampling: SamplingParams) -> SamplingParams | None:
+        """What `generate` takes as `draft_sampling` for this method beside `sampling`."""
+        if self.draft_temperature is None:
+            return None
+        return attrs.evolve(sampling, temperature=self.draft_temperature)
+
+
+class Fit(Protocol):
+    """How the tree of a recipe is fitted to a pair: what `draftwood tune` calls before it tries the recipe.
+
+    Attributes:
+        option: the recipe's option that is fitted; one that was chosen is left alone.
+    """
+
+    option: str
+
+    def __call__(
+        self,
+        target: Any,
+        drafter: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        budgets: Sequence[int],
+        sampling: SamplingParams,
+        draft_sampling: SamplingParams,
+        tokens: int,
+        seed: int,
+        watch: Callable[[Sequence[Any]], Iterable[Any]],
+    ) -> Mapping[int, str]:
+        """The option's text for every one of `budgets`.
+
+        Args:
+            target, drafter: as `SpeculativeDecoder` takes them.
+            prompts: of calibration, as tokens.
+            budgets: nodes that a tree may have.
+            sampling: of the target, above temperature 0.
+            draft_sampling: of the draft.
+            tokens: of a text.
+            seed: of the first prompt's draws.
+            watch: goes through what is done step by step, and shows how far it is.
+        """
+        ...
+
+
+RecipeFunction = TypeVar("RecipeFunction", bound=Callable[..., Recipe])
+
+
+def fitted_by(fit: Fit) -> Callable[[RecipeFunction], RecipeFunction]:
+    """A decorator: the recipe's tree can be fitted to a pair by `fit`."""
+
+    def mark(recipe: RecipeFunction) -> RecipeFunction:
+        recipe.fit = fit  # type: ignore[attr-defined]
+        return recipe
+
+    return mark

@@ -1,0 +1,105 @@
+"""What policies learn, handed from round to round and from call to call; None where one does not learn.
+
+A policy around another hands on what that one learns by these functions, which serve both kinds of policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from draftwood.base.errors import InvalidInput
+from draftwood.laws.randomness import Randomness
+from draftwood.protocols import LearningPolicy, TreePolicy
+from draftwood.trees.growth import Growing, Growth
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.tree import TokenTree
+
+
+def first_state(policy: TreePolicy) -> Any:
+    """What `policy` knows before the first round; None where it does not learn.
+
+    Raises:
+        InvalidInput: it declares that it learns and has no state, or one that can change.
+    """
+    if not policy.learns:
+        return None
+    begin = getattr(policy, "first_state", None)
+    state = begin() if callable(begin) else None
+    if state is None:
+        raise InvalidInput(
+            f"{policy} declares learns = True and its first_state() gives none; subclass "
+            "draftwood.LearningPolicy, which shows how what is learnt is handed on."
+        )
+    _check_value(policy, state)
+    return state
+
+
+def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
+    """What every row starts from: `initial`, `initial[i]` where it is a list, or the first state.
+
+    Raises:
+        InvalidInput: too few or many, or not states of this policy.
+    """
+    first = first_state(policy)
+    if initial is None:
+        return [first] * rows
+    if first is None:
+        raise InvalidInput(f"policy_state was given and {policy} does not learn; leave it out.")
+    states = initial if isinstance(initial, list) else [initial] * rows
+    if len(states) != rows:
+        raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one a row.")
+    for state in states:
+        if type(state) is not type(first):
+            raise InvalidInput(
+                f"policy_state holds {state!r}, which is no {type(first).__qualname__} of {policy}; give "
+                "what Generation.policy_states or first_state() gave."
+            )
+        _check_value(policy, state)
+    return list(states)
+
+
+def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
+    """`policy.grow`, with what was learnt where it learns."""
+    if not policy.learns:
+        return policy.grow(root, rng)
+    return _learning(policy).grow(root, rng, state)
+
+
+def growth(
+    policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
+) -> Growth:
+    """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream."""
+    rows = zip(roots, rngs, states, strict=True)
+    return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs)
+
+
+def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:
+    """The state after a round; None where `policy` does not learn.
+
+    Raises:
+        InvalidInput: `observe` gives none, or one that can change.
+    """
+    if not policy.learns:
+        return None
+    after = _learning(policy).observe(state, outcome, tree)
+    if type(after) is not type(state):
+        raise InvalidInput(
+            f"observe() of {policy} gave {after!r}; it returns the next state, a {type(state).__qualname__}."
+        )
+    _check_value(policy, after)
+    return after
+
+
+def _learning(policy: TreePolicy) -> LearningPolicy[Any]:
+    return cast(LearningPolicy[Any], policy)
+
+
+def _check_value(policy: TreePolicy, state: Any) -> None:
+    try:
+        hash(state)
+    except TypeError as error:
+        raise InvalidInput(
+            f"The state {state!r} of {policy} can change ({error}); make it an attrs.frozen class with "
+            "tuples for lists."
+        ) from error

@@ -1,0 +1,249 @@
+"""What every tree policy must do; each check takes the policy and how many random models to try."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.laws.randomness import CounterRandomness
+from draftwood.protocols import TreePolicy, registry
+from draftwood.protocols.compatibility import needs_several_drafters
+from draftwood.testing.checks.check_runs import assert_declared, for_models
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.proof_models import (
+    PROOF_MODELS,
+    VOCAB,
+    ProofModels,
+    bigram_models,
+    large_models,
+    narrow_models,
+)
+from draftwood.testing.models.small_strategies import fits, toy_drafter
+from draftwood.testing.models.toy import ConstantModel, NextTokenModel
+from draftwood.testing.proofs.block_efficiency import drawn_trees
+from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.proofs.grown_rows import assert_rows_alike
+from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.proofs.learnt_states import learnt_states
+from draftwood.testing.proofs.lossless import assert_lossless
+from draftwood.testing.proofs.proposal_law import assert_proposal_law, grow_tree
+from draftwood.testing.proofs.row_isolation import assert_rows_isolated
+from draftwood.trees.tree import TokenTree
+
+PROMPT = (2, 0, 2)
+
+_DEEPER = {"length": 4, "depth": 4, "budget": 6, "branching": 1, "paths": 1, "width": 1}
+"""Settings that make a policy's trees deep, and keep them few."""
+
+
+def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
+    yield "declaration", partial(check_declaration, policy)
+    # What is not a function of its rng has no law, so this comes before the laws.
+    yield "repeatable", partial(check_repeatable, policy)
+    yield "interleaved", partial(check_interleaved, policy)
+    yield "rows-at-once", partial(check_rows_at_once, policy)
+    yield "proposal-law", partial(check_proposal_law, policy)
+    if policy.learns:
+        yield "learnt", partial(check_learnt, policy)
+    if (larger := deeper(policy)) is not None:
+        yield "deep", partial(check_deep, larger)
+    yield "wide", partial(check_wide, policy)
+    yield "arithmetic", partial(check_arithmetic, policy)
+    if fits(policy, registry.create("verifiers", "recursive-rejection")):
+        yield "lossless", partial(check_lossless, policy)
+    if isinstance(getattr(policy, "budget", None), int):
+        yield "budget", partial(check_budget, policy)
+    yield "chain", partial(check_branches, policy)
+    yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
+    yield "copies", partial(check_copies, policy)
+
+
+def check_declaration(policy: TreePolicy, models: int) -> None:
+    """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
+    assert_declared(policy, "adaptive", "branches", "learns")
+
+
+def check_rows_at_once(policy: TreePolicy, models: int) -> None:
+    """Rows whose trees grow side by side, as in decoding, get those that each gets alone."""
+    for toys in PROOF_MODELS[:2]:
+
+        def draft(path: Sequence[int], toys: ProofModels = toys) -> Tensor:
+            if needs_several_drafters(policy):
+                return torch.stack([model.probs(path) for model in toys.drafts])
+            return toys.drafts[0].probs(path)
+
+        assert_rows_alike(policy, [draft] * 3, vocab_size=VOCAB, seeds=8)
+
+
+def check_proposal_law(policy: TreePolicy, models: int) -> None:
+    """Law P: children follow the declared proposal, and the other declarations hold."""
+    for_models(lambda target, *drafts: prove_law(policy, ProofModels(target, drafts)), None, models)
+
+
+def check_learnt(policy: TreePolicy, models: int) -> None:
+    """Law P holds after whatever the policy may have learnt, in pasts as long as its memory."""
+    for toys in PROOF_MODELS[:2]:
+        drafter = toy_drafter(policy, *toys.drafts)
+        for learnt in learnt_states(policy, drafter, prompt=PROMPT):
+            try:
+                assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
+            except LawBroken as broken:
+                after = LawBroken(f"After {learnt.history} it knows {learnt.state}, and then: {broken}")
+                after.error, after.likely = broken.error, broken.likely  # its sentence stands there already
+                raise after from broken
+
+
+def check_deep(policy: TreePolicy, models: int) -> None:
+    """Law P holds down to four levels, over drafts that leave few tokens open."""
+    for supports in ((2, 1, 2, 1), (1, 2, 1, 2)):
+        prove_law(policy, narrow_models(22, supports, start=len(PROMPT), drafters=2))
+
+
+def deeper(policy: TreePolicy) -> TreePolicy | None:
+    """The policy with long and narrow trees; None where it has no depth or length to raise."""
+    if not attrs.has(type(policy)):
+        return None
+    settings = {name: size for name, size in _DEEPER.items() if isinstance(getattr(policy, name, None), int)}
+    if not {"depth", "length"} & set(settings):
+        return None
+    try:
+        return attrs.evolve(policy, **settings)  # type: ignore[misc]
+    except Exception:  # these settings do not go together
+        return None
+
+
+def check_wide(policy: TreePolicy, models: int) -> None:
+    """Law P holds over eight tokens, at the root and below it, and over 131,072."""
+    for supports in ((8, 1), (1, 8, 1)):
+        prove_law(policy, narrow_models(21, supports, vocab_size=8, start=len(PROMPT), drafters=2))
+    prove_law(policy, large_models(len(PROMPT)))
+
+
+def check_arithmetic(policy: TreePolicy, models: int) -> None:
+    """In float32, and from logits in half precision, children follow the declared law to its rounding."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for toys in PROOF_MODELS[:2]:
+            prove_law(policy, toys.of(dtype))
+
+
+def prove_law(policy: TreePolicy, toys: ProofModels) -> None:
+    """Prove law P on one set of toys."""
+    assert_proposal_law(policy, toy_drafter(policy, *toys.drafts), prompt=PROMPT)
+
+
+def check_lossless(policy: TreePolicy, models: int) -> None:
+    """With recursive rejection, and with traversal, the emitted tokens have the target's law.
+
+    Law P speaks of siblings and paths. Here nodes that are neither may betray each other, as where two
+    branches share a draw: also over drafts that look at one token, which give one distribution to many nodes.
+    """
+    for toys, prompt, tokens in (
+        (PROOF_MODELS[0], PROMPT, 3),
+        (PROOF_MODELS[1], PROMPT, 3),
+        (bigram_models(2), (1, 0, 1), 4),
+    ):
+        drafter = toy_drafter(policy, *toys.drafts)
+        trees = drawn_trees(policy, drafter, prompt=prompt)
+        for name in ("recursive-rejection", "traversal"):
+            verifier = registry.create("verifiers", name)
+            if fits(policy, verifier):
+                assert_lossless(
+                    policy,
+                    verifier,
+                    target=toys.target,
+                    drafter=drafter,
+                    prompt=prompt,
+                    tokens=tokens,
+                    rounds=1,
+                    trees=trees,
+                )
+
+
+def check_budget(policy: TreePolicy, models: int) -> None:
+    """No tree has more drafted nodes than the attribute `budget`."""
+    budget: int = policy.budget  # type: ignore[attr-defined]
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        for tree in _trees(policy, draft, other):
+            drafted = len(tree) - 1
+            assert drafted <= budget, f"{policy} drafts {drafted} nodes, over its budget of {budget}."
+
+    for_models(grow, None, models)
+
+
+def check_branches(policy: TreePolicy, models: int) -> None:
+    """A policy that declares `branches = False` grows chains alone."""
+    if policy.branches:
+        return
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        for tree in _trees(policy, draft, other):
+            parents = tree.parents.tolist()
+            assert len(set(parents)) == len(parents), (
+                f"{policy} declares branches = False and grows a tree with the parents {parents}."
+            )
+
+    for_models(grow, None, models)
+
+
+def check_nothing_to_propose(policy: TreePolicy, models: int) -> None:
+    """A drafter with nothing to propose leaves a tree that law P allows, at most of guesses of its own."""
+    silent = ConstantModel(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
+    assert_proposal_law(policy, toy_drafter(policy, silent, silent), prompt=PROMPT)
+
+
+def check_repeatable(policy: TreePolicy, models: int) -> None:
+    """The same seed gives the same tree, whatever was grown before."""
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        seeds = [draft.seed, draft.seed + 1, draft.seed]
+        with forbid_hidden_randomness(policy):
+            first, _, again = (_seeded(policy, draft, other, seed) for seed in seeds)
+        assert _same(first, again), f"{policy} grows another tree from the same seed, {seeds[0]}."
+
+    for_models(grow, None, models)
+
+
+def check_interleaved(policy: TreePolicy, models: int) -> None:
+    """Rows whose trees are grown in turns get the trees that they get alone, and learn the same."""
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        assert_rows_isolated(policy, [draft, other], [PROMPT, (0, 1)])
+
+    for_models(grow, None, models)
+
+
+def check_copies(policy: TreePolicy, models: int) -> None:
+    """A copy, and one that went through pickle, grow the trees of the original."""
+    copies = {"A deep copy": copy.deepcopy(policy), "A pickled copy": pickle.loads(pickle.dumps(policy))}
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        original = _seeded(policy, draft, other, draft.seed)
+        for name, copied in copies.items():
+            assert _same(original, _seeded(copied, draft, other, draft.seed)), (
+                f"{name} of {policy} grows another tree from the same seed, {draft.seed}."
+            )
+
+    for_models(grow, None, models)
+
+
+def _trees(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel) -> Iterator[TokenTree]:
+    drafter = toy_drafter(policy, draft, other)
+    for _, tree in enumerate_outcomes(lambda rng: grow_tree(policy, drafter, prompt=PROMPT, rng=rng)):
+        yield tree
+
+
+def _seeded(policy: TreePolicy, draft: NextTokenModel, other: NextTokenModel, seed: int) -> TokenTree:
+    drafter = toy_drafter(policy, draft, other)
+    return grow_tree(policy, drafter, prompt=PROMPT, rng=CounterRandomness.seeded(seed))
+
+
+def _same(one: TokenTree, other: TokenTree) -> bool:
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.parents, other.parents)

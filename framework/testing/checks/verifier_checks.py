@@ -1,0 +1,370 @@
+"""What every verifier must do; each check takes the verifier and how many random models to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood.base.errors import InvalidDistribution
+from draftwood.laws.proposals import Proposal
+from draftwood.laws.randomness import CounterRandomness, TapeRandomness
+from draftwood.protocols import Verifier
+from draftwood.protocols.compatibility import laws_of
+from draftwood.testing.checks.check_runs import assert_declared, check_settings, for_models, served_models
+from draftwood.testing.models.generators import distributions, token_trees
+from draftwood.testing.models.proof_models import (
+    PROOF_MODELS,
+    VOCAB,
+    WIDE_MODELS,
+    ProofModels,
+    large_models,
+    narrow_models,
+)
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.toy import ConstantModel, NextTokenModel, ToyModel
+from draftwood.testing.models.tree_shapes import (
+    BRANCHING,
+    CHAINS,
+    DEEP,
+    DEEP_CHAINS,
+    Shape,
+    ShapedPolicy,
+    ShapeTrees,
+    TooNarrow,
+)
+from draftwood.testing.proofs.checked_verifier import CheckedVerifier
+from draftwood.testing.proofs.enumerator import BudgetExceeded, enumerate_outcomes
+from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.proofs.lossless import assert_lossless
+from draftwood.testing.proofs.round_proof import assert_round_lossless
+from draftwood.trees.tree import TokenTree
+
+_LARGEST = (
+    "chain of 2",
+    "three",
+    "two, the first with a child",
+    "two, the second with a child",
+    "one with two",
+)
+"""Shapes that hold all smaller ones."""
+
+_MOST = 800
+"""Outcomes of one case, where a smaller one would do."""
+
+CORNERS: dict[str, tuple[list[float], list[float]]] = {
+    "draft and target equal": ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
+    "draft and target one-hot on different tokens": ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0]),
+    "draft and target one-hot on the same token": ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+    "a draft without support where the target has some": ([0.5, 0.5, 0.0], [0.2, 0.3, 0.5]),
+    "a target without support where the draft has some": ([0.2, 0.3, 0.5], [0.0, 1.0, 0.0]),
+    "ties": ([1 / 3, 1 / 3, 1 / 3], [0.25, 0.25, 0.5]),
+    "denormal probabilities": ([1.0, 5e-324, 1e-310], [1e-310, 1.0, 5e-324]),
+    "a target a little above the draft": ([0.5, 0.5 - 1e-16, 1e-16], [0.5 - 1e-16, 0.5, 1e-16]),
+}
+"""Draft and target probabilities at which residuals vanish, divisions fail and tests of equality mislead."""
+
+
+def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The checks that apply to `verifier`, by name."""
+    yield "declaration", partial(check_declaration, verifier)
+    # What is not a function of its rng has no law, so this comes before the laws.
+    yield "repeatable", partial(check_repeatable, verifier)
+    if verifier.lossless:
+        laws = laws_of(verifier)
+        for law in laws:
+            yield f"lossless-{law.__name__}", partial(check_lossless, verifier, law)
+            yield f"corners-{law.__name__}", partial(check_corners, verifier, law)
+            if verifier.adaptive and verifier.branches:
+                yield f"adaptive-{law.__name__}", partial(check_adaptive, verifier, law)
+        # What is wrong in a simple case is told by the checks above, so these ask for what is left.
+        for law in laws:
+            yield f"deep-{law.__name__}", partial(check_deep, verifier, law)
+            yield f"wide-{law.__name__}", partial(check_wide, verifier, law)
+            yield f"arithmetic-{law.__name__}", partial(check_arithmetic, verifier, law)
+            if verifier.branches and not verifier.adaptive and not _may_repeat(law):
+                yield f"siblings-{law.__name__}", partial(check_siblings, verifier, law)
+        yield "rounds", partial(check_rounds, verifier)
+    yield "bad-input", partial(check_bad_input, verifier)
+    yield "together", partial(check_together, verifier)
+
+
+def check_declaration(verifier: Verifier, models: int) -> None:
+    """It declares the laws it serves, and what it promises about them."""
+    assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
+
+
+def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The emitted tokens have the target's law on trees of several small shapes."""
+
+    def prove(toys: ProofModels) -> None:
+        for shape in shapes(verifier, *_LARGEST):
+            prove_round(verifier, shape, law, toys)
+
+    for_models(lambda target, *drafts: prove(ProofModels(target, drafts)), verifier, models)
+
+
+def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out where a sibling's existence depends on the tokens of those before it."""
+
+    def prove(target: NextTokenModel, *drafts: NextTokenModel) -> None:
+        for shape in shapes(verifier, "three", "two, the first with a child", "two, the second with a child"):
+            policy = ShapedPolicy(shape, law, adaptive=True)
+            drafter = toy_drafter(policy, *drafts)
+            assert_lossless(policy, verifier, target=target, drafter=drafter, rounds=1)
+
+    for_models(prove, verifier, models // 2, toys=PROOF_MODELS[:2])
+
+
+def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
+    deep = DEEP if verifier.branches else DEEP_CHAINS
+    (toys,) = served_models(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
+    for shape in deep.values():
+        # Where the chain is too much beside a leaf, it is proved alone.
+        cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
+        affordable(verifier, cases, law, depth_first=True, padding=2)
+
+
+def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
+    (wide,) = served_models(verifier, WIDE_MODELS)
+    prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
+    (many,) = served_models(verifier, [large_models()])
+    prove_round(verifier, CHAINS["one"], law, many)
+    if verifier.branches:
+        # Where siblings may be equal, two tokens make thirty-two of them.
+        distinct = not _may_repeat(law)
+        cases = []
+        for siblings in (5, 3):
+            open_tokens = siblings if distinct else 2
+            (toys,) = served_models(
+                verifier, [narrow_models(6, (open_tokens,), vocab_size=6, target_support=3)]
+            )
+            cases.append((((),) * siblings, toys))
+        affordable(verifier, cases, law)
+
+
+def _may_repeat(law: type[Proposal]) -> bool:
+    """Whether siblings drawn by `law` may hold one token."""
+    p = torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=CounterRandomness.seeded(0))
+    first = drawn.tokens[0]
+    return float(drawn.proposal.conditional(1, [first])[first]) > 0
+
+
+def check_siblings(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out where the draft has more tokens than the three that are drawn.
+
+    A verifier that looks at all siblings at once has a law of its own there. Where it draws a time, all times
+    of a grid are visited.
+    """
+    (toys,) = served_models(verifier, [narrow_models(7, (4,), vocab_size=4, target_support=2)])
+    prove_round(verifier, BRANCHING["three"], law, toys)
+
+
+def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """In float32, and from logits in half precision, it is as exact as that arithmetic allows."""
+    names = ("chain of 2", "two, the first with a child", "three")
+    dtypes = (torch.float32, torch.bfloat16)
+    for toys, dtype in zip(served_models(verifier, PROOF_MODELS[:2]), dtypes, strict=True):
+        for shape in shapes(verifier, *names):
+            prove_round(verifier, shape, law, toys.of(dtype))
+
+
+def check_rounds(verifier: Verifier, models: int) -> None:
+    """Several rounds of the production loop, in which the extra token is the next root."""
+    law = min(laws_of(verifier), key=lambda law: (law.several_drafters, law.__name__))
+    policy = ShapedPolicy(BRANCHING["two"] if verifier.branches else CHAINS["chain of 2"], law)
+    target = ToyModel(2, seed=1, sparsity=1.0 if verifier.greedy else 0.0)
+    drafter = toy_drafter(policy, ToyModel(2, seed=2), ToyModel(2, seed=3))
+    assert_lossless(policy, verifier, target=target, drafter=drafter)
+
+
+def check_corners(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """It is exact, or refuses with `InvalidDistribution`, where draft and target make residuals vanish."""
+    for name, (draft, target_law) in CORNERS.items():
+        if verifier.greedy and max(target_law) < 1:
+            continue
+        target = ConstantModel(VOCAB, p=torch.tensor(target_law, dtype=torch.float64))
+        proposed = ConstantModel(VOCAB, p=torch.tensor(draft, dtype=torch.float64))
+        for shape in shapes(verifier, "chain of 2", "two", "two, the first with a child"):
+            policy = ShapedPolicy(shape, law)
+            drafter = toy_drafter(policy, proposed, proposed)
+            try:
+                assert_lossless(policy, verifier, target=target, drafter=drafter, tokens=2, rounds=1)
+            except AssertionError as error:
+                if not isinstance(error.__cause__, InvalidDistribution):
+                    raise AssertionError(f"With {name}: {error}") from error
+
+
+def check_bad_input(verifier: Verifier, models: int) -> None:
+    """Whatever the tree and the target, it emits tokens that the target allows, or refuses.
+
+    The trees need not obey law P: they may hold tokens that their proposals give probability 0. Targets
+    come in float64, in float32, and rounded to half precision. Every outcome is visited, and the draws
+    at the ends of the unit interval are made as production makes them.
+    """
+
+    @given(data=st.data())
+    @check_settings(max(models, 1) * 5)
+    def judge(data: st.DataObject) -> None:
+        tree = data.draw(
+            token_trees(
+                VOCAB,
+                max_nodes=4,
+                max_children=3 if verifier.branches else 1,
+                laws=laws_of(verifier),
+            )
+        )
+        if data.draw(st.booleans()):
+            tree = with_tokens(tree, data.draw(st.permutations(range(VOCAB))))
+        rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
+        dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
+        target = rounded(torch.stack(rows), dtype)
+        checked = CheckedVerifier(verifier, refusal=InvalidDistribution)
+        try:
+            for _ in enumerate_outcomes(partial(checked.verify, tree, target), budget=2000):
+                pass
+            for u in (0.0, 1 - 2**-53):
+                checked.verify(tree, target, TapeRandomness(torch.full((1000,), u, dtype=torch.float64)))
+        except (InvalidDistribution, BudgetExceeded):
+            pass
+        assert not checked.fault, checked.fault
+
+    judge()
+
+
+def check_repeatable(verifier: Verifier, models: int) -> None:
+    """The same tree, target and stream give the same outcome, and the input is left as it was."""
+
+    @given(data=st.data(), seed=st.integers(0, 2**32))
+    @check_settings(models)
+    def twice(data: st.DataObject, seed: int) -> None:
+        laws = laws_of(verifier)
+        width = 3 if verifier.branches else 1
+        tree = data.draw(token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws))
+        target = torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))])
+        before = target.clone()
+        marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
+        try:
+            with forbid_hidden_randomness(verifier):
+                first, second = (verifier.verify(tree, target, CounterRandomness.seeded(seed)) for _ in "ab")
+        except InvalidDistribution:
+            return
+        assert first == second, f"{verifier} gives {first} and then {second} on one stream."
+        assert torch.equal(target, before), f"{verifier} writes to the target's probabilities."
+        for node, law in tree.proposals.items():
+            assert torch.equal(law.marginal(0), marginals[node]), f"{verifier} writes to a proposal."
+
+    twice()
+
+
+def check_together(verifier: Verifier, models: int) -> None:
+    """Rows judged together come out as each does alone, by as many draws of its own stream."""
+    laws = laws_of(verifier)
+    width = 3 if verifier.branches else 1
+
+    @given(data=st.data(), seed=st.integers(0, 2**32))
+    @check_settings(models)
+    def both(data: st.DataObject, seed: int) -> None:
+        # Kernels judge float32 alone.
+        dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+        grown = token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws, dtype=dtype)
+        trees = data.draw(st.lists(grown, min_size=1, max_size=4))
+        rows = [
+            torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))]).to(dtype)
+            for tree in trees
+        ]
+        # Several samples of one prompt: an equal row has draws of its own all the same.
+        trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
+        alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
+        try:
+            expected = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
+        except InvalidDistribution:
+            return
+        outcomes = verifier.verify_rows(trees, rows, together)
+        assert len(outcomes) == len(trees), (
+            f"{verifier} gives {len(outcomes)} outcomes for {len(trees)} rows."
+        )
+        for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
+            assert outcome == expected_outcome, (
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {expected_outcome}."
+            )
+            used, needed = together[row].used, alone[row].used
+            assert used == needed, (
+                f"{verifier} makes {used} draws for row {row} of {len(trees)}, and judging it alone {needed}."
+            )
+
+    both()
+
+
+def prove_round(
+    verifier: Verifier,
+    shape: Shape,
+    law: type[Proposal],
+    toys: ProofModels,
+    *,
+    depth_first: bool = False,
+    padding: int = 0,
+    budget: int = 100_000,
+) -> None:
+    """Prove one round on trees of `shape`; where the draft runs out of tokens, on what is left of them."""
+    try:
+        trees = ShapeTrees(shape, law, toys.drafts, depth_first=depth_first, padding=padding)
+        assert_round_lossless(trees, verifier, toys.target, budget=budget)
+    except TooNarrow:
+        policy = ShapedPolicy(shape, law)
+        drafter = toy_drafter(policy, *toys.drafts)
+        assert_lossless(policy, verifier, target=toys.target, drafter=drafter, rounds=1)
+
+
+def affordable(
+    verifier: Verifier,
+    cases: Sequence[tuple[Shape, ProofModels]],
+    law: type[Proposal],
+    *,
+    depth_first: bool = False,
+    padding: int = 0,
+) -> None:
+    """Prove the first of `cases` whose outcomes are few enough for a check that others wait for."""
+    for number, (shape, toys) in enumerate(cases, start=1):
+        budget = _MOST if number < len(cases) else 100_000
+        try:
+            prove_round(verifier, shape, law, toys, depth_first=depth_first, padding=padding, budget=budget)
+        except BudgetExceeded:
+            if number == len(cases):
+                raise
+            continue
+        return
+
+
+def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
+    return [TapeRandomness(CounterRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
+
+
+def shapes(verifier: Verifier, *names: str) -> list[Shape]:
+    """The shapes that `verifier` judges; those of `names` where there are any."""
+    all_shapes = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
+    return [shape for name, shape in all_shapes.items() if not names or name in names]
+
+
+def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:
+    """Target rows `[VOCAB]`; one-hot ones for a verifier that serves temperature 0 alone."""
+    if one_hot:
+        return st.integers(0, VOCAB - 1).map(lambda token: torch.eye(VOCAB, dtype=torch.float64)[token])
+    return distributions(VOCAB)
+
+
+def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Probabilities as a model computing in `dtype` leaves them: off by its rounding, in float32 or above."""
+    return p if dtype == torch.float64 else p.to(dtype).float()
+
+
+def with_tokens(tree: TokenTree, renamed: list[int]) -> TokenTree:
+    """The tree with other tokens under the same proposals, which may give them probability 0."""
+    return TokenTree(torch.tensor(renamed)[tree.tokens], tree.parents, tree.proposals, tree.size)

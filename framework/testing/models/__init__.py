@@ -1,0 +1,1 @@
+"""Toy models, small strategies and random inputs for proofs."""

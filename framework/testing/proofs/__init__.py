@@ -1,0 +1,1 @@
+"""Exact enumeration, and the proofs that stand on it."""

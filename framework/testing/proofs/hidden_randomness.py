@@ -1,0 +1,48 @@
+"""Whether code draws from a generator of the process instead of its stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from draftwood.testing.diagnosis.law_broken import LawBroken
+
+
+@contextmanager
+def forbid_hidden_randomness(who: object) -> Iterator[None]:
+    """Raise `LawBroken` after the block if it drew from a generator of the process, or seeded one.
+
+    Those are torch's, numpy's and Python's; in the end they are as they were.
+    """
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        # To states that no seed gives.
+        torch.rand(7)
+        np.random.random(7)
+        random.random()
+        before = _states()
+        yield
+        after = _states()
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
+    for name, state in after.items():
+        if state != before[name]:
+            raise LawBroken(
+                f"{who} draws from {name}, or seeds it.",
+                likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
+                "law can be proved.",
+            )
+
+
+def _states() -> dict[str, object]:
+    return {
+        "torch's own generator": torch.get_rng_state().numpy().tobytes(),
+        "numpy's own generator": str(np.random.get_state(legacy=False)["state"]),
+        "Python's own generator": random.getstate(),
+    }

@@ -1,0 +1,331 @@
+"""The proof of law V by enumeration: the joint law of the emitted tokens against the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import attrs
+import torch
+
+from draftwood.base.errors import InvalidInput
+from draftwood.decoding.batch_row import BatchRow
+from draftwood.decoding.loop import RoundLoop
+from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.stopping import RowStops
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import Streams
+from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.diagnosis.tolerances import rounding
+from draftwood.testing.diagnosis.tree_text import tree_as_text
+from draftwood.testing.models.toy import NextTokenModel, ToyBackend
+from draftwood.testing.proofs.block_efficiency import WeightedTree, drawn_trees, one_round_law, target_rows
+from draftwood.testing.proofs.checked_verifier import CheckedVerifier
+from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
+
+Law = Mapping[tuple[int, ...], float]
+"""For every sequence of tokens, its probability."""
+
+
+@attrs.frozen
+class JointLaw:
+    """Exact law of the first emitted tokens.
+
+    Attributes:
+        probabilities: for every sequence of tokens, its probability.
+        expected_tokens: mean number of tokens that the first round emits (block efficiency).
+        runs: random outcomes visited; 0 where they were not counted (one round).
+        fault: what the verifier did that none may, however rarely, with the tree; empty if nothing.
+    """
+
+    probabilities: dict[tuple[int, ...], float]
+    expected_tokens: float
+    runs: int
+    fault: str = ""
+
+    def worst(self, expected: Law) -> tuple[int, ...]:
+        """The sequence whose probability is furthest from that in `expected`."""
+        return max({**expected, **self.probabilities}, key=lambda text: self._off(expected, text))
+
+    def error(self, expected: Law) -> float:
+        """The largest difference from `expected` in any sequence's probability."""
+        return self._off(expected, self.worst(expected))
+
+    def _off(self, expected: Law, text: tuple[int, ...]) -> float:
+        off = abs(self.probabilities.get(text, 0.0) - expected.get(text, 0.0))
+        return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
+
+
+def joint_law(
+    policy: TreePolicy,
+    verifier: Verifier,
+    *,
+    target: NextTokenModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    tokens: int = 3,
+    temperature: float = 1.0,
+    rounds: int | None = None,
+    budget: int = 100_000,
+    trees: Sequence[WeightedTree] | None = None,
+) -> JointLaw:
+    """The exact joint law of the first `tokens` emitted tokens.
+
+    Args:
+        policy: grows the trees.
+        verifier: judges them.
+        target: whose law should come out.
+        drafter: supplies the draft distributions; a `ModelDrafter` over a `ToyBackend`, for instance.
+        prompt: the text before; at least one token.
+        tokens: length of the sequences.
+        temperature: of target and draft.
+        rounds: None runs the production loop for as many rounds as the tokens take, so that commit and
+            the next root are part of the proof. 1 enumerates one round, and lets the target itself
+            write what is missing: cheaper, since equal trees are verified once.
+        budget: random outcomes that one enumeration may visit.
+        trees: what `drawn_trees` gave for the policy, drafter, prompt and temperature, so that several
+            verifiers can be judged on trees drawn once; for one round. None draws them.
+
+    Raises:
+        AssertionError: the verifier raises or does not end; the message draws the tree.
+        BudgetExceeded: a round has more outcomes than `budget`.
+    """
+    checked = CheckedVerifier(verifier)
+    if rounds not in (None, 1):
+        raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
+    case = _Case(policy, checked, target, drafter, temperature, budget)
+    if rounds:
+        law, expected, runs = case.one_round(tuple(prompt), tokens, trees)
+    elif trees is None:
+        law, expected, runs = case.all_rounds(tuple(prompt), tokens)
+    else:
+        raise InvalidInput("Given trees are those of one round; give rounds=1 with them.")
+    return JointLaw(law, expected, runs, checked.fault)
+
+
+@attrs.frozen(eq=False)
+class _Case:
+    policy: TreePolicy
+    verifier: Verifier
+    target: NextTokenModel
+    drafter: Drafter
+    temperature: float
+    budget: int
+
+    def one_round(
+        self, prompt: tuple[int, ...], tokens: int, trees: Sequence[WeightedTree] | None = None
+    ) -> tuple[dict[tuple[int, ...], float], float, int]:
+        if trees is None:
+            trees = drawn_trees(
+                self.policy, self.drafter, prompt=prompt, temperature=self.temperature, budget=self.budget
+            )
+        emitted = one_round_law(
+            trees,
+            self.verifier,
+            target=self.target,
+            prompt=prompt,
+            temperature=self.temperature,
+            budget=self.budget,
+        )
+        law: dict[tuple[int, ...], float] = {}
+        for new, chance in emitted.items():
+            rest = target_law(
+                self.target,
+                prompt=(*prompt, *new),
+                tokens=max(tokens - len(new), 0),
+                temperature=self.temperature,
+            )
+            for later, weight in rest.items():
+                text = (*new, *later)[:tokens]
+                law[text] = law.get(text, 0.0) + chance * weight
+        return law, sum(chance * len(new) for new, chance in emitted.items()), 0
+
+    def all_rounds(
+        self, prompt: tuple[int, ...], tokens: int
+    ) -> tuple[dict[tuple[int, ...], float], float, int]:
+        law: dict[tuple[int, ...], float] = {}
+        expected, runs = 0.0, 0
+        # A round's law depends on the text before it and on what the policy has learnt alone, so each of
+        # their pairs is enumerated once.
+        unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
+            ((), policy_states.first_state(self.policy)): 1.0
+        }
+        while unfinished:
+            start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
+            (text, state), chance = start, unfinished.pop(start)
+            outcomes = list(
+                enumerate_outcomes(
+                    lambda rng, text=text, state=state: self._round([*prompt, *text], state, rng),  # type: ignore[misc]
+                    budget=self.budget,
+                )
+            )
+            runs += len(outcomes)
+            if not text:
+                expected = sum(weight * len(new) for weight, (new, _) in outcomes)
+            for weight, (new, learnt) in outcomes:
+                longer = (*text, *new)[:tokens]
+                if len(longer) == tokens:
+                    law[longer] = law.get(longer, 0.0) + chance * weight
+                else:
+                    pair = longer, learnt
+                    unfinished[pair] = unfinished.get(pair, 0.0) + chance * weight
+        return law, expected, runs
+
+    def _round(self, text: list[int], state: Hashable, rng: Enumerator) -> tuple[tuple[int, ...], Hashable]:
+        """A round of the production loop after `text`: what it emits, and what the policy then knows.
+
+        Checks that the commit left the state of the new text.
+        """
+        # Beyond what any tree reaches, so that the limit cuts no tree.
+        stops = RowStops(0, frozenset(), limit=10**9)
+        sampling = SamplingParams(temperature=self.temperature)
+        settings = RowSettings(sampling, sampling)
+        row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), stops, settings, policy_state=state)
+        backend = ToyBackend(self.target)
+        loop = RoundLoop(target=backend, drafter=self.drafter, verifier=self.verifier, held=[row])
+        state = torch.tensor(text[:-1], dtype=torch.int64)
+        backend.prefill([state])
+        self.drafter.prefill([state])
+        try:
+            new = loop.run().rows[0].tokens
+        finally:
+            self.drafter.release()
+        assert backend.committed == [[*text, *new][:-1]], (
+            f"After {text} a round emitted {new}, but the committed state is {backend.committed[0]}."
+        )
+        return new, row.policy_state
+
+
+def target_law(
+    target: NextTokenModel, *, prompt: Sequence[int] = (0,), tokens: int = 3, temperature: float = 1.0
+) -> dict[tuple[int, ...], float]:
+    """The joint law of `tokens` tokens under sequential sampling from the target."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        law = {
+            (*text, token): chance * p
+            for text, chance in law.items()
+            for token, p in enumerate(target.probs([*prompt, *text], temperature).tolist())
+        }
+    return law
+
+
+def largest_error(
+    policy: TreePolicy,
+    verifier: Verifier,
+    *,
+    target: NextTokenModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    tokens: int = 3,
+    temperature: float = 1.0,
+    rounds: int | None = None,
+    budget: int = 100_000,
+) -> float:
+    """How far the pair's joint law is from the target's, in the sequence where it is furthest.
+
+    Takes what `joint_law` takes and raises what it raises.
+    """
+    joint = joint_law(
+        policy,
+        verifier,
+        target=target,
+        drafter=drafter,
+        prompt=prompt,
+        tokens=tokens,
+        temperature=temperature,
+        rounds=rounds,
+        budget=budget,
+    )
+    return joint.error(target_law(target, prompt=prompt, tokens=tokens, temperature=temperature))
+
+
+def assert_lossless(
+    policy: TreePolicy,
+    verifier: Verifier,
+    *,
+    target: NextTokenModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    tokens: int = 3,
+    temperature: float = 1.0,
+    rounds: int | None = None,
+    budget: int = 100_000,
+    trees: Sequence[WeightedTree] | None = None,
+    tolerance: float | None = None,
+) -> JointLaw:
+    """Prove that the pair emits the target's law; takes what `joint_law` takes.
+
+    Args:
+        tolerance: largest difference of a probability; None is what the models' dtype allows.
+
+    Returns:
+        The joint law, with its expected tokens a round.
+
+    Raises:
+        AssertionError: it does not. The message names the worst sequence with its probability and
+            the expected one, and draws the tree from which it most likely comes.
+    """
+    joint = joint_law(
+        policy,
+        verifier,
+        target=target,
+        drafter=drafter,
+        prompt=prompt,
+        tokens=tokens,
+        temperature=temperature,
+        rounds=rounds,
+        budget=budget,
+        trees=trees,
+    )
+    if joint.fault:
+        raise LawBroken(joint.fault)
+    expected = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
+    worst, error = joint.worst(expected), joint.error(expected)
+    if tolerance is None:
+        tolerance = rounding(target.dtype)
+    if not error <= tolerance:
+        case = _Case(policy, verifier, target, drafter, temperature, budget)
+        raise LawBroken(
+            f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
+            f"{joint.probabilities.get(worst, 0.0):.12g} and should have {expected.get(worst, 0.0):.12g} "
+            f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}",
+            error=error,
+        )
+    return joint
+
+
+def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], tolerance: float) -> str:
+    """The round in which the bias arises, and the tree of that round that most likely gave `worst`."""
+    for done in range(len(worst)):
+        text, rest = (*prompt, *worst[:done]), worst[done:]
+        law, _, _ = case.one_round(text, len(rest))
+        expected = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
+        # A later prefix of the worst sequence may do better than the worst of its round.
+        if JointLaw(law, 0.0, 0).error(expected) > tolerance:
+            return f"The round after {text} is biased. {_likely_tree(case, text, rest)}"
+    return "Every round alone is exact: the bias lies in what one round leaves to the next."
+
+
+def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) -> str:
+    trees = drawn_trees(
+        case.policy, case.drafter, prompt=prompt, temperature=case.temperature, budget=case.budget
+    )
+
+    def chance(index: int) -> float:
+        emitted = one_round_law(
+            [trees[index]],
+            case.verifier,
+            target=case.target,
+            prompt=prompt,
+            temperature=case.temperature,
+            budget=case.budget,
+        )
+        return sum(p for new, p in emitted.items() if rest[: len(new)] == new[: len(rest)])
+
+    likely = trees[max(range(len(trees)), key=chance)].tree
+    rows = target_rows(likely, case.target, prompt, case.temperature)
+    return (
+        f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their path is marked):\n"
+        f"{tree_as_text(likely, rows, rest)}"
+    )

@@ -1,0 +1,1 @@
+"""Proofs of somebody else's sampler."""

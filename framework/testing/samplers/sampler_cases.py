@@ -1,0 +1,154 @@
+"""What a foreign sampler is asked: toy models of many kinds, and the drafts that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.laws.proposals import Proposal
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.toy import NextTokenModel, ToyModel
+from draftwood.testing.models.tree_shapes import Shape, ShapedPolicy
+from draftwood.testing.proofs.block_efficiency import drawn_trees, target_rows
+from draftwood.trees.tree import TokenTree
+
+PROMPT = (0,)
+
+
+@attrs.frozen(eq=False)
+class SamplerCase:
+    """One draft, as an engine hands it to its sampler.
+
+    Row 0 of the target is what it says after the last committed token, row `i + 1` what it says after
+    drafted token `i` (on that token's own path). In a batch every tensor but `parents` has one dimension
+    more in front.
+
+    Attributes:
+        draft_tokens: int64 `[n]`, numbered level by level; siblings in the order in which they were drawn.
+        parents: int64 `[n]`: the target's row behind which each drafted token stands; `0 .. n-1` in a chain.
+        target_probs: `[n + 1, vocab]`.
+        draft_probs: `[n, vocab]`: the draft's distribution behind the same row, for every drafted token.
+            Siblings share it: what the law takes away for earlier siblings is not taken away here, and a
+            deterministic draft has it too, though its tokens were not drawn from it.
+        law: how the tokens of one row's children were drawn.
+        uniforms: `[k]` numbers in [0, 1), of the dtype of the probabilities; empty if none were asked for.
+    """
+
+    draft_tokens: Int[Tensor, "*rows n"]
+    parents: Int[Tensor, " n"]
+    target_probs: Float[Tensor, "*rows n1 vocab"]
+    draft_probs: Float[Tensor, "*rows n vocab"]
+    law: type[Proposal]
+    uniforms: Float[Tensor, "*rows k"]
+
+    def children(self, row: int) -> list[int]:
+        """The drafted tokens (their indices in `draft_tokens`) behind a row of the target, in drawn order."""
+        return [index for index, parent in enumerate(self.parents.tolist()) if parent == row]
+
+
+@attrs.frozen(eq=False)
+class Draft:
+    """A draft with the probability that it is made, and its tree."""
+
+    weight: float
+    case: SamplerCase
+    tree: TokenTree
+    target_rows: Tensor
+
+
+def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
+    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
+
+    def model(seed: int, **options: Any) -> NextTokenModel:
+        return ToyModel(vocab_size, seed, **options)
+
+    plain = model(1)
+    return {
+        "plain": (plain, model(2)),
+        "sharp": (model(3, sharpness=5.0), model(4, sharpness=5.0)),
+        "flat": (model(6, sharpness=0.2), model(7, sharpness=0.2)),
+        "a target that forbids tokens": (model(5, sparsity=0.5), model(2)),
+        "a draft that lacks tokens": (plain, model(8, sparsity=0.5)),
+        "both one-hot": (model(9, sparsity=1.0), model(10, sparsity=1.0)),
+        "draft and target equal": (plain, plain),
+        "a draft near the target": (plain, model(11, near=plain, mix=0.9)),
+    }
+
+
+def shape_of(parents: Sequence[int]) -> Shape:
+    """The nested shape of a tree whose drafted token `i` stands behind row `parents[i]`."""
+    below: list[list[Shape]] = [[] for _ in range(len(parents) + 1)]
+    for index, parent in enumerate(parents):
+        if not 0 <= parent <= index:
+            raise InvalidInput(
+                f"Drafted token {index} has the parent row {parent}; give 0 for the root, or i + 1 for an "
+                "earlier drafted token i."
+            )
+    for row in range(len(parents), 0, -1):
+        below[parents[row - 1]].insert(0, tuple(below[row]))
+    return tuple(below[0])
+
+
+def drafts(
+    target: NextTokenModel,
+    draft: NextTokenModel,
+    *,
+    parents: Sequence[int],
+    law: type[Proposal],
+    dtype: torch.dtype = torch.float64,
+) -> list[Draft]:
+    """Every draft of the shape that `draft` makes by `law`, without its uniforms.
+
+    Where the law runs out of tokens a draft has fewer of them.
+    """
+    policy = ShapedPolicy(shape_of(parents), law)
+    made = []
+    for weighted in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
+        tree = weighted.tree
+        rows = target_rows(tree, target, PROMPT, 1.0)
+        above = tree.parents[1 : len(tree)]
+        proposed = target_rows(tree, draft, PROMPT, 1.0)[above]
+        case = SamplerCase(
+            draft_tokens=tree.tokens[1 : len(tree)],
+            parents=above,
+            target_probs=rows.to(dtype),
+            draft_probs=proposed.to(dtype),
+            law=law,
+            uniforms=torch.zeros(0, dtype=dtype),
+        )
+        made.append(Draft(weighted.weight, case, tree, rows))
+    return made
+
+
+def likely_breaks(draft: Draft) -> Iterator[float]:
+    """Where a sampler that works with this draft may change its mind as a uniform grows."""
+    tree, rows = draft.tree, draft.target_rows
+    for node in range(len(tree)):
+        left, shared = rows[node], 0.0
+        earlier: list[int] = []
+        yield from left.cumsum(0).tolist()
+        for rank, child in enumerate(tree.children(node)):
+            token = int(tree.tokens[child])
+            law = tree.proposals[node].conditional(rank, tuple(earlier)).double()
+            shared += float(rows[node][token])
+            yield shared
+            for proposed in (law, draft.case.draft_probs[child - 1].double()):
+                yield float(left[token] / proposed[token])
+            left = _residual(left, law)
+            yield from left.cumsum(0).tolist()
+            earlier.append(token)
+
+
+def _residual(target: Tensor, draft: Tensor) -> Tensor:
+    rest = (target - draft).clamp(min=0)
+    return rest / rest.sum() if rest.any() else target
+
+
+Models = Mapping[str, tuple[NextTokenModel, NextTokenModel]]
+"""By name: a target and a draft over one vocabulary."""

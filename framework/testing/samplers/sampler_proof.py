@@ -1,0 +1,266 @@
+"""The proof of law V for somebody else's sampler: a function from probabilities and drafts to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import attrs
+import torch
+
+from draftwood.base.errors import InvalidInput
+from draftwood.laws.proposals import (
+    Deterministic,
+    Proposal,
+    TopThenSample,
+    WithoutReplacement,
+    WithReplacement,
+)
+from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, ChiSquareResult, chi_square_test
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.diagnosis.tree_text import tree_as_text
+from draftwood.testing.proofs.lossless import JointLaw, target_law
+from draftwood.testing.samplers.sampler_cases import (
+    PROMPT,
+    Draft,
+    Models,
+    drafts,
+    sampler_models,
+)
+from draftwood.testing.samplers.sampler_mistakes import likely_mistake
+from draftwood.testing.samplers.sampler_runs import (
+    CheckedSampler,
+    Emitted,
+    Sampler,
+    Text,
+    continued,
+    written_on,
+)
+from draftwood.testing.samplers.torch_randomness import RAISED
+
+LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
+
+
+@attrs.frozen
+class SamplerReport:
+    """How far a sampler's law is from the target's.
+
+    Attributes:
+        errors: by model, the largest difference of a sequence's probability from the target's; where
+            samples were drawn, of its share.
+        expected_tokens: by model, the mean number of tokens a call emits.
+        calls: of the sampler; rows, in a batch.
+        fault: what the sampler did that none may, however rarely: raise, emit a token that the target
+            forbids or that does not exist; empty if nothing.
+        counterexample: the sequence that is furthest off, and the draft from which it most likely comes.
+        likely: the mistake that has the same law, in a sentence; empty where none of those known has.
+        p_value: where samples were drawn: how likely a lossless sampler is to be off as much as this one in
+            any of the models (a chi-square test each); None where all was enumerated.
+        smallest_bias: where samples were drawn: every law further from the target's than this, in total
+            variation, fails in a model with probability 99 %; None where all was enumerated.
+    """
+
+    errors: dict[str, float]
+    expected_tokens: dict[str, float]
+    calls: int
+    fault: str
+    counterexample: str
+    likely: str = ""
+    p_value: float | None = None
+    smallest_bias: float | None = None
+
+    @property
+    def error(self) -> float:
+        """The largest of `errors`."""
+        return max(self.errors.values())
+
+
+def prove_sampler(
+    sampler: Sampler,
+    *,
+    parents: Sequence[int] = (0, 1),
+    law: type[Proposal] = WithReplacement,
+    uniforms: int | None = None,
+    samples: int | None = None,
+    batched: bool = False,
+    vocab_size: int = 3,
+    models: Models | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> SamplerReport:
+    """Prove that `sampler` emits the target's law; takes what `measure_sampler` takes.
+
+    Args:
+        tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
+            probabilities are float32 or less.
+
+    Returns:
+        The report, with the error.
+
+    Raises:
+        LawBroken: it does not, or `report.fault`. The message has the worst sequence with the probability
+            that it has and should have, and the draft from which it most likely comes.
+    """
+    report = measure_sampler(
+        sampler,
+        parents=parents,
+        law=law,
+        uniforms=uniforms,
+        samples=samples,
+        batched=batched,
+        vocab_size=vocab_size,
+        models=models,
+        dtype=dtype,
+        seed=seed,
+    )
+    name = getattr(sampler, "__name__", None) or repr(sampler)
+    if tolerance is None:
+        tolerance = 1e-9 if dtype == torch.float64 else 1e-6
+    what = ""
+    if report.fault:
+        what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}."
+    elif report.p_value is not None and report.p_value < SIGNIFICANCE:
+        what = f"{name} is biased (p = {report.p_value:.2g}): {report.counterexample}"
+    elif report.p_value is None and not report.error <= tolerance:
+        what = f"{name} is biased: {report.counterexample}"
+    if what:
+        raise LawBroken(what, error=report.error, likely=report.likely)
+    return report
+
+
+def measure_sampler(
+    sampler: Sampler,
+    *,
+    parents: Sequence[int] = (0, 1),
+    law: type[Proposal] = WithReplacement,
+    uniforms: int | None = None,
+    samples: int | None = None,
+    batched: bool = False,
+    vocab_size: int = 3,
+    models: Models | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> SamplerReport:
+    """The law of the tokens that `sampler` emits, on toy models, against the target's.
+
+    Every draft that the law allows is made with its exact weight. What the sampler emits is continued by the
+    target up to one token more than the draft is deep, and the joint law of these tokens compared.
+    The sampler's own chance is dealt with in one of three ways:
+
+    - `uniforms=k`: it takes k uniforms as `case.uniforms`, and has no other chance. Enumerated by interval
+      splitting (`draftwood.testing.diagnosis.intervals` says what that can miss).
+    - neither: it draws with `torch.rand`, `torch.rand_like` and `torch.multinomial`, and does nothing with
+      the uniforms but compare them. Enumerated exactly (`draftwood.testing.samplers.torch_randomness`).
+    - `samples=N`: any chance at all. N drafts a model are drawn and judged, and a chi-square test says
+      whether their law is the target's; `report.smallest_bias` says what it would have detected. Needs scipy.
+
+    Args:
+        sampler: takes a `SamplerCase`, returns the emitted tokens.
+        parents: for every drafted token the target's row behind which it stands: 0 is the root, i + 1 the
+            row behind drafted token i. `range(n)` is a chain.
+        law: how siblings are drawn: `WithReplacement` and `WithoutReplacement` from `draft_probs`,
+            `Deterministic` takes its most likely tokens, `TopThenSample` all but the last of them.
+        uniforms: how many the sampler takes; with `samples` they are drawn.
+        samples: how many to draw for each model.
+        batched: the sampler judges a batch: every tensor of its case but `parents` has one dimension more
+            in front. With `samples` only.
+        vocab_size: of the models; at least 2.
+        models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
+        dtype: of the probabilities and uniforms that the sampler gets.
+        seed: of the samples, or of the random points at which interval splitting tests itself.
+
+    Raises:
+        CannotEnumerate: chance that has no finite list of outcomes; give samples.
+        InvalidInput: arguments that do not go together.
+    """
+    if batched and samples is None:
+        raise InvalidInput("batched=True needs samples=N; outcomes are enumerated one draft at a time.")
+    if law not in LAWS:
+        raise InvalidInput(
+            f"law is {getattr(law, '__name__', law)}; give one of {[drawn.__name__ for drawn in LAWS]}."
+        )
+    checked = CheckedSampler(sampler, dtype, uniforms, seed)
+    errors, expected, worst = {}, {}, _Worst()
+    tests: list[ChiSquareResult] = []
+    named_models = sampler_models(vocab_size) if models is None else models
+    for name, (target, draft) in named_models.items():
+        possible = drafts(target, draft, parents=parents, law=law, dtype=dtype)
+        tokens = max(drawn.tree.depth for drawn in possible) + 1
+        expected_law = target_law(target, prompt=PROMPT, tokens=tokens)
+        if samples is None:
+            emitted = [checked.enumerated(drawn, target) for drawn in possible]
+            law_found = JointLaw(continued(possible, emitted, target, tokens), 0.0, 0)
+        else:
+            counts = checked.sampled(possible, target, samples, batched)
+            texts = written_on(counts, target, tokens, seed)
+            tests.append(chi_square_test(texts, expected_law, models=len(named_models)))
+            law_found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
+            emitted = [
+                {text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts
+            ]
+        errors[name] = law_found.error(expected_law)
+        expected[name] = sum(
+            drawn.weight * chance * len(text)
+            for drawn, law_of_one in zip(possible, emitted, strict=True)
+            for text, chance in law_of_one.items()
+            if text != RAISED
+        )
+        worst.see(name, law_found, expected_law, possible, emitted)
+    return SamplerReport(
+        errors=errors,
+        expected_tokens=expected,
+        calls=checked.calls,
+        fault=checked.fault,
+        counterexample=worst.text,
+        likely=_likely(checked.fault, worst) if samples is None else "",
+        p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
+        smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
+    )
+
+
+@attrs.define(eq=False)
+class _Worst:
+    """The sequence that is furthest off in all models, in words."""
+
+    error: float = -1.0
+    text: str = ""
+    drafts: Sequence[Draft] = ()
+    emitted: Sequence[Emitted] = ()
+
+    def see(
+        self,
+        model: str,
+        law: JointLaw,
+        expected_law: dict[Text, float],
+        possible: Sequence[Draft],
+        emitted: Sequence[Emitted],
+    ) -> None:
+        error = law.error(expected_law)
+        if not error > self.error:
+            return
+        self.error, self.drafts, self.emitted = error, possible, emitted
+        tokens = law.worst(expected_law)
+        likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
+        likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
+        self.text = (
+            f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "
+            f"{expected_law.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
+            f"They most likely come of this draft (their path is marked), of which comes {{{likely}}}:\n"
+            f"{tree_as_text(possible[likeliest].tree, possible[likeliest].target_rows, tokens)}"
+        )
+
+
+def _likely(fault: str, worst: _Worst) -> str:
+    if "nan" in fault:
+        return (
+            "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
+        )
+    if fault.startswith("emits") and worst.error < 1e-6:
+        return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
+    return "" if worst.error < 1e-9 else likely_mistake(worst.drafts, worst.emitted, 1e-6)
+
+
+def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:
+    begun = sum(chance for text, chance in emitted[index].items() if tokens[: len(text)] == text)
+    return possible[index].weight * begun

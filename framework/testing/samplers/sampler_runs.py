@@ -1,0 +1,217 @@
+"""Calling a foreign sampler: every outcome of it, or samples, with what none may do remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.laws.randomness import Randomness
+from draftwood.testing.diagnosis.intervals import CannotEnumerate, split_uniforms
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.diagnosis.tree_text import tree_as_text
+from draftwood.testing.models.toy import NextTokenModel
+from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.proofs.lossless import target_law
+from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
+from draftwood.testing.samplers.torch_randomness import RAISED, torch_randomness
+
+Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
+"""Takes a draft and returns the tokens that it emits: those accepted, and one more.
+
+In a batch: `[rows, most]`, rows filled up with negative numbers.
+"""
+
+Text = tuple[int, ...]
+
+Emitted = dict[Text, float]
+"""The law of what comes of one draft."""
+
+
+@attrs.define(eq=False)
+class CheckedSampler:
+    """Calls the sampler, counts, and remembers the first thing that none may do."""
+
+    sampler: Sampler
+    dtype: torch.dtype
+    uniforms: int | None
+    seed: int
+    calls: int = 0
+    fault: str = ""
+
+    def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
+        law: Emitted = {}
+
+        def with_uniforms(u: Sequence[float]) -> Text:
+            case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
+            return self._call(draft, case, target)
+
+        def with_chance(rng: Randomness) -> Text:
+            return self._call(draft, draft.case, target, torch_randomness(rng))
+
+        outcomes: Iterable[tuple[float, Text]]
+        if self.uniforms is None:
+            outcomes = enumerate_outcomes(with_chance)
+        else:
+            outcomes = split_uniforms(
+                with_uniforms,
+                count=self.uniforms,
+                guesses=likely_breaks(draft),
+                bits=53 if self.dtype == torch.float64 else 24,
+                seed=self.seed,
+            )
+        for weight, text in outcomes:
+            law[text] = law.get(text, 0.0) + weight
+        return law
+
+    def sampled(
+        self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
+    ) -> list[dict[Text, int]]:
+        """For every draft, how often what came of it."""
+        counts: list[dict[Text, int]] = [{} for _ in possible]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
+            rows = torch.multinomial(weights, samples, replacement=True)
+            judged = (
+                self._together(possible, target, rows) if batched else self._alone(possible, target, rows)
+            )
+            for index, text, count in judged:
+                counts[index][text] = counts[index].get(text, 0) + count
+        return counts
+
+    def _alone(
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
+    ) -> Iterator[tuple[int, Text, int]]:
+        for index in rows.tolist():
+            u = torch.rand(self.uniforms or 0, dtype=self.dtype)
+            draft = possible[index]
+            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u), target), 1
+
+    def _together(
+        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
+    ) -> Iterator[tuple[int, Text, int]]:
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index, draft in enumerate(possible):
+            shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
+        for indices in shapes.values():
+            cases = [possible[index].case for index in indices]
+            mine = rows[torch.isin(rows, torch.tensor(indices))]
+            at = torch.searchsorted(torch.tensor(indices), mine)
+            batch = attrs.evolve(
+                cases[0],
+                draft_tokens=torch.stack([case.draft_tokens for case in cases])[at],
+                target_probs=torch.stack([case.target_probs for case in cases])[at],
+                draft_probs=torch.stack([case.draft_probs for case in cases])[at],
+                uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
+            )
+            self.calls += len(at)
+            emitted = torch.as_tensor(self.sampler(batch))
+            if emitted.ndim != 2 or len(emitted) != len(mine):
+                raise LawBroken(
+                    f"The sampler returns {tuple(emitted.shape)} for a batch of {len(mine)} drafts."
+                )
+            distinct, counts = torch.cat([mine.unsqueeze(1), emitted.long()], 1).unique(
+                dim=0, return_counts=True
+            )
+            for (index, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
+                text = tuple(token for token in row if token >= 0)
+                self._judge(possible[index], text, target)
+                yield index, text, count
+
+    def _call(
+        self,
+        draft: Draft,
+        case: SamplerCase,
+        target: NextTokenModel,
+        chance: AbstractContextManager[None] | None = None,
+    ) -> Text:
+        self.calls += 1
+        # A sampler may write to its arguments, as engines' kernels do.
+        copied = attrs.evolve(
+            case, target_probs=case.target_probs.clone(), draft_probs=case.draft_probs.clone()
+        )
+        try:
+            # Only the sampler's own chance is replaced: the toy models draw theirs.
+            with chance or nullcontext():
+                emitted = self.sampler(copied)
+        except (CannotEnumerate, InvalidInput):
+            raise
+        except Exception as error:
+            self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
+            return RAISED
+        text = tuple(
+            emitted.flatten().tolist() if isinstance(emitted, Tensor) else (int(token) for token in emitted)
+        )
+        self._judge(draft, text, target, case)
+        return text
+
+    def _judge(
+        self, draft: Draft, text: Text, target: NextTokenModel, case: SamplerCase | None = None
+    ) -> None:
+        if self.fault:
+            return
+        most = draft.tree.depth + 1
+        if not 1 <= len(text) <= most:
+            self._blame(draft, f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens", case)
+            return
+        for position, token in enumerate(text):
+            if not 0 <= token < target.vocab_size:
+                self._blame(draft, f"emits {text}; token {token} does not exist", case)
+                return
+            if not float(target.probs([*PROMPT, *text[:position]])[token]) > 0:
+                before = text[:position]
+                wrong = f"emits {text}, though the target gives token {token} probability 0 after {before}"
+                self._blame(draft, wrong, case)
+                return
+
+    def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
+        if not self.fault:
+            has_uniforms = case is not None and len(case.uniforms)
+            at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
+            self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_rows)}"
+
+
+def continued(
+    possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
+) -> dict[Text, float]:
+    """The law of the first `tokens` tokens, where the target writes what was not emitted."""
+    law: Emitted = {}
+    rests: dict[Text, Emitted] = {}
+    for draft, law_of_one in zip(possible, emitted, strict=True):
+        for text, chance in law_of_one.items():
+            if text not in rests:
+                rests[text] = _rests(text, target, tokens)
+            for rest, weight in rests[text].items():
+                continuation = (*text, *rest)[:tokens]
+                law[continuation] = law.get(continuation, 0.0) + draft.weight * chance * weight
+    return law
+
+
+def written_on(
+    counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
+) -> dict[Text, int]:
+    """As `continued`, drawn: what the target writes behind every single sample."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    texts: dict[Text, int] = {}
+    together: dict[Text, int] = {}
+    for counted in counts:
+        for text, count in counted.items():
+            together[text] = together.get(text, 0) + count
+    for text, count in sorted(together.items()):
+        rests = _rests(text, target, tokens)
+        weights = torch.tensor(list(rests.values()), dtype=torch.float64)
+        drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
+        for rest, times in zip(rests, torch.bincount(drawn, minlength=len(rests)).tolist(), strict=True):
+            continuation = (*text, *rest)[:tokens]
+            texts[continuation] = texts.get(continuation, 0) + times
+    return texts
+
+
+def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
+    """What the target writes behind `text`, up to `tokens` in all."""
+    return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))

@@ -1,0 +1,153 @@
+"""`Growth`: the trees of all rows while they grow, each by its policy's `grow`, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidTree
+from draftwood.laws.proposals import Deterministic, Proposal
+from draftwood.laws.randomness import Randomness
+from draftwood.trees.level_plan import LevelPlan, Levels
+from draftwood.trees.request import Request, Requests
+from draftwood.trees.siblings import FollowedLevels, Opening, open_nodes
+from draftwood.trees.tree import TokenTree
+from draftwood.trees.tree_batch import TreeBatch
+
+Growing = Generator[Request | Opening, Any, TokenTree]
+"""The generator of `TreePolicy.grow`: it yields requests, receives answers, and returns the tree."""
+
+
+class Growth:
+    """The growing trees of all rows of a round.
+
+    Every row that is not finished asks in every step. The draft is asked once for all rows, and children are
+    drawn once for all rows that want them by the same law. Decoding and proofs both grow their trees here.
+
+    Attributes:
+        requests: what is asked of the draft now; None when all trees are grown.
+    """
+
+    def __init__(self, growing: Sequence[Growing], rngs: Sequence[Randomness]) -> None:
+        """Start the growths, one a row, and take their first requests.
+
+        Args:
+            growing: what `grow` of every row gave.
+            rngs: the draft stream of every row.
+        """
+        self._growing, self._rngs = growing, rngs
+        self._grown: list[TokenTree | None] = [None] * len(growing)
+        self._levels: list[Tensor] = []
+        self._asked: list[Request | Opening | None] = []
+        self.requests: Requests | None = None
+        self._ask([None] * len(growing), first=True)
+
+    @property
+    def plan(self) -> LevelPlan | None:
+        """Returns the plan that every row announces, if all announce the same; else None."""
+        first = self._asked[0]
+        if not isinstance(first, Opening) or first.plan is None or self._levels:
+            return None
+        alike = all(isinstance(asked, Opening) and asked.plan == first.plan for asked in self._asked)
+        return first.plan if alike else None
+
+    def answer(self, probs: Tensor) -> None:
+        """Take the draft's distributions `[rows, nodes, *drafters, vocab]` of what was requested."""
+        level = len(self._levels)
+        self._levels.append(probs)
+        answers: list[Any] = [None] * len(self._asked)
+        by_law: dict[type[Proposal], list[Opening | None]] = {}
+        for row, asked in enumerate(self._asked):
+            if isinstance(asked, Opening):
+                by_law.setdefault(asked.law, [None] * len(answers))[row] = asked
+            elif asked is not None:
+                answers[row] = probs[row, : len(asked)]
+        for law, openings in by_law.items():
+            found = open_nodes(law, probs, openings, self._rngs, level=level)
+            for row, opening in enumerate(openings):
+                if opening is not None:
+                    answers[row] = found[row]
+        self._ask(answers)
+
+    def follow(self, levels: Levels) -> None:
+        """Grow all trees by the levels that a drafter grew by itself, following `plan`."""
+        self._levels.append(torch.zeros(()).expand(len(self._growing), 1, levels.vocab_size))
+        followed = [FollowedLevels(levels, row) for row in range(len(self._growing))]
+        while self.requests is not None:
+            answers: list[Any] = []
+            for row, asked in enumerate(self._asked):
+                if not isinstance(asked, Opening | None):
+                    raise InvalidTree(
+                        "A policy announced a plan and then asks for distributions; leave it out."
+                    )
+                answers.append(None if asked is None else followed[row].open(asked))
+            self._ask(answers)
+
+    def trees(self) -> Sequence[TokenTree]:
+        """The trees, when all are grown."""
+        trees = [tree for tree in self._grown if tree is not None]
+        builders = [tree.builder for tree in trees if tree.builder is not None]
+        laws = {one.law for builder in builders for one in builder.siblings.values()}
+        alike = len(laws) < 2 and laws <= TreeBatch.LAWS and not any(one.proposals for one in builders)
+        noted = any(tree.note is not None for tree in trees)
+        if len(builders) < len(trees) or not alike or noted:
+            return trees
+        return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
+
+    def _ask(self, answers: Sequence[Any], *, first: bool = False) -> None:
+        """Send every row that waits its answer, and take what it asks for next."""
+        asked: list[Request | Opening | None] = [None] * len(answers)
+        for row, answer in enumerate(answers):
+            if first or answer is not None:
+                try:
+                    asked[row] = _request(self._growing[row].send(answer))
+                except StopIteration as finished:
+                    self._grown[row] = _tree(finished.value)
+        self._asked = asked
+        self.requests = _merged(asked)
+
+
+def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
+    """`growing` of one row, of which every request is one for distributions.
+
+    For who answers the requests of a policy by itself, as a policy around another does.
+    """
+    growth = Growth([growing], [rng])
+    while growth.requests is not None:
+        request = growth.requests[0]
+        assert request is not None
+        growth.answer((yield request).unsqueeze(0))
+    (tree,) = growth.trees()
+    return tree
+
+
+def _request(asked: Any) -> Request | Opening:
+    if isinstance(asked, Request | Opening):
+        if len(asked):
+            return asked
+        raise InvalidTree("A policy's `grow` asks for no node at all; leave the request out.")
+    raise InvalidTree(
+        f"A policy's `grow` yielded {type(asked).__name__}; yield what TreeBuilder.open or .request gives."
+    )
+
+
+def _tree(grown: Any) -> TokenTree:
+    if isinstance(grown, TokenTree):
+        return grown
+    raise InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")
+
+
+def _merged(asked: Sequence[Request | Opening | None]) -> Requests | None:
+    """Returns the requests of all rows as one batch, or None if no row asks."""
+    counts = [0 if one is None else len(one.tokens) for one in asked]
+    if not (width := max(counts)):
+        return None
+    tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
+    for row, one in enumerate(asked):
+        if one is not None:
+            tokens[row, : counts[row]], parents[row, : counts[row]] = one.tokens, one.parents
+    return Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)

@@ -1,0 +1,212 @@
+"""Levels that follow from the draft's distributions alone, so that a drafter can grow them all in one go.
+
+Where a policy draws nothing and keeps the most likely paths, what it will ask for in the next level is known
+as soon as the draft has answered. It then says so by a `LevelPlan` (`TreeBuilder.open`): a drafter that can
+goes on by itself (`Drafter.planned_levels`), what it found comes back as `Levels`, and the policy's own
+`grow` makes the tree of them.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftwood.base.validators import at_least, probability
+
+Nodes = NDArray[np.int64]
+
+BLOCK = 64
+"""Tokens of a block, whose most likely one says whether others of it can be among the best."""
+
+
+@attrs.frozen
+class LevelPlan:
+    """How one level of most likely paths leads to the next.
+
+    Level 0 is the root. Of every node that is expanded the `branching` most likely continuations are
+    candidates of the next level; a candidate's value is the draft's probability of the path to it. Of a
+    level's candidates the `candidates` most valuable count. Of those the `width` most valuable are expanded
+    that are among the `budget` most valuable of all levels so far and worth more than `threshold`.
+
+    Attributes:
+        depth: levels below the root.
+        width: nodes of a level that are expanded at most.
+        branching: candidates below one node at most.
+        budget: nodes of the tree beside the root at most.
+        candidates: of one level at most; None: no limit.
+        threshold: what is worth no more is left out.
+    """
+
+    depth: int = attrs.field(validator=at_least(1))
+    width: int = attrs.field(validator=at_least(1))
+    branching: int = attrs.field(validator=at_least(1))
+    budget: int = attrs.field(validator=at_least(1))
+    candidates: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    threshold: float = attrs.field(default=0.0, validator=probability)
+
+    def widths(self, most: int, *, vocab_size: int) -> tuple[int, ...]:
+        """Nodes that are asked for in every level, the root first, where a level has `most` at most."""
+        widths = [1]
+        for _ in range(1, self.depth):
+            widths.append(min(most, self.width, self.count(widths[-1], vocab_size)))
+        return tuple(widths)
+
+    def count(self, nodes: int, vocab_size: int) -> int:
+        """Candidates that count below so many nodes."""
+        return min(self.budget, self.candidates or self.budget, nodes * min(self.branching, vocab_size))
+
+    def candidates_of(
+        self, probs: Float[Tensor, "rows nodes vocab"], paths: Float[Tensor, "rows nodes"]
+    ) -> tuple[Int[Tensor, "rows count"], Int[Tensor, "rows count"], Float[Tensor, "rows count"]]:
+        """The candidates below the nodes of a level, the most valuable first. Tensor code without a wait.
+
+        Args:
+            probs: the draft's distributions, float32.
+            paths: float64, the values of the nodes; 0 for one that leads nowhere.
+
+        Returns:
+            Their tokens, the numbers of their parents among the nodes, and their values in float64.
+        """
+        rows, nodes, vocab = probs.shape
+        count = self.count(nodes, vocab)
+        blocks = vocab // BLOCK
+        if self.branching < count or vocab % BLOCK or nodes * blocks < count:
+            top = probs.topk(min(self.branching, vocab))
+            values = _below(paths.unsqueeze(2), top.values)
+            best = values.flatten(1).topk(count)
+            parents = best.indices // values.shape[2]
+            return top.indices.flatten(1).gather(1, best.indices), parents, best.values
+        # The best tokens lie in the best blocks: two short searches instead of a long one a node.
+        blockwise = probs.view(rows, nodes * blocks, BLOCK)
+        peaks = _below(paths.unsqueeze(2), blockwise.amax(2).view(rows, nodes, blocks)).flatten(1)
+        chosen = peaks.topk(count).indices
+        above = chosen // blocks
+        inside = blockwise.gather(1, chosen.unsqueeze(2).expand(-1, -1, BLOCK))
+        best = _below(paths.gather(1, above).unsqueeze(2), inside).flatten(1).topk(count)
+        block = best.indices // BLOCK
+        tokens = chosen.gather(1, block) % blocks * BLOCK + best.indices % BLOCK
+        return tokens, above.gather(1, block), best.values
+
+
+class GrowingLevels:
+    """Levels as they grow by a plan: tensor code of fixed shapes without a wait, for tracing too."""
+
+    def __init__(self, plan: LevelPlan, rows: int, device: torch.device) -> None:
+        """Roots alone."""
+        self._plan = plan
+        self._paths = torch.ones(rows, 1, dtype=torch.float64, device=device)
+        self._best = self._paths.new_full((rows, plan.budget), plan.threshold)
+        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root that have candidates."""
+        return len(self._found)
+
+    def take(self, probs: Float[Tensor, "rows nodes vocab"]) -> None:
+        """The draft's distributions of the nodes that were expanded last, the roots at first."""
+        found = self._plan.candidates_of(probs, self._paths)
+        self._best = torch.cat([self._best, found[2]], 1).topk(self._plan.budget).values
+        self._found.append(found)
+
+    def expand(self, width: int) -> tuple[Int[Tensor, "rows width"], Int[Tensor, "rows width"]]:
+        """Expand the first candidates of the last level: their tokens, and their parents above."""
+        tokens, parents, values = self._found[-1]
+        values = values[:, :width]
+        # A node that is not among the best leads nowhere.
+        leads = (values >= self._best[:, -1:]) & (values > self._plan.threshold)
+        self._paths = torch.where(leads, values, 0.0)
+        return tokens[:, :width], parents[:, :width]
+
+    def packed(self) -> Float[Tensor, "rows levels candidates 3"]:
+        """Tokens, parents and values of all candidates in float64: one tensor, for one copy to the host."""
+        most = max(values.shape[1] for _, _, values in self._found)
+        levels = [torch.stack([one.double() for one in found], 2) for found in self._found]
+        return torch.stack([pad(level, (0, 0, 0, most - level.shape[1])) for level in levels], 1)
+
+
+def _below(paths: Tensor, chances: Tensor) -> Tensor:
+    """Values of the paths on; rounding must not lift one above its own beginning."""
+    return torch.minimum(paths * chances, paths)
+
+
+@attrs.frozen(eq=False)
+class Levels:
+    """The candidates of all levels, as a `LevelPlan` defines them, of every row and level the best first.
+
+    Attributes:
+        tokens: int64 `[rows, levels, candidates]`.
+        parents: int64, of the same shape: which candidate of the level above stands above it; of the first
+            level 0, the root.
+        values: float64, of the same shape; 0 where there is none.
+        widths: nodes of every level that were expanded, the root first: the first candidates of the level.
+        vocab_size: of the draft's distributions.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    values: NDArray[np.float64]
+    widths: tuple[int, ...]
+    vocab_size: int
+
+    @classmethod
+    def of(cls, packed: Tensor, *, widths: tuple[int, ...], vocab_size: int) -> Levels:
+        """Those of `GrowingLevels.packed`, read back at once."""
+        held = packed.cpu().numpy()
+        tokens, parents = held[..., 0].astype(np.int64), held[..., 1].astype(np.int64)
+        return cls(tokens, parents, held[..., 2].copy(), widths, vocab_size)
+
+    def nodes(self, *, root: int) -> tuple[Nodes, Nodes]:
+        """Tokens and parents `[rows, nodes]` of all that was expanded below the root, level by level.
+
+        Args:
+            root: region index of the roots; the others follow it.
+        """
+        starts = (root + np.cumsum([0, *self.widths])).tolist()
+        levels = list(enumerate(self.widths[1:]))
+        tokens = [self.tokens[:, level, :width] for level, width in levels]
+        parents = [self.parents[:, level, :width] + starts[level] for level, width in levels]
+        blank = np.zeros((len(self.tokens), 0), np.int64)
+        return np.concatenate([*tokens, blank], 1), np.concatenate([*parents, blank], 1)
+
+    def misses(self, plan: LevelPlan) -> bool:
+        """Whether some tree of `plan` might hold children of what was not expanded, or values are unsound."""
+        if np.isnan(self.values).any():
+            return True
+        bars = self._bars(plan)
+        return any(
+            width < min(plan.width, self.values.shape[2])
+            and bool((self.values[:, level, width] > bars).any())
+            for level, width in enumerate(self.widths[1:])
+        )
+
+    def children(self, row: int) -> dict[tuple[int, int], list[tuple[int, int, float]]]:
+        """The candidates of one row below every node that was expanded, the most valuable first.
+
+        Returns:
+            By level and number of the node (-1 and 0 for the root): the number, token and chance of each
+            candidate below it.
+        """
+        found: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        above = [1.0]
+        for level, (tokens, parents, values) in enumerate(
+            zip(self.tokens[row].tolist(), self.parents[row].tolist(), self.values[row].tolist(), strict=True)
+        ):
+            for number, (token, parent, value) in enumerate(zip(tokens, parents, values, strict=True)):
+                if value > 0:
+                    found.setdefault((level - 1, parent), []).append((number, token, value / above[parent]))
+            above = values
+        return found
+
+    def _bars(self, plan: LevelPlan) -> NDArray[np.float64]:
+        """What the least valuable node of every row's tree is worth; the threshold where there is room."""
+        values = self.values.reshape(len(self.values), -1)
+        if values.shape[1] < plan.budget:
+            return np.full(len(values), plan.threshold)
+        least = np.partition(values, -plan.budget, 1)[:, -plan.budget]
+        return np.asarray(np.maximum(least, plan.threshold))

@@ -1,0 +1,52 @@
+"""What came of a tree: the outcome of one round for one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from draftwood.base.validators import as_ints
+from draftwood.trees.tree import TokenTree
+
+
+@attrs.frozen
+class Outcome:
+    """What one round adds to one row.
+
+    Attributes:
+        path: accepted nodes of the tree, root first.
+        tokens: their tokens, root first.
+        extra: the token after the path, the next root.
+        bonus: True where `extra` was drawn from the target at a leaf, False where it is a residual.
+        drafted: draft tokens in the tree, the root not counted.
+    """
+
+    path: tuple[int, ...] = attrs.field(converter=as_ints)
+    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
+    extra: int
+    bonus: bool
+    drafted: int
+
+    @classmethod
+    def of(cls, tree: TokenTree, path: Sequence[int], *, extra: int, bonus: bool) -> Outcome:
+        """The outcome of accepting `path` (root first) in `tree`."""
+        tokens = tree.tokens[list(path)].tolist()
+        return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
+
+    def shortened(self, count: int) -> Outcome:
+        """The outcome that emits only the first `count` tokens of what this one does, 1 or more."""
+        if count > self.accepted:
+            return self
+        path, tokens, extra = self.path[:count], self.tokens[:count], self.tokens[count]
+        return Outcome(path, tokens, extra=extra, bonus=False, drafted=self.drafted)
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens."""
+        return len(self.path) - 1
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Tokens this round adds to the text: the accepted ones and the extra one."""
+        return (*self.tokens[1:], self.extra)

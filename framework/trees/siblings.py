@@ -1,0 +1,334 @@
+"""The children of the nodes that policies open: drawn for all rows at once, handed out node by node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.laws.ordered_draws import ChildDraws
+from draftwood.laws.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
+from draftwood.laws.randomness import NodeNoise, Randomness, UniformRandomness
+from draftwood.trees.level_plan import LevelPlan, Levels
+
+
+@attrs.define(eq=False)
+class Opening:
+    """Nodes of one row whose children a policy wants drawn; made by `TreeBuilder.open`.
+
+    Attributes:
+        tokens: of the nodes.
+        parents: the request numbers of their parents, as in `Request`.
+        law: by which the children are drawn.
+        counts: children of each node that are drawn at once.
+        ahead: how many more of a node may be drawn one by one, by `Siblings.draw`.
+        total: children of all nodes that are of use; None: no limit. More than these may be drawn.
+        floors: for each node a weight; no child is asked for where no more than that is left. None: no floor.
+        plan: how the levels to come follow from the draft's distributions alone; None where they do not.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    law: type[Proposal]
+    counts: Sequence[int]
+    ahead: int = 0
+    total: int | None = None
+    floors: Sequence[float] | None = None
+    plan: LevelPlan | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Siblings:
+    """The children of one node as they are drawn.
+
+    Attributes:
+        tokens: those drawn so far, in drawn order.
+        chances: the draft's probability of each.
+        weight: what the next child is taken from: what is left of the distribution, or the probability of the
+            most likely token left where the law takes that; 0 where no child is to come.
+        law: the class of the law.
+        place: the request that asked for the node, and its number there.
+    """
+
+    __slots__ = ("_probs", "_row", "chances", "law", "place", "tokens", "weight")
+
+    def __init__(self, law: type[Proposal], probs: Tensor, row: int, place: tuple[int, int]) -> None:
+        """Nothing drawn yet.
+
+        Args:
+            law: the class of the law.
+            probs: the draft's distributions of the request, `[rows, nodes, *drafters, vocab]`.
+            row: of the node.
+            place: as above.
+        """
+        self.law, self._probs, self._row, self.place, self.weight = law, probs, row, place, 0.0
+        self.tokens: list[int] = []
+        self.chances: list[float] = []
+
+    def draw(self) -> bool:
+        """Draw one more child, the last of `tokens`; whether there is one."""
+        return False
+
+    def pick(self, places: Sequence[int]) -> None:
+        """Leave out all children but those at these places, where the law takes the most likely tokens."""
+        places = [place for place in places if place < len(self.tokens)]
+        self.tokens = [self.tokens[place] for place in places]
+        self.chances = [self.chances[place] for place in places]
+
+    def proposal(self, tokens: Sequence[int]) -> Proposal:
+        """The law by which the first children were drawn, which are `tokens`."""
+        if self.law is Deterministic:
+            probs = self._probs
+            return Deterministic(tokens, probs.shape[-1], probs.dtype, probs.device)
+        return self.law(self._p)  # type: ignore[call-arg]
+
+    @property
+    def _p(self) -> Tensor:
+        """The node's distribution `[vocab]`, or those of several drafters."""
+        return self._probs[self._row, self.place[1]]
+
+
+class _AllAtOnce(Siblings):
+    """Children of a law that draws all of them at once and describes them itself."""
+
+    __slots__ = ("_law",)
+
+    def __init__(self, probs: Tensor, row: int, place: tuple[int, int], drawn: DrawnChildren) -> None:
+        super().__init__(type(drawn.proposal), probs, row, place)
+        self.tokens, self.chances = list(drawn.tokens), list(drawn.chances)
+        self._law = drawn.proposal
+
+    def proposal(self, tokens: Sequence[int]) -> Proposal:
+        return self._law
+
+
+class _Likeliest(Siblings):
+    """The most likely tokens, in that order."""
+
+    __slots__ = ("_ranking",)
+
+    def __init__(
+        self,
+        probs: Tensor,
+        row: int,
+        place: tuple[int, int],
+        ranking: tuple[list[int], list[float]],
+        count: int,
+    ) -> None:
+        super().__init__(Deterministic, probs, row, place)
+        tokens, chances = ranking
+        self._ranking = ranking
+        while count and chances[count - 1] <= 0:
+            count -= 1
+        self.tokens, self.chances = tokens[:count], chances[:count]
+        self.weight = chances[count] if count < len(chances) else 0.0
+
+    def draw(self) -> bool:
+        if self.weight <= 0:
+            return False
+        tokens, chances = self._ranking
+        rank = len(self.tokens)
+        self.tokens.append(tokens[rank])
+        self.chances.append(chances[rank])
+        self.weight = chances[rank + 1] if rank + 1 < len(chances) else 0.0
+        return True
+
+
+class _Sampled(Siblings):
+    """Drawn without replacement, one by one, from any source of chance."""
+
+    __slots__ = ("_rng",)
+
+    def __init__(self, probs: Tensor, row: int, place: tuple[int, int], rng: Randomness) -> None:
+        super().__init__(WithoutReplacement, probs, row, place)
+        self._rng = rng
+        self.weight = float(self._p.sum(dtype=torch.float64))
+
+    def draw(self) -> bool:
+        if not self.weight > 0:
+            return False
+        # Made anew for every draw: kept, it would hold twice the memory of `p` for every node of the tree.
+        rest = self._p.to(torch.float64, copy=True)
+        if self.tokens:
+            rest[self.tokens] = 0
+        token = self._rng.choose(rest)
+        self.tokens.append(token)
+        self.chances.append(float(rest[token]))
+        rest[token] = 0
+        self.weight = float(rest.sum())
+        return True
+
+
+class _FromDraws(Siblings):
+    """Drawn without replacement, from the draws of a level."""
+
+    __slots__ = ("_draws",)
+
+    def __init__(
+        self, probs: Tensor, row: int, place: tuple[int, int], draws: ChildDraws, weight: float
+    ) -> None:
+        super().__init__(WithoutReplacement, probs, row, place)
+        self._draws, self.weight = draws, weight
+
+    def draw(self) -> bool:
+        if not self.weight > 0:
+            return False
+        token, chance, self.weight = self._draws.next_of(self._row, self.place[1])
+        if token < 0:
+            return False
+        self.tokens.append(token)
+        self.chances.append(chance)
+        return True
+
+
+class FollowedLevels:
+    """One row's siblings, from the levels that a drafter grew by itself.
+
+    What a drafter did not expand has no children here: it is worth too little for any tree of the plan.
+    """
+
+    def __init__(self, levels: Levels, row: int) -> None:
+        self._children, self._vocab_size = levels.children(row), levels.vocab_size
+        self._nodes: list[tuple[int, int]] = []  # level and number of what was opened, by request number
+
+    def open(self, opening: Opening) -> list[Siblings]:
+        """The siblings of the nodes that the policy opens next."""
+        found: list[Siblings] = []
+        probs = torch.zeros(()).expand(1, 1, self._vocab_size)
+        for token, parent, count in zip(opening.tokens, opening.parents, opening.counts, strict=True):
+            node = (-1, 0)
+            if parent >= 0:
+                level, _ = self._nodes[parent]
+                siblings = self._children.get(self._nodes[parent], [])
+                node = next(
+                    ((level + 1, number) for number, one, _ in siblings if one == token), (level + 1, -1)
+                )
+            self._nodes.append(node)
+            below = self._children.get(node, [])[:count]
+            drawn = [token for _, token, _ in below], [chance for *_, chance in below]
+            found.append(_Likeliest(probs, 0, (0, 0), drawn, len(below)))
+        return found
+
+
+def open_nodes(
+    law: type[Proposal],
+    probs: Float[Tensor, "rows nodes *drafters vocab"],
+    openings: Sequence[Opening | None],
+    rngs: Sequence[Randomness],
+    *,
+    level: int,
+) -> list[list[Siblings]]:
+    """The siblings of all nodes that `openings` name, of every row; an empty list where it opens none.
+
+    Args:
+        law: of all these openings.
+        probs: the draft's distributions, padded.
+        openings: one a row.
+        rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
+        level: the number of the request.
+    """
+    if law is Deterministic:
+        return _likeliest(probs, openings, level=level)
+    if law is WithoutReplacement:
+        streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
+        if len(streams) == len(rngs):
+            return _from_draws(probs, openings, streams, level=level)
+    return [
+        [] if opening is None else _of_row(law, probs, row, opening, rngs[row], level=level)
+        for row, opening in enumerate(openings)
+    ]
+
+
+def _of_row(
+    law: type[Proposal], probs: Tensor, row: int, opening: Opening, rng: Randomness, *, level: int
+) -> list[Siblings]:
+    """Returns the siblings of one row, by any source of chance."""
+    nodes = len(opening)
+    if opening.ahead and law is not WithoutReplacement:
+        raise InvalidInput(
+            f"{law.__name__} draws all children of a node at once; open nodes with counts and without ahead."
+        )
+    if opening.ahead:
+        found: list[Siblings] = []
+        for column, own in enumerate(rng.nodes(nodes)):
+            found.append(_Sampled(probs, row, (level, column), own))
+            for _ in range(opening.counts[column]):
+                found[-1].draw()
+        return found
+    total = sys.maxsize if opening.total is None else opening.total
+    drawn = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
+    # What lies behind the last of the total is left out.
+    return [
+        _AllAtOnce(probs, row, (level, column), drawn[column])
+        if column < len(drawn)
+        else Siblings(law, probs, row, (level, column))
+        for column in range(nodes)
+    ]
+
+
+def _likeliest(probs: Tensor, openings: Sequence[Opening | None], *, level: int) -> list[list[Siblings]]:
+    most = max(max(opening.counts) + opening.ahead for opening in openings if opening is not None)
+    tokens, chances = top_tokens(probs, most)
+    width = len(tokens[0][0])
+    return [
+        [
+            _Likeliest(
+                probs, row, (level, column), (tokens[row][column], chances[row][column]), min(count, width)
+            )
+            for column, count in enumerate(() if opening is None else opening.counts)
+        ]
+        for row, opening in enumerate(openings)
+    ]
+
+
+def top_tokens(
+    probs: Float[Tensor, "rows nodes vocab"], count: int
+) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    """The `count` most likely tokens of every node and their probabilities, `[rows, nodes, count]`."""
+    top = probs.topk(min(count, probs.shape[-1]))
+    if probs.device.type == "cpu":
+        return top.indices.tolist(), top.values.tolist()
+    # One result to wait for; float32 counts to 2**24, and no vocabulary is larger.
+    read = torch.stack([top.values.float(), top.indices.float()]).cpu().numpy()
+    return read[1].astype(np.int64).tolist(), read[0].tolist()
+
+
+def _from_draws(
+    probs: Tensor, openings: Sequence[Opening | None], rngs: Sequence[UniformRandomness], *, level: int
+) -> list[list[Siblings]]:
+    rows, width = probs.shape[:2]
+    nodes, most, ahead, floors = [0] * rows, 0, 0, None
+    limits = np.zeros((rows, width), np.int64)
+    for row, opening in enumerate(openings):
+        if opening is not None:
+            nodes[row] = count = len(opening.tokens)
+            limits[row, :count] = opening.counts
+            ahead = max(ahead, opening.ahead)
+            if opening.floors is not None:
+                floors = np.zeros((rows, width)) if floors is None else floors
+                floors[row, :count] = opening.floors
+    most = int(limits.max())
+    draws = ChildDraws(probs, NodeNoise.of(rngs, nodes), nodes, at_once=max(most, ahead), floors=floors)
+    if most:
+        drawn, weights = draws.up_to(limits)
+        lengths, tokens, chances = (drawn >= 0).sum(2).tolist(), drawn.tolist(), weights.tolist()
+    left = draws.left.tolist()
+    found: list[list[Siblings]] = []
+    for row, count in enumerate(nodes):
+        siblings: list[Siblings] = []
+        for column in range(count):
+            one = _FromDraws(probs, row, (level, column), draws, left[row][column])
+            if most:
+                length = lengths[row][column]
+                one.tokens, one.chances = tokens[row][column][:length], chances[row][column][:length]
+            siblings.append(one)
+        found.append(siblings)
+    return found

@@ -1,0 +1,157 @@
+"""`TreeBatch`: the draft trees of all rows of a round, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, overload
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.base.errors import InvalidTree
+from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
+from draftwood.trees.level_plan import Nodes
+from draftwood.trees.tree import TokenTree, TreeBuilder
+
+
+@attrs.frozen(eq=False)
+class TreeBatch(Sequence[TokenTree]):
+    """Trees of one law, one a row; item i is that of row i as a `TokenTree`.
+
+    What a row has no nodes for is padding: token 0, parent -1. The distributions are those that the policy
+    was sent, which the next round overwrites.
+
+    Attributes:
+        tokens: int64 `[rows, nodes]`, on the CPU like all numbers of nodes.
+        parents: int64 `[rows, nodes]`; as in `TokenTree`.
+        depths: int64 `[rows, nodes]`, the root at 0.
+        counts: int64 `[rows]`, nodes of every row.
+        law: by which all children were drawn, one of `LAWS`.
+        levels: for every request, the draft's distributions `[rows, nodes asked for, vocab]`.
+        asked: int64 `[rows, nodes, 2]`, for every node the request that asked for it and its number there;
+            -1 where none did.
+    """
+
+    LAWS: ClassVar[frozenset[type[Proposal]]] = frozenset(
+        {Deterministic, WithReplacement, WithoutReplacement}
+    )
+    """The laws that are made from the distribution, or from the children, alone."""
+
+    tokens: Nodes
+    parents: Nodes
+    depths: Nodes
+    counts: Nodes
+    law: type[Proposal]
+    levels: tuple[Tensor, ...]
+    asked: Nodes
+    _trees: dict[int, TokenTree] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def of(cls, builders: Sequence[TreeBuilder], law: type[Proposal], levels: Sequence[Tensor]) -> TreeBatch:
+        """The trees that these have grown, whose siblings were all drawn by `law` from `levels`."""
+        counts = [len(builder) for builder in builders]
+        shape = len(builders), max(counts)
+        tokens, parents, depths = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
+        asked = np.full((*shape, 2), -1)
+        for row, (builder, count) in enumerate(zip(builders, counts, strict=True)):
+            tokens[row, :count], parents[row, :count] = builder.tokens, builder.parents
+            depths[row, :count] = builder.depths
+            if builder.siblings:
+                asked[row, list(builder.siblings)] = [one.place for one in builder.siblings.values()]
+        return cls(tokens, parents, depths, np.array(counts), law, tuple(levels), asked)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @overload
+    def __getitem__(self, row: int) -> TokenTree: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[TokenTree]: ...
+    def __getitem__(self, row: int | slice) -> TokenTree | list[TokenTree]:
+        if isinstance(row, slice):
+            return [self[index] for index in range(len(self))[row]]
+        if row not in self._trees:
+            n = int(self.counts[row])
+            tokens, parents, depths = (
+                torch.from_numpy(numbers[row, :n]) for numbers in (self.tokens, self.parents, self.depths)
+            )
+            self._trees[row] = TokenTree(tokens, parents, _RowProposals(self, row), depths=depths)
+        return self._trees[row]
+
+    def proposal(self, row: int, node: int) -> Proposal:
+        """The law by which the children of a node were drawn."""
+        level, column = self.asked[row, node].tolist()
+        p = self.levels[level][row, column]
+        if self.law is Deterministic:
+            children = self.tokens[row][self.parents[row] == node]
+            return Deterministic(children.tolist(), p.shape[-1], p.dtype, p.device)
+        return self.law(p)  # type: ignore[call-arg]
+
+    def kept(self, keep: NDArray[np.bool_]) -> TreeBatch:
+        """The trees of the nodes `keep` `[rows, nodes]`: the root and the ancestors of all of them.
+
+        A law keeps describing the siblings that stay as long as the dropped ones were drawn last.
+        """
+        if keep.sum() == self.counts.sum():
+            return self
+        counts = keep.sum(1)
+        order = np.argsort(~keep, axis=1, kind="stable")[:, : counts.max()]
+        each = np.arange(len(self))[:, None]
+        new_number = np.where(keep, keep.cumsum(1) - 1, -1)
+        parents = np.where(self.parents < 0, -1, np.take_along_axis(new_number, self.parents, 1))
+        valid = np.arange(order.shape[1]) < counts[:, None]
+        return attrs.evolve(
+            self,
+            tokens=np.where(valid, self.tokens[each, order], 0),
+            parents=np.where(valid, parents[each, order], -1),
+            depths=np.where(valid, self.depths[each, order], 0),
+            counts=counts,
+            asked=self.asked[each, order],
+        )
+
+    def truncated(self, depths: Sequence[int]) -> TreeBatch:
+        """The trees without nodes deeper than `depths[i]` in row i."""
+        valid = np.arange(self.tokens.shape[1]) < self.counts[:, None]
+        return self.kept(valid & (self.depths <= np.array(depths)[:, None]))
+
+    def validated(self, vocab_size: int) -> TreeBatch:
+        """These trees, or `InvalidTree` naming the first node that breaks their shape."""
+        columns = np.arange(self.tokens.shape[1])
+        drafted = (columns > 0) & (columns < self.counts[:, None])
+        sound = ~drafted | ((self.parents >= 0) & (self.parents < columns))
+        sound &= (self.tokens >= 0) & (self.tokens < vocab_size)
+        if not (sound.all() and (self.parents[:, 0] == -1).all() and (self.counts > 0).all()):
+            for tree in self:
+                tree.validated(vocab_size)
+            raise InvalidTree("A row has no node; every tree has a root.")
+        return self
+
+
+@attrs.frozen(eq=False)
+class _RowProposals(Mapping[int, Proposal]):
+    """The laws of one row, each made when it is asked for."""
+
+    batch: TreeBatch
+    row: int
+    # Of the nodes with children, in order; None before it is asked for.
+    _inner: dict[int, Proposal | None] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        n = int(self.batch.counts[self.row])
+        above = sorted(set(self.batch.parents[self.row, 1:n].tolist()))
+        object.__setattr__(self, "_inner", dict.fromkeys(above))
+
+    def __getitem__(self, node: int) -> Proposal:
+        made = self._inner[node]
+        if made is None:
+            made = self._inner[node] = self.batch.proposal(self.row, node)
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)
