@@ -367,3 +367,13 @@ def test_nothing_shadows_the_package_kernels() -> None:
     for folder in (ROOT / "kernels", ROOT / "tests" / "kernels"):
         assert not (folder / "__init__.py").exists()
     assert not (ROOT / "kernels.py").exists()
+
+
+def test_an_editor_finds_every_part_of_the_package() -> None:
+    # `.editor/draftwood` is the package as it is installed, for tools that read no import hooks.
+    parts = {path.name for path in (ROOT / "framework").iterdir()} - {"__pycache__"}
+    links = {path.name: path.resolve() for path in (ROOT / ".editor" / "draftwood").iterdir()}
+    layers = set(LAYERS) - {"framework"}
+    assert set(links) == parts | layers
+    assert all(links[name] == ROOT / "framework" / name for name in parts)
+    assert all(links[name] == ROOT / name for name in layers)

@@ -64,7 +64,7 @@ PARTS = {
         print(sum(len(compiled.configurations(name)) > 0 for name in compiled.operations()), "operations")
         """,
     "a signal": """
-        from draftwood.apps import interrupts
+        from draftwood.apps.terminal import interrupts
         def ends(*_):
             raise SystemExit("ended")
         kill, os.kill = os.kill, ends

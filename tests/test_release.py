@@ -136,8 +136,8 @@ def built(folder: Path, house: tuple[str, ...], *, left_out: str = "", stray: st
     [
         ({}, None),
         ({"left_out": "SECURITY.md"}, "The sdist lacks SECURITY.md."),
-        ({"left_out": "framework/trees/tree.py"}, "differ: ['draftwood/tree.py']"),
-        ({"left_out": "draftwood/tree.py"}, "The wheel lacks ['draftwood/tree.py']"),
+        ({"left_out": "framework/trees/tree.py"}, "differ: ['draftwood/trees/tree.py']"),
+        ({"left_out": "draftwood/trees/tree.py"}, "The wheel lacks ['draftwood/trees/tree.py']"),
         (
             {"left_out": "draftwood/zoo/tokenizer/tokenizer.json"},
             "lacks draftwood/zoo/tokenizer/tokenizer.json",

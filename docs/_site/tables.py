@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from draftwood import errors, registry
+from draftwood.base import errors
+from draftwood.protocols import registry
 from draftwood.apps.strategies import entries
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,1 @@
+../../framework/__init__.py
