@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from draftwood.apps.strategies import entries
 from draftwood.base import errors
 from draftwood.protocols import registry
-from draftwood.apps.strategies import entries
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = tuple(ROOT / "docs" / "results" / name / "results.csv" for name in ("greedy", "sampled"))

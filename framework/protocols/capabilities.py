@@ -1,0 +1,165 @@
+"""What a `StateBackend` may offer besides decoding, one class a capability.
+
+An attribute declares a capability, and its default says that it is not offered; the methods then refuse in a
+sentence, or do it by `extend` and `commit`. Override an attribute together with its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftwood.base.errors import UnsupportedModel
+from draftwood.protocols.ranks import Ranks
+from draftwood.trees.level_plan import LevelPlan, Levels
+
+
+class ReadsPrompts(Protocol):
+    """Reads text otherwise than by `prefill` and `extend`.
+
+    Attributes:
+        gives_first_logits: whether `first_logits` is offered.
+    """
+
+    gives_first_logits: bool = False
+
+    def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
+        """Append rows as `prefill` does; returns the logits after the last token of each, `[rows, vocab]`.
+
+        So a text's first token costs no pass of its own. Offered where `gives_first_logits` is true; a row
+        has one token at least.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
+        )
+
+    def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
+        """Append rows of these lengths, which the model has read into `cache` already.
+
+        Args:
+            cache: a transformers cache of a batch that is padded on the left; it is not changed.
+            lengths: cached tokens of every row.
+
+        Raises:
+            InvalidInput: a cache that cannot be read.
+            UnsupportedModel: the backend reads none.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} reads no cache of another call; leave past_key_values out."
+        )
+
+
+class GivesFeatures(Protocol):
+    """Keeps what layers read, for drafters that are heads on the target.
+
+    Features of layer k < L are what the decoder layer k, counted from 0, reads of a token: for 0 its
+    embedding, for others the residual stream after k layers. Those of layer L are what the output head reads,
+    after the final norm. So k counts as transformers' `hidden_states` does.
+
+    Attributes:
+        feature_layers: L, the model's decoder layers; 0: it offers none of these methods.
+        hidden_size: width of the features of a layer; None: not known.
+    """
+
+    feature_layers: int = 0
+    hidden_size: int | None = None
+
+    def keep_features(
+        self,
+        layers: Sequence[int],
+        *,
+        last: int | None = None,
+        through: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Keep from now on what `take_features` gives; without this call it costs nothing.
+
+        One drafter reads them. The same call again changes nothing; no layers at all end it.
+
+        Args:
+            layers: which, in the order in which they are concatenated.
+            last: keep those of so many tokens a row at most, the last ones; None for all. A row whose
+                features nobody takes grows by all.
+            through: what features `[..., len(layers) * hidden_size]` go through before they are kept, pass by
+                pass. Of a long prompt only what comes out is held, never its features all at once.
+
+        Raises:
+            InvalidInput: a layer below 0 or above L, `last` below 1, or rows whose features were not kept.
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} gives no features: its feature_layers is {self.feature_layers}; use a "
+            "draft model."
+        )
+
+    def take_features(self) -> list[Float[Tensor, "length width"]]:
+        """Returns the features of every token committed since the last call.
+
+        One tensor `[tokens, width]` a row, in the order of the text, prompts included; no tokens for a
+        row that has committed none since. They are those of sequential decoding of the text up to rounding, on
+        `device`, and the caller's own.
+
+        Raises:
+            UnsupportedModel: nothing was kept; call `keep_features` first.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} keeps no features; call keep_features() first.")
+
+    def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
+        """Returns the model's embeddings of `tokens`, before positions or anything else is added.
+
+        Raises:
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} gives no input embeddings; use a draft model.")
+
+    def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
+        """Returns the logits of features of layer L, as `extend` gives them for the same token.
+
+        Raises:
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} has no output head by itself; use a draft model.")
+
+
+class ExtendsByLevels(Protocol):
+    """Runs all levels of a draft tree in one pass."""
+
+    def extend_levels(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        plan: LevelPlan,
+        *,
+        temperature: float = 1.0,
+    ) -> Levels | None:
+        """Extend by these nodes, and on from every row's last one level by level.
+
+        There are no uncommitted nodes before the call.
+
+        What is expanded follows from the model's own distributions, by `plan`. Of every level the first
+        `Levels.widths` candidates join the region, in their order, after the nodes that were given.
+
+        Args:
+            tokens: int64 `[rows, nodes]`; the last one of a row is the root of its tree.
+            parents: int64 `[rows, nodes]`, as in `extend`.
+            plan: how a level leads to the next.
+            temperature: of the distributions, above 0.
+
+        Returns:
+            The candidates of all levels; or None where this is not offered, or some tree would hold more
+            than it found. Then the region is as it was.
+        """
+        return None
+
+
+class RunsTogether(Protocol):
+    """Runs a model that is spread over several processes.
+
+    Attributes:
+        ranks: the processes that run the model together with this one, which then all make the same calls;
+            None: this one alone.
+    """
+
+    ranks: Ranks | None = None

@@ -1,0 +1,77 @@
+"""`Drafter`: next-token logits for the nodes of a growing tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftwood.protocols.state_backend import StateBackend
+from draftwood.trees.level_plan import LevelPlan, Levels
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.request import Request
+
+
+class Drafter(Protocol):
+    """Supplies next-token logits for the nodes a policy asks for.
+
+    Attributes:
+        vocab_size: width of its logits.
+        drafters: how many distributions it gives a node; above 1 the logits are `[..., drafters, vocab]`.
+        backends: those whose rows it keeps, which nobody else may use meanwhile.
+        weight_bytes: bytes of its weights, which a memory-bound pass must read; 0 for a table.
+        source: paper and algorithm.
+        model: whose next-token logits it gives, for the checks to compare with, as in `StateBackend`; None
+            where they are no model's.
+        remembers: whether its logits depend on more than the row's own text: on what was committed in other
+            rows and in earlier calls. Within a round they depend on nothing else that is asked. Sampled texts
+            then depend on it too, though their law does not.
+    """
+
+    vocab_size: int
+    drafters: int = 1
+    backends: Sequence[StateBackend] = ()
+    weight_bytes: int = 0
+    source: str = ""
+    model: Any = None
+    remembers: bool = False
+
+    def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
+        """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
+        ...
+
+    def release(self, rows: Sequence[int] | None = None) -> None:
+        """Forget these rows, or all of them; never raises for a row that it does not have."""
+        ...
+
+    def distributions(
+        self, requests: Sequence[Request | None]
+    ) -> Float[Tensor, "rows nodes *drafters vocab"]:
+        """Logits `[rows, nodes, vocab]` for one request a row, padded to the longest.
+
+        `None` where a row asks for nothing. A node where nothing is proposed gets -inf throughout. What the
+        caller gives may be `Requests`, which holds all of them as one batch; `Requests.of` makes it so. The
+        logits are the caller's own, to be written to.
+        """
+        ...
+
+    def planned_levels(
+        self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0
+    ) -> Levels | None:
+        """All levels of a round under `roots`, one a row, in one go; None: ask level by level instead.
+
+        They stand for all calls of `distributions` that a policy of this plan would make, after a softmax at
+        this temperature. Where it gives None, nothing has happened. Offer it where many small calls cost
+        more than one large one.
+        """
+        return None
+
+    def commit(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest.
+
+        Tokens may be among them that nobody asked about, such as leaves, a constraint's or the next turn of
+        a chat. An outcome without tokens leaves its row's text as it is.
+        """
+        ...

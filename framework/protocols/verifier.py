@@ -1,0 +1,57 @@
+"""`Verifier`: which path of a tree is accepted, and which token follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from draftwood.laws.proposals import Proposal
+from draftwood.laws.randomness import Randomness
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.tree import TokenTree
+
+
+class Verifier(Protocol):
+    """Decides which path of a tree is accepted and which token follows. `verify` is all that it must have.
+
+    Law V: for a lossless verifier, a tree that obeys law P and any target, the joint law of the emitted
+    tokens is the target's. Rows that are judged together come out as they do alone.
+
+    Attributes:
+        laws: the proposal laws it verifies without loss.
+        lossless: whether law V holds.
+        adaptive: whether it holds on adaptive trees too (see `TreePolicy`). One that looks at several
+            siblings at once takes their law to be the drawing law, which only holds where their number
+            tells nothing of them, and says no.
+        branches: whether it judges trees that branch; one that does not judges chains alone.
+        greedy: whether it serves temperature 0 alone.
+        source: paper and algorithm.
+    """
+
+    laws: frozenset[type[Proposal]]
+    lossless: bool = True
+    adaptive: bool = True
+    branches: bool = True
+    greedy: bool = False
+    source: str = ""
+
+    def verify(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"], rng: Randomness) -> Outcome:
+        """Judge `tree` against `target_probs` `[nodes, vocab]`, the target's distribution after each node."""
+        ...
+
+    def verify_rows(
+        self,
+        trees: Sequence[TokenTree],
+        target_probs: Sequence[Float[Tensor, "nodes vocab"]],
+        rngs: Sequence[Randomness],
+    ) -> list[Outcome]:
+        """Judge the trees of a round, one a row: what `verify` gives for each, by the same draws.
+
+        Override it where all rows together take fewer launches or waits than one after another. Every row
+        has a stream of its own in `rngs`.
+        """
+        rows = zip(trees, target_probs, rngs, strict=True)
+        return [self.verify(tree, probs, rng) for tree, probs, rng in rows]
