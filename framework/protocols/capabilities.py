@@ -98,8 +98,8 @@ class GivesFeatures(Protocol):
         """Returns the features of every token committed since the last call.
 
         One tensor `[tokens, width]` a row, in the order of the text, prompts included; no tokens for a
-        row that has committed none since. They are those of sequential decoding of the text up to rounding, on
-        `device`, and the caller's own.
+        row that has committed none since. They are those of sequential decoding of the text up to rounding,
+        on `device`, and the caller's own.
 
         Raises:
             UnsupportedModel: nothing was kept; call `keep_features` first.
