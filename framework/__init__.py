@@ -31,6 +31,7 @@ from draftwood.decoding.round_records import Round, RowRecord, Statistics, Token
 from draftwood.decoding.row_queue import QueuedText, RowQueue
 from draftwood.decoding.session import Session
 from draftwood.decoding.shared_decoder import SharedDecoder, SharedText
+from draftwood.decoding.text_options import TextOptions
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.integrations.custom_generate import custom_generate
@@ -108,6 +109,7 @@ __all__ = [
     "Statistics",
     "Streams",
     "TapeRandomness",
+    "TextOptions",
     "TokenDetails",
     "TokenTree",
     "TopThenSample",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from os import PathLike
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import attrs
 import torch
@@ -23,6 +23,7 @@ from draftwood.decoding.round_records import Round, Statistics, TokenDetails
 from draftwood.decoding.row_settings import RowSettings
 from draftwood.decoding.session import Session, checked_count, renew
 from draftwood.decoding.stopping import CriteriaBatch, stop_string_criteria
+from draftwood.decoding.text_options import TextOptions, check_names
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, row_seeds
@@ -91,59 +92,44 @@ class SpeculativeDecoder:
         input_ids: Tensor | Sequence[Sequence[int]],
         attention_mask: Tensor | None = None,
         *,
-        max_new_tokens: int = 128,
-        max_rows: int | None = None,
-        sampling: SamplingParams | None = None,
-        draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
         policy_state: Any = None,
         seed: int | Sequence[int] | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        tokenizer: Any = None,
-        stopping_criteria: Sequence[Any] = (),
         streamer: Any = None,
-        trace: bool = False,
         output_logprobs: bool = False,
         output_scores: bool = False,
         output_logits: bool = False,
         return_dict_in_generate: bool = False,
+        **options: Unpack[TextOptions],
     ) -> Tensor | Generation:
         """Write up to `max_new_tokens` after every prompt.
 
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
                 token lists. A tensor comes back as it is, in front of what was written.
-            max_new_tokens: exact; a text that the model can hold no more of ends earlier.
-            max_rows: how many rows are written at once; the others wait. Default: all.
-            sampling: how the target's tokens are chosen; default greedy.
-            draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the
-                draft's plain distribution, whose probabilities shape the tree.
             constraint: what may be written: one for all rows, or one a row.
             policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
                 row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
                 `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
-            eos_token_id: default: the target's own. An empty list: none.
-            stop_strings: needs `tokenizer`; the token that completes the string is kept.
-            stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
             streamer: a `transformers` streamer; one row only, as there. Its `end()` is always called.
-            trace: keep every round's tree with its probabilities.
             output_logprobs: `Generation.logprobs`.
             output_scores: `Generation.scores`; memory for a vocabulary a token.
             output_logits: `Generation.logits`, likewise.
+            options: see `TextOptions`.
 
         Returns:
             The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and
             returns what was written.
         """
+        check_names(options)
         prompts = as_prompts(input_ids, attention_mask)
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
+        sampling = options.get("sampling")
         if seed is None and (sampling is None or sampling.temperature == 0):
             seed = 0  # nothing of a greedy text is drawn, and torch's generator stays as it is
         seeds = self._agreed(row_seeds(seed, len(prompts)))
@@ -153,21 +139,12 @@ class SpeculativeDecoder:
                 streamer.put(torch.tensor([prompts[0]]))
             rounds = self.stream(
                 prompts,
-                max_new_tokens=max_new_tokens,
-                max_rows=max_rows,
-                sampling=sampling,
-                draft_sampling=draft_sampling,
                 constraint=constraint,
                 policy_state=policy_state,
                 seed=seeds,
-                eos_token_id=eos_token_id,
-                pad_token_id=pad_token_id,
-                stop_strings=stop_strings,
-                tokenizer=tokenizer,
-                stopping_criteria=stopping_criteria,
-                trace=trace,
                 keep=keep,
                 statistics=statistics,
+                **options,
             )
             with closing(rounds), stop_iteration_as_it_is:
                 for finished_round in rounds:
@@ -182,7 +159,7 @@ class SpeculativeDecoder:
             torch._C._set_grad_enabled(gradients)
             if streamer is not None:
                 streamer.end()
-        pad = self._pad(pad_token_id)
+        pad = self._pad(options.get("pad_token_id"))
         padded_prompts = (
             torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
         )
@@ -193,31 +170,30 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        max_new_tokens: int = 128,
-        max_rows: int | None = None,
-        sampling: SamplingParams | None = None,
-        draft_sampling: SamplingParams | None = None,
         constraint: Constraint | Sequence[Constraint] | None = None,
         policy_state: Any = None,
         seed: int | Sequence[int] | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        tokenizer: Any = None,
-        stopping_criteria: Sequence[Any] = (),
-        trace: bool = False,
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
+        **options: Unpack[TextOptions],
     ) -> Generator[Round, None, None]:
         """The rounds as they happen: `round.rows[i].tokens` are the tokens just committed.
 
-        The arguments are those of `generate`, and: `keep`, what the records hold besides tokens;
-        `statistics`, which is filled on the way; `padded`, the prompts as one batch `[rows, length]`, which
-        processors and criteria are then shown as transformers' `generate` shows it; `turn`, which one row
-        goes on from, and which is filled when its text has ended. Whatever ends the
-        iteration (the last row, an error, the caller), the rows' state is released.
+        Whatever ends the iteration (the last row, an error, the caller), the rows' state is released.
+
+        Args:
+            prompts: token ids of every row.
+            constraint: as in `generate`, and so are `policy_state` and `seed`.
+            policy_state: see `constraint`.
+            seed: see `constraint`.
+            keep: what the records hold besides tokens.
+            statistics: filled on the way.
+            padded: the prompts as one batch `[rows, length]`, which processors and criteria are then shown as
+                transformers' `generate` shows it.
+            turn: what one row goes on from; it is filled when the row's text has ended.
+            options: see `TextOptions`.
         """
         prompts = as_prompts(prompts)
         check_prompts(prompts, self.target)
@@ -225,21 +201,12 @@ class SpeculativeDecoder:
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         session = self.session(
-            max_new_tokens=max_new_tokens,
-            max_rows=max_rows,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
             seed=0,  # every row has one of its own
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            stop_strings=stop_strings,
-            tokenizer=tokenizer,
-            stopping_criteria=stopping_criteria,
-            trace=trace,
             keep=keep,
             statistics=statistics,
             padded=padded,
             turn=turn,
+            **options,
         )
         for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
             kept = turn is not None
@@ -262,41 +229,35 @@ class SpeculativeDecoder:
     def session(
         self,
         *,
-        max_new_tokens: int = 128,
-        max_rows: int | None = None,
-        sampling: SamplingParams | None = None,
-        draft_sampling: SamplingParams | None = None,
         seed: int | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        tokenizer: Any = None,
-        stopping_criteria: Sequence[Any] = (),
-        trace: bool = False,
         keep: TokenDetails | None = None,
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
+        **options: Unpack[TextOptions],
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
-        The arguments are those of `stream`, and hold for rows that are added without their own; `max_rows`,
-        how many are held at once, and `seed`, from which those of rows added without one are spawned.
+        The options hold for rows that are added without their own; seeds of rows that are added without one
+        are spawned from `seed`. The other arguments are those of `stream`.
         """
+        check_names(options)
         renew(self.target, self.drafter, past=None if turn is None else turn.past)
-        criteria = list(stopping_criteria)
-        if stop_strings:
+        sampling, tokenizer = options.get("sampling"), options.get("tokenizer")
+        criteria = list(options.get("stopping_criteria", ()))
+        if stop_strings := options.get("stop_strings"):
             criteria.append(stop_string_criteria(stop_strings, tokenizer))
-        if max_rows is not None:
+        if (max_rows := options.get("max_rows")) is not None:
             max_rows = checked_count("max_rows", max_rows)
         if padded is not None and max_rows is not None:
             raise InvalidInput("Rows of one padded batch are written together; leave max_rows out.")
-        given = self.target.eos_token_ids if eos_token_id is None else eos_token_id
+        asked = options.get("eos_token_id")
+        given = self.target.eos_token_ids if asked is None else asked
         ends = frozenset([given] if isinstance(given, int) else given)
         processors = self._defaults(ends, sampled_by_default=sampling is None)
         sampling = (sampling or SamplingParams()).after(processors)
         check_sampling_fits(self.verifier, sampling)
-        keep, pad = keep or TokenDetails(), self._pad(pad_token_id)
+        keep, pad = keep or TokenDetails(), self._pad(options.get("pad_token_id"))
         together = None
         if criteria and padded is not None:
             alone = bool(ends) or any(hasattr(one, "eos_token_id") for one in criteria)
@@ -308,16 +269,16 @@ class SpeculativeDecoder:
             target=self.target,
             drafter=fit_vocabulary(self.drafter, self.target.vocab_size),
             verifier=self.verifier,
-            trace=trace,
+            trace=options.get("trace", False),
         )
         return Session(
             loop,
             self.policy,
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
-            RowSettings.of(sampling, draft_sampling, keep),
+            RowSettings.of(sampling, options.get("draft_sampling"), keep),
             ends,
             processors=processors,
-            max_new_tokens=checked_count("max_new_tokens", max_new_tokens),
+            max_new_tokens=checked_count("max_new_tokens", options.get("max_new_tokens", 128)),
             max_rows=max_rows,
             criteria=criteria,
             tokenizer=tokenizer,

@@ -237,3 +237,11 @@ def test_logits_with_nan_stop_the_call_and_leave_the_decoder_usable():
     with pytest.raises(InvalidDistribution, match="nan"):
         one.generate(PROMPTS, max_new_tokens=20)
     assert one.generate(PROMPTS[:1], max_new_tokens=9)[0, 3:].tolist() == sequentially(PROMPTS[0], 9)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "session"])
+def test_an_unknown_option_is_refused_with_the_nearest(call: str) -> None:
+    one = decoder()
+    prompts = [] if call == "session" else [PROMPTS]
+    with pytest.raises(TypeError, match="no option 'max_tokens'; did you mean 'max_new_tokens'"):
+        list(getattr(one, call)(*prompts, max_tokens=4))
