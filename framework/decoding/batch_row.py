@@ -40,7 +40,7 @@ class BatchRow:
         grown: the round's tree as a policy that learns grew it, without forced spans; None otherwise.
         kept: whether its state stays when its text has ended, so that it can go on.
         idle: whether it has ended and stays.
-        slot: its position among the rows that target and drafter hold; None where they do not hold it.
+        place: its position among the rows that target and drafter hold; None where they do not hold it.
         unread: tokens of its text that the target is still to read: the prompt of a row that waits, or what
             follows the text of a row that goes on.
         undrafted: tokens of its text that the drafter is still to read; None where the drafter holds the row.
@@ -62,7 +62,7 @@ class BatchRow:
     unread: list[int] = attrs.field(factory=list)
     grown: TokenTree | None = attrs.field(default=None, init=False)
     idle: bool = attrs.field(default=False, init=False)
-    slot: int | None = attrs.field(default=None, init=False)
+    place: int | None = attrs.field(default=None, init=False)
     undrafted: list[int] | None = attrs.field(default=None, init=False)
     error: BaseException | None = attrs.field(default=None, init=False)
 

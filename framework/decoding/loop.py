@@ -49,7 +49,7 @@ class RoundLoop:
     """Rows that are being written, and the parts that drive them.
 
     Attributes:
-        held: all rows that target and drafter hold, by slot: those that run, and idle ones.
+        held: all rows that target and drafter hold, by place: those that run, and idle ones.
     """
 
     target: StateBackend
@@ -64,7 +64,7 @@ class RoundLoop:
 
     @property
     def rows(self) -> list[BatchRow]:
-        """The rows that are being written, by slot."""
+        """The rows that are being written, by place."""
         return [row for row in self.held if not row.idle]
 
     def run(self) -> Round:
@@ -82,8 +82,8 @@ class RoundLoop:
 
         verified = self._verified(batch, trees, logits)
         turns = verified.turns
-        self.target.commit(batch.by_slot({turn.slot: turn.outcome.path for turn in turns}, otherwise=()))
-        self.drafter.commit(batch.by_slot({turn.slot: turn.outcome for turn in turns}, otherwise=NOTHING))
+        self.target.commit(batch.by_place({turn.place: turn.outcome.path for turn in turns}, otherwise=()))
+        self.drafter.commit(batch.by_place({turn.place: turn.outcome for turn in turns}, otherwise=NOTHING))
         seconds = self._settled(verified, started)
         return self._round(
             verified,
@@ -143,25 +143,25 @@ class RoundLoop:
         started = perf_counter()
         batch = RunningRows.of(rows, len(self.held))
         chains: dict[int, Sequence[int]] = {
-            row.slot: [row.root, *row.unread] for row in batch.rows if row.slot is not None
+            row.place: [row.root, *row.unread] for row in batch.rows if row.place is not None
         }
-        logits = batch.of_rows(self.target.read(batch.by_slot(chains, otherwise=())))
+        logits = batch.of_rows(self.target.read(batch.by_place(chains, otherwise=())))
         target_seconds = perf_counter() - started
         for row in batch.rows:
             row.read(row.unread)
             row.unread = []
         verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
         read = {
-            turn.slot: Outcome(
-                range(len(chains[turn.slot])),
-                chains[turn.slot],
+            turn.place: Outcome(
+                range(len(chains[turn.place])),
+                chains[turn.place],
                 extra=turn.outcome.extra,
                 bonus=False,
                 drafted=0,
             )
             for turn in verified.turns
         }
-        self.drafter.commit(batch.by_slot(read, otherwise=NOTHING))
+        self.drafter.commit(batch.by_place(read, otherwise=NOTHING))
         seconds = self._settled(verified, started)
         return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
 
@@ -170,19 +170,19 @@ class RoundLoop:
         if not rows:
             return
         batch = RunningRows.of(rows, len(self.held))
-        self.target.release(batch.slots)
-        # Rows that the drafter has not read joined last, so they have the last slots.
+        self.target.release(batch.places)
+        # Rows that the drafter has not read joined last, so they have the last places.
         drafted = [row for row in batch.rows if row.undrafted is None]
-        self.drafter.release(RunningRows.of(drafted, len(self.held)).slots if drafted else [])
-        gone = set(batch.slots)
-        self.held = [row for row in self.held if row.slot not in gone]
+        self.drafter.release(RunningRows.of(drafted, len(self.held)).places if drafted else [])
+        gone = set(batch.places)
+        self.held = [row for row in self.held if row.place not in gone]
         for row in batch.rows:
-            row.slot = None
+            row.place = None
         self._number()
 
     def _number(self) -> None:
-        for slot, row in enumerate(self.held):
-            row.slot = slot
+        for place, row in enumerate(self.held):
+            row.place = place
 
     def _verified(self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor) -> Verified:
         """Verify the trees of `batch` by logits `[rows, nodes, vocab]`, and append the accepted text."""

@@ -41,10 +41,10 @@ class RowTurn:
         self.record = RowRecord(self.row.index, (), self.outcome, self.tree.depth)
 
     @property
-    def slot(self) -> int:
-        """The row's slot."""
-        assert self.row.slot is not None
-        return self.row.slot
+    def place(self) -> int:
+        """The row's place."""
+        assert self.row.place is not None
+        return self.row.place
 
     def take(self, logits: Tensor, scores: Tensor | None) -> None:
         """Take the outcome's tokens as text, up to the row's own end.

@@ -25,14 +25,14 @@ NOTHING = Outcome((), (), extra=0, bonus=False, drafted=0)
 
 @attrs.frozen(eq=False)
 class RunningRows:
-    """The rows that take part in a round, in the order of their slots.
+    """The rows that take part in a round, in the order of their places.
 
     This is the only place where an order of rows is made. All arrays and lists of a round have one entry for
-    each of `rows`, in this order; those of target and drafter have one for each slot.
+    each of `rows`, in this order; those of target and drafter have one for each place.
 
     Attributes:
-        rows: by ascending slot.
-        held: how many slots target and drafter hold.
+        rows: by ascending place.
+        held: how many places target and drafter hold.
     """
 
     rows: tuple[BatchRow, ...]
@@ -40,8 +40,8 @@ class RunningRows:
 
     @classmethod
     def of(cls, rows: Iterable[BatchRow], held: int) -> RunningRows:
-        """Sorts `rows`, which come in any order, by their slots."""
-        return cls(tuple(sorted(rows, key=_slot)), held)
+        """Sorts `rows`, which come in any order, by their places."""
+        return cls(tuple(sorted(rows, key=_place)), held)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,9 +52,9 @@ class RunningRows:
         return len(self.rows) == self.held
 
     @cached_property
-    def slots(self) -> list[int]:
-        """The slot of each row, ascending."""
-        return [_slot(row) for row in self.rows]
+    def places(self) -> list[int]:
+        """The place of each row, ascending."""
+        return [_place(row) for row in self.rows]
 
     @cached_property
     def settings(self) -> list[RowSettings]:
@@ -76,36 +76,36 @@ class RunningRows:
         """Whether the distributions of some row depend on more than its logits."""
         return any(row.reads_prefix for row in self.rows)
 
-    def by_slot(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:
-        """One value for every slot: that of `values`, which maps slots, or `otherwise`."""
-        return [values.get(slot, otherwise) for slot in range(self.held)]
+    def by_place(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:
+        """One value for every place: that of `values`, which maps places, or `otherwise`."""
+        return [values.get(place, otherwise) for place in range(self.held)]
 
     def nodes(
         self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
     ) -> tuple[Tensor, Tensor, Sequence[int]]:
-        """Tokens and parents `[slots, nodes]` and counts of every slot, from those of these rows."""
+        """Tokens and parents `[places, nodes]` and counts of every place, from those of these rows."""
         if self.all:
             return tokens, parents, counts
-        of_rows = {slot: counts[position] for position, slot in enumerate(self.slots)}
-        return self._padded(tokens, 0), self._padded(parents, -1), self.by_slot(of_rows, otherwise=0)
+        of_rows = {place: counts[position] for position, place in enumerate(self.places)}
+        return self._padded(tokens, 0), self._padded(parents, -1), self.by_place(of_rows, otherwise=0)
 
     def requests(self, requests: Requests) -> Requests:
-        """Requests of every slot, from those of these rows; other slots ask for nothing."""
+        """Requests of every place, from those of these rows; other places ask for nothing."""
         if self.all:
             return requests
         return Requests(*self.nodes(requests.tokens, requests.parents, requests.counts))
 
     def of_rows(self, logits: Tensor) -> Tensor:
-        """Logits `[rows, ...]` of these rows, from those `[slots, ...]` of every slot."""
-        return logits if self.all else logits[self.slots]
+        """Logits `[rows, ...]` of these rows, from those `[places, ...]` of every place."""
+        return logits if self.all else logits[self.places]
 
     def _padded(self, values: Tensor, filler: int) -> Tensor:
         padded = torch.full((self.held, *values.shape[1:]), filler, dtype=values.dtype, device=values.device)
-        padded[self.slots] = values
+        padded[self.places] = values
         return padded
 
 
-def _slot(row: BatchRow) -> int:
-    if row.slot is None:
+def _place(row: BatchRow) -> int:
+    if row.place is None:
         raise InvalidInput(f"Row {row.index} is held by no target; let it join first.")
-    return row.slot
+    return row.place

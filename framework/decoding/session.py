@@ -267,7 +267,7 @@ class Session:
         state = self._rows.get(row)
         if state is None or state.idle:
             raise InvalidInput(f"Row {row} is not being written, so there is nothing to cancel.")
-        if state.slot is None:
+        if state.place is None:
             self._waiting.remove(state)
         else:
             with self._breaking():

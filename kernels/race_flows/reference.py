@@ -15,7 +15,7 @@ LATEST, SPARE, NEAR, ROUNDING, STEPS = 36.0, 2e-4, 2e-3, 1e-12, 8
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class SiblingSet:
     """The law of K siblings as a set, over the offered tokens in some order, float64 `[n]` each.
 
     Attributes:
@@ -39,7 +39,7 @@ class Law:
         """K."""
         return len(self.products) - 1
 
-    def at(self, places: Tensor) -> Law:
+    def at(self, places: Tensor) -> SiblingSet:
         """The same in another order."""
         columns = {name: getattr(self, name)[places] for name in ("odds", "outside", "inside", "target")}
         return replace(self, **columns)
@@ -89,7 +89,7 @@ def flows_of(draft: Tensor, target: Tensor, *, factor: Tensor, count: int, allow
     )
     scale = torch.tensor([norm**m for m in range(count + 1)], dtype=torch.float64)
     wanted = target[tokens].double()
-    law = Law(odds * norm, outside, inside, wanted * allowance, products * scale, marked * scale)
+    law = SiblingSet(odds * norm, outside, inside, wanted * allowance, products * scale, marked * scale)
     key = torch.where(share > 0, wanted / share, torch.where(wanted > 0, math.inf, -1.0))
     order = key.sort(descending=True, stable=True).indices
     *best, cut = solved(law.at(order))
@@ -144,7 +144,7 @@ def behind(terms: Tensor) -> Tensor:
     return before(terms.flip(0)).flip(0)
 
 
-def tables(law: Law) -> tuple[list[Tensor], list[Tensor], float]:
+def tables(law: SiblingSet) -> tuple[list[Tensor], list[Tensor], float]:
     """Sums over the sets of 0 to K - 1 tokens behind each place, with marks too; that over all sets of K."""
     products, marked = [torch.ones_like(law.odds)], [law.marked[0] + behind(law.outside)]
     whole = 0.0
@@ -158,7 +158,7 @@ def tables(law: Law) -> tuple[list[Tensor], list[Tensor], float]:
 
 
 def arriving(
-    law: Law, allowances: Tensor, of: tuple[list[Tensor], list[Tensor], float]
+    law: SiblingSet, allowances: Tensor, of: tuple[list[Tensor], list[Tensor], float]
 ) -> tuple[Tensor, Tensor]:
     """The chance that each token was drawn and nothing before it accepted: not as the last, and as that."""
     products, marked_behind, whole = of
@@ -180,7 +180,7 @@ def at_most_one(wanted: Tensor, arrives: Tensor) -> Tensor:
     return torch.where(arrives > wanted, wanted / arrives, 1.0)
 
 
-def solved(law: Law) -> tuple[Tensor, Tensor, Tensor, float]:
+def solved(law: SiblingSet) -> tuple[Tensor, Tensor, Tensor, float]:
     """Flows, allowances and last allowances in the order of `law`, and a cut of this order."""
     of = tables(law)
     earlier, last = arriving(law, torch.ones_like(law.odds), of)
@@ -197,7 +197,7 @@ def solved(law: Law) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def settled(
-    law: Law,
+    law: SiblingSet,
     of: tuple[list[Tensor], list[Tensor], float],
     flows: Tensor,
     plenty: Tensor,

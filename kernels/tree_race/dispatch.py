@@ -8,7 +8,7 @@ from torch import Tensor
 from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.tree_plan.arrays import Floats, TreeArrays, Walk, walks_of
-from draftwood.kernels.tree_race.rounds import Round
+from draftwood.kernels.tree_race.rounds import DeviceTrees
 
 PROGRAMS = 32
 """At most for a vocabulary."""
@@ -97,7 +97,7 @@ def walk(trees: TreeArrays, waits: Floats) -> list[Walk | None]:
         For every row its walk; None where a distribution is none, where numbers leave their range, or where
         the uniforms are used up: the plain verifier then judges the row, and may say what is wrong.
     """
-    together = Round.of(trees, waits, kernels={one.kernel.split(":")[1]: one for one in CONFIGURATIONS})
+    together = DeviceTrees.of(trees, waits, kernels={one.kernel.split(":")[1]: one for one in CONFIGURATIONS})
     together.offer()
     together.allow()
     return walks_of(together.judge())

@@ -80,7 +80,7 @@ class InnerNodes:
 
 
 @dataclass(eq=False)
-class Round:
+class DeviceTrees:
     """What lies on the device of the trees of a round.
 
     Attributes:
@@ -98,7 +98,7 @@ class Round:
     held: dict[str, Tensor]
 
     @classmethod
-    def of(cls, trees: TreeArrays, waits: Floats, *, kernels: Mapping[str, Configuration]) -> Round:
+    def of(cls, trees: TreeArrays, waits: Floats, *, kernels: Mapping[str, Configuration]) -> DeviceTrees:
         """`trees` and `waits` (see `dispatch.walk`) on the device, by one copy."""
         most = waits.shape[2] - 1
         nodes = InnerNodes.of(trees, most)

@@ -55,11 +55,11 @@ class GreedyTree(SingleLawPolicy):
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.law is WithoutReplacement
 
-    def slots_of(self, siblings: Siblings) -> Slots:
+    def next_child(self, siblings: Siblings) -> NextChild:
         """The slots of a node that was opened."""
         if not self.acceptance:
-            return Slots(siblings)
-        return MeasuredSlots(siblings, tuple(conditional_acceptance(self.acceptance)))
+            return NextChild(siblings)
+        return MeasuredNextChild(siblings, tuple(conditional_acceptance(self.acceptance)))
 
 
 @attrs.frozen
@@ -99,7 +99,7 @@ class DySpec(GreedyTree):
     def grow(self, root: int, rng: Randomness) -> Growing:
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
-        opened: dict[int, Slots] = {}
+        opened: dict[int, NextChild] = {}
         waiting = [0]  # nodes that were not opened
         # (-value, node) of every node's next slot; nodes are numbered in drawn order, which breaks ties.
         # The value may be an upper bound: a slot is worth at most the path to its node.
@@ -108,7 +108,7 @@ class DySpec(GreedyTree):
             bound, node = slots[0]
             if node not in opened:
                 drawn = yield tree.open(waiting, self.law, ahead=self.budget)
-                opened.update(zip(waiting, map(self.slots_of, drawn), strict=True))
+                opened.update(zip(waiting, map(self.next_child, drawn), strict=True))
                 waiting = []
             of_node = opened[node]
             value = -path_probs[node] * of_node.value
@@ -124,12 +124,12 @@ class DySpec(GreedyTree):
         return tree.finish()
 
 
-class Slots:
-    """The slots of one node: room for its next child, and the next.
+class NextChild:
+    """The next child that one node may have, and after it the one after that.
 
     Attributes:
         siblings: the children that were drawn.
-        value: of the next slot, relative to the path to the node; 0 when no token is left.
+        value: of the next child, relative to the path to the node; 0 when no token is left.
         worth: what the children of the last one start from, relative to the path to the node.
     """
 
@@ -147,7 +147,7 @@ class Slots:
         return True
 
 
-class MeasuredSlots(Slots):
+class MeasuredNextChild(NextChild):
     """Worth what measured chances of acceptance promise."""
 
     __slots__ = ("_chances", "_slot")

@@ -68,7 +68,7 @@ class LayeredDySpec(GreedyTree):
             bar = 0.0 if self.acceptance else best[0] * (1 - 1e-5)  # a little less, since a GPU rounds
             floors = [bar / path_probs[node] for node in level]
             drawn = yield tree.open(level, self.law, ahead=self.budget, floors=floors)
-            opened = [self.slots_of(siblings) for siblings in drawn]
+            opened = [self.next_child(siblings) for siblings in drawn]
             # The slot that is worth most first, so that none is drawn in vain that the level itself outbids.
             # Rounding must not lift a slot above its own node, which would then be dropped first.
             waiting = [

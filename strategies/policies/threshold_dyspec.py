@@ -54,7 +54,7 @@ class ThresholdDySpec(GreedyTree):
             drawn = yield tree.open(list(level), self.law, ahead=ahead)
             below = {}
             for (node, path_prob), siblings in zip(level.items(), drawn, strict=True):
-                slots = self.slots_of(siblings)
+                slots = self.next_child(siblings)
                 while len(tree) <= self.budget and slots.value > 0 and path_prob * slots.value >= least:
                     if not slots.draw():
                         break

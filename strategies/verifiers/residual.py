@@ -28,7 +28,7 @@ class TriedLaw(Protocol):
 
 
 @attrs.frozen(eq=False)
-class Law(TriedLaw):
+class SiblingLaw(TriedLaw):
     """The distribution `weights / total` `[vocab]` with the tokens `removed` left out of it.
 
     Keeping the pieces apart lets siblings without replacement share one tensor.
@@ -39,7 +39,7 @@ class Law(TriedLaw):
     removed: tuple[int, ...] = ()
 
     @classmethod
-    def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> Law:
+    def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> SiblingLaw:
         """`weights`, whose sum in float64 is `whole`, with the tokens `removed` removed and renormalised."""
         rest = whole - float(gathered(weights, np.array(removed)).sum())
         # In float64 a difference of sums is as precise as numbers in float32 are, if it is not too small.

@@ -12,7 +12,7 @@ from draftwood import Outcome, Randomness, TokenTree
 from draftwood.laws.proposals import ANY_LAW, Proposal
 from draftwood.strategies.verifiers.batched.matched_rows import matched_rows
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
-from draftwood.strategies.verifiers.batched.target_rows import on_the_host
+from draftwood.strategies.verifiers.batched.targets import on_the_host
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.strategies.verifiers.node_wise import NodeWise
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from draftwood import Outcome, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.laws.proposals import check_distribution
 from draftwood.strategies.verifiers.optimal_iid import Selection
-from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
+from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingLaw
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class TransportBlock(Verifier):
             proposed = selection.propose([tokens[child] for child in children], rng)
             if proposed is None:
                 break
-            candidate = Candidate(proposed, tokens[children[proposed]], Law(selection.law(len(draft))))
+            candidate = Candidate(proposed, tokens[children[proposed]], SiblingLaw(selection.law(len(draft))))
             chance = here.chance(candidate)
             if chance == 0:
                 here.reject(candidate)

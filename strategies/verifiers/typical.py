@@ -12,7 +12,7 @@ from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.base.validators import probability
 from draftwood.laws.proposals import ANY_LAW
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
-from draftwood.strategies.verifiers.batched.target_rows import Targets, on_the_host, stacked
+from draftwood.strategies.verifiers.batched.targets import Targets, on_the_host, stacked
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 

@@ -12,8 +12,8 @@ from draftwood import Outcome, Proposal, Randomness, TokenTree
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.orders.class_order import ClassTries
-from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
-from draftwood.strategies.verifiers.residual import Law
+from draftwood.strategies.verifiers.orders.class_window import ClassWindow, RemainingDraft
+from draftwood.strategies.verifiers.residual import SiblingLaw
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from tests.mutations.mistake import Mistake
@@ -197,7 +197,7 @@ class AdaptiveByWord(ClassOrderedTraversal):
     adaptive = True  # type: ignore[assignment]
 
 
-_open, _window = Window.__dict__["open"].__func__, ClassTries._window
+_open, _window = ClassWindow.__dict__["open"].__func__, ClassTries._window
 _seen = {"token": 0}
 
 
@@ -206,7 +206,9 @@ def _peeking_window(self: ClassTries, residual: Any, held: Any) -> Any:
     return _window(self, residual, held)
 
 
-def _open_by_token(cls: type[Window], h: Law, draft: RemainingDraft, *, further: int, **given: Any) -> Window:
+def _open_by_token(
+    cls: type[ClassWindow], h: SiblingLaw, draft: RemainingDraft, *, further: int, **given: Any
+) -> ClassWindow:
     return _open(cls, h, draft, further=further + 9 * (_seen["token"] % 2), **given)  # type: ignore[no-any-return]
 
 
@@ -228,7 +230,7 @@ MISTAKES = [
         ClassOrderedRejection,
         patches=[
             (ClassTries, "_window", _peeking_window),
-            (Window, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
+            (ClassWindow, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
         ],
     ),
     _verifier("wrong from the third sibling on", "a law kept from the second", WrongFromTheThirdSibling),

@@ -16,7 +16,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
-from draftwood.strategies.verifiers.orders.window import Window
+from draftwood.strategies.verifiers.orders.class_window import ClassWindow
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyModel
@@ -63,7 +63,7 @@ class Choices:
         self.made, self.worst = [], 0.0
 
     def record(self, verify, *arguments):
-        choose = Window._choice
+        choose = ClassWindow._choice
 
         def recording(window, residual, further):
             f = choose(window, residual, further)
@@ -76,7 +76,7 @@ class Choices:
             return f
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Window, "_choice", recording)
+            patch.setattr(ClassWindow, "_choice", recording)
             return verify(*arguments)
 
     def replay(self, h, draft, left, further):

@@ -52,7 +52,9 @@ def drawn_trees(
     return list(merged.values())
 
 
-def target_rows(tree: TokenTree, target: NextTokenModel, prompt: Sequence[int], temperature: float) -> Tensor:
+def target_distributions(
+    tree: TokenTree, target: NextTokenModel, prompt: Sequence[int], temperature: float
+) -> Tensor:
     """The target's distribution after every node `[nodes, vocab]`, computed as production computes it."""
     tokens = tree.tokens.tolist()
     texts = [[*prompt[:-1], *(tokens[v] for v in tree.path(node))] for node in range(len(tree))]
@@ -71,7 +73,7 @@ def one_round_law(
     """The law of the tokens that one round emits over `trees`: their probability, by sequence."""
     law: dict[tuple[int, ...], float] = {}
     for weighted in trees:
-        rows = target_rows(weighted.tree, target, prompt, temperature)
+        rows = target_distributions(weighted.tree, target, prompt, temperature)
 
         def verify(rng: Randomness, tree: TokenTree = weighted.tree, rows: Tensor = rows) -> Outcome:
             return verifier.verify(tree, rows, rng)

@@ -19,7 +19,12 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tolerances import rounding
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.models.toy import NextTokenModel, ToyBackend
-from draftwood.testing.proofs.block_efficiency import WeightedTree, drawn_trees, one_round_law, target_rows
+from draftwood.testing.proofs.block_efficiency import (
+    WeightedTree,
+    drawn_trees,
+    one_round_law,
+    target_distributions,
+)
 from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
 
@@ -324,7 +329,7 @@ def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) ->
         return sum(p for new, p in emitted.items() if rest[: len(new)] == new[: len(rest)])
 
     likely = trees[max(range(len(trees)), key=chance)].tree
-    rows = target_rows(likely, case.target, prompt, case.temperature)
+    rows = target_distributions(likely, case.target, prompt, case.temperature)
     return (
         f"Of {len(trees)} trees, tokens {rest} most likely come from this one (their path is marked):\n"
         f"{tree_as_text(likely, rows, rest)}"

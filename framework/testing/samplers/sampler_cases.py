@@ -15,7 +15,7 @@ from draftwood.laws.proposals import Proposal
 from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import NextTokenModel, ToyModel
 from draftwood.testing.models.tree_shapes import Shape, ShapedPolicy
-from draftwood.testing.proofs.block_efficiency import drawn_trees, target_rows
+from draftwood.testing.proofs.block_efficiency import drawn_trees, target_distributions
 from draftwood.trees.tree import TokenTree
 
 PROMPT = (0,)
@@ -59,7 +59,7 @@ class Draft:
     weight: float
     case: SamplerCase
     tree: TokenTree
-    target_rows: Tensor
+    target_probs: Tensor
 
 
 def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
@@ -111,9 +111,9 @@ def drafts(
     made = []
     for weighted in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
         tree = weighted.tree
-        rows = target_rows(tree, target, PROMPT, 1.0)
+        rows = target_distributions(tree, target, PROMPT, 1.0)
         above = tree.parents[1 : len(tree)]
-        proposed = target_rows(tree, draft, PROMPT, 1.0)[above]
+        proposed = target_distributions(tree, draft, PROMPT, 1.0)[above]
         case = SamplerCase(
             draft_tokens=tree.tokens[1 : len(tree)],
             parents=above,
@@ -128,7 +128,7 @@ def drafts(
 
 def likely_breaks(draft: Draft) -> Iterator[float]:
     """Where a sampler that works with this draft may change its mind as a uniform grows."""
-    tree, rows = draft.tree, draft.target_rows
+    tree, rows = draft.tree, draft.target_probs
     for node in range(len(tree)):
         left, shared = rows[node], 0.0
         earlier: list[int] = []

@@ -43,14 +43,14 @@ def _wrong(draft: Draft, rng: Randomness, mistake: str) -> tuple[int, ...]:
     tokens = draft.case.draft_tokens.tolist()
     proposed = draft.case.draft_probs.double()
     for index, token in enumerate(tokens):
-        target, drawn = draft.target_rows[index], proposed[index]
+        target, drawn = draft.target_probs[index], proposed[index]
         t, d = float(target[token]), float(drawn[token])
         ratio = {"ignored": t, "inverse": d / t if t else 1.0, "all": 1.0}.get(mistake, t / d)
         if not rng.accept(min(ratio, 1.0)):
             return (*out, rng.choose(_left(target, drawn, token, mistake)))
         out.append(token)
     row = {"bonus": -2, "first bonus": 0}.get(mistake, -1)
-    return (*out, rng.choose(draft.target_rows[row]))
+    return (*out, rng.choose(draft.target_probs[row]))
 
 
 def _left(target: Tensor, drawn: Tensor, token: int, mistake: str) -> Tensor:

@@ -247,7 +247,7 @@ class _Worst:
             f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "
             f"{expected_law.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
             f"They most likely come of this draft (their path is marked), of which comes {{{likely}}}:\n"
-            f"{tree_as_text(possible[likeliest].tree, possible[likeliest].target_rows, tokens)}"
+            f"{tree_as_text(possible[likeliest].tree, possible[likeliest].target_probs, tokens)}"
         )
 
 

@@ -173,7 +173,7 @@ class CheckedSampler:
         if not self.fault:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
-            self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_rows)}"
+            self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
 
 
 def continued(

@@ -13,7 +13,7 @@ from draftwood import Outcome, Randomness
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import Floats, Ints
 from draftwood.laws.randomness import UniformRandomness
-from draftwood.strategies.verifiers.batched.target_rows import Targets, stacked
+from draftwood.strategies.verifiers.batched.targets import Targets, stacked
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from draftwood import Randomness
 from draftwood.laws.proposals import Proposal, WithoutReplacement
+from draftwood.strategies.verifiers.orders.class_window import ClassWindow, RemainingDraft
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnTries, SiblingOrder, Tries
-from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window
-from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
+from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingLaw
 
 
 @attrs.frozen
@@ -67,12 +67,12 @@ class ClassTries(Tries):
     _next: int = attrs.field(default=0, init=False)  # number of the next sibling that was not looked at
     _waiting: _Waiting | None = attrs.field(default=None, init=False)
     _draft: RemainingDraft | None = attrs.field(default=None, init=False)
-    _judged: tuple[Window, int] | None = attrs.field(default=None, init=False)  # and what went first
+    _judged: tuple[ClassWindow, int] | None = attrs.field(default=None, init=False)  # and what went first
 
     def next(self, residual: Residual) -> Candidate | None:
         if self._next == 0:
             self._draft = RemainingDraft.of(self.p)
-            self._waiting, self._next = _Waiting(0, self.tokens[0], Law(self._draft.weights)), 1
+            self._waiting, self._next = _Waiting(0, self.tokens[0], SiblingLaw(self._draft.weights)), 1
         if self._waiting is None:
             return None
         waiting = self._settled(self._waiting)
@@ -96,7 +96,7 @@ class ClassTries(Tries):
         following = _Waiting(self._next, self.tokens[self._next], waiting.law)
         self._next += 1
         further = len(self.tokens) - self._next
-        window = Window.open(waiting.law, self._draft, further=further, residual=residual)
+        window = ClassWindow.open(waiting.law, self._draft, further=further, residual=residual)
         stays, comes = (
             self.rng.accept(window.chance_of_class(sibling.token)) for sibling in (waiting, following)
         )
@@ -111,4 +111,4 @@ class _Waiting:
 
     index: int
     token: int
-    law: Law
+    law: SiblingLaw

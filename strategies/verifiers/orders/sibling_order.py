@@ -11,7 +11,7 @@ from torch import float64
 
 from draftwood import Randomness, TokenTree
 from draftwood.laws.proposals import ANY_LAW, Proposal, WithoutReplacement
-from draftwood.strategies.verifiers.residual import Candidate, Law, Residual
+from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingLaw
 from draftwood.strategies.verifiers.vocabulary import checked_total
 
 
@@ -80,13 +80,13 @@ class DrawnTries(Tries):
         self.tried += 1
         return Candidate(index, self.tokens[index], self._law(index))
 
-    def _law(self, index: int) -> Law:
+    def _law(self, index: int) -> SiblingLaw:
         earlier = self.tokens[:index]
         if index and isinstance(self.proposal, WithoutReplacement):
             if index == 1:
                 self._whole = float(self.proposal.p.sum(dtype=float64))
-            return Law.without(self.proposal.p, earlier, whole=self._whole)
+            return SiblingLaw.without(self.proposal.p, earlier, whole=self._whole)
         draft = self.proposal.conditional(index, earlier)
         if index == 0:
             checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
-        return Law(draft)
+        return SiblingLaw(draft)

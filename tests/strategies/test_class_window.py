@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from draftwood import TapeRandomness
 from draftwood.strategies.verifiers.orders.class_order import ClassTries
-from draftwood.strategies.verifiers.orders.window import RemainingDraft, Window, columns_of
-from draftwood.strategies.verifiers.residual import Law, Residual
+from draftwood.strategies.verifiers.orders.class_window import ClassWindow, RemainingDraft, columns_of
+from draftwood.strategies.verifiers.residual import Residual, SiblingLaw
 from draftwood.testing.models.generators import distributions
 from tests.strategies import plain
 
@@ -37,7 +37,7 @@ def beside(p, token):
 
 @st.composite
 def arguments(draw):
-    """What `Window.open` takes, in float64."""
+    """What `ClassWindow.open` takes, in float64."""
     vocab = draw(st.integers(2, 5))
     p = draw(drafts(vocab))
     tried = draw(st.lists(st.integers(0, vocab - 1), max_size=vocab - 2, unique=True))
@@ -62,8 +62,8 @@ def opened(arguments, dtype):
     residual, draft = arguments["residual"], RemainingDraft.of(arguments["p"].to(dtype))
     for token in arguments["tried"]:
         draft = draft.without(token)
-    return Window.open(
-        Law(arguments["h"].to(dtype)),
+    return ClassWindow.open(
+        SiblingLaw(arguments["h"].to(dtype)),
         draft,
         further=arguments["further"],
         residual=attrs.evolve(residual, weights=residual.weights.to(dtype)),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.strategies.verifiers.orders.class_choice import STAKE, Columns, choose_class
-from draftwood.strategies.verifiers.residual import Law, Residual, TriedLaw
+from draftwood.strategies.verifiers.residual import Residual, SiblingLaw, TriedLaw
 from draftwood.strategies.verifiers.vocabulary import (
     Tokens,
     above,
@@ -88,7 +88,7 @@ class RemainingDraft:
 
 
 @attrs.frozen(eq=False)
-class Window:
+class ClassWindow:
     """A waiting sibling z, and the next one, drawn by D without the tried tokens and z.
 
     Each is of the class with a chance f(y) that depends on its token y. The next one goes first if it
@@ -104,7 +104,7 @@ class Window:
         columns: h, D and the odds of the members.
     """
 
-    h: Law
+    h: SiblingLaw
     draft: RemainingDraft
     odds: Float[Tensor, " vocab"]
     odds_total: float
@@ -113,7 +113,7 @@ class Window:
     columns: Columns
 
     @classmethod
-    def open(cls, h: Law, draft: RemainingDraft, *, further: int, residual: Residual) -> Window:
+    def open(cls, h: SiblingLaw, draft: RemainingDraft, *, further: int, residual: Residual) -> ClassWindow:
         """The window with the class that lets most of `residual` through.
 
         Args:
@@ -180,14 +180,14 @@ class Window:
         """The law of the one that is tried first."""
         return FirstLaw(self)
 
-    def second(self, token: int) -> Law:
+    def second(self, token: int) -> SiblingLaw:
         """The law of the other one, given the `token` that went first."""
         belongs = self.chance_of_class(token)
         stayed, came = float(self.odds[token]) / self.h.total, float(self.draft.weights[token]) * belongs
         # Of any size at all; these are near 1 in sum.
         size = stayed * self.draft.total + came * (self.odds_total + self._top_odds)
         if not size > 0:
-            return Law(torch.zeros_like(self.draft.weights))
+            return SiblingLaw(torch.zeros_like(self.draft.weights))
         stayed, came = stayed / size, came / size
         weights = self.draft.weights * stayed
         if came > 0:
@@ -197,10 +197,10 @@ class Window:
             fixed = stayed * (1 - (1 - belongs) * f) * columns.draft + came * (1 - f) * columns.odds
             put(weights, self.members, fixed)
         weights[token] = 0
-        return Law(weights, total(weights) or 1.0)
+        return SiblingLaw(weights, total(weights) or 1.0)
 
 
-def columns_of(h: Law, draft: RemainingDraft, tokens: Tokens) -> Columns:
+def columns_of(h: SiblingLaw, draft: RemainingDraft, tokens: Tokens) -> Columns:
     """h, the draft and the odds of `tokens`, which have no target yet."""
     mass = gathered(draft.weights, tokens)
     waits = mass if h.weights is draft.weights else gathered(h.weights, tokens)
@@ -228,7 +228,7 @@ class FirstLaw(TriedLaw):
     classes are equally good.
     """
 
-    window: Window
+    window: ClassWindow
 
     def __getitem__(self, token: int) -> float:
         window = self.window
