@@ -74,7 +74,7 @@ def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple
         waits[row, 0] = node.waits
     trees = TreeArrays.of(cases)
     kernels = {one.kernel.split(":")[1]: one for one in dispatch.CONFIGURATIONS}
-    made = rounds.Round.of(trees, waits[:, : trees.tokens.shape[1]], kernels=kernels)
+    made = rounds.DeviceTrees.of(trees, waits[:, : trees.tokens.shape[1]], kernels=kernels)
     made.offer()
     made.allow()
     found = []
