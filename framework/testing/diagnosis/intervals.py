@@ -31,6 +31,10 @@ class CannotEnumerate(DraftwoodError):
     """Chance is used in a way that has no finite list of outcomes; draw samples."""
 
 
+class UnseenChance(CannotEnumerate):
+    """Code draws from a source that is not enumerated: it came out otherwise under the same script."""
+
+
 def split_uniforms(
     run: Callable[[Sequence[float]], T],
     *,

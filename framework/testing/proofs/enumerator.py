@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.base.errors import DraftwoodError, InvalidDistribution
 from draftwood.laws.randomness import Randomness
+from draftwood.testing.diagnosis.intervals import UnseenChance
 from draftwood.testing.models.arrival_times import STEP, arrival_grid
 
 T = TypeVar("T")
@@ -46,6 +47,11 @@ class Enumerator(Randomness):
     _choices: list[tuple[int, int]] = attrs.field(factory=list, init=False)  # outcome, possible outcomes
     _questions: int = attrs.field(default=0, init=False)
 
+    @property
+    def taken(self) -> list[tuple[int, int]]:
+        """For every choice so far, the outcome that was taken and how many there were."""
+        return list(self._choices)
+
     def _count(self) -> None:
         # Certain answers count too: a loop that waits for a rejection which cannot come asks for them.
         self._questions += 1
@@ -56,6 +62,11 @@ class Enumerator(Randomness):
         """Take one of the outcomes and multiply its weight in."""
         position = len(self._choices)
         outcome = self.script[position] if position < len(self.script) else 0
+        if outcome >= len(weights):
+            raise UnseenChance(
+                "A run came to another choice than the one before it, by the same outcomes; it draws from a "
+                "source that is not enumerated. Take all chance from rng, or give samples=."
+            )
         self._choices.append((outcome, len(weights)))
         self.weight *= weights[outcome]
         return outcome

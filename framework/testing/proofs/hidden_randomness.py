@@ -24,25 +24,31 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
         torch.rand(7)
         np.random.random(7)
         random.random()
-        before = _states()
+        before = process_states()
         yield
-        after = _states()
+        changed = drawn_from(before)
     finally:
         torch.set_rng_state(kept[0])
         np.random.set_state(kept[1])
         random.setstate(kept[2])
-    for name, state in after.items():
-        if state != before[name]:
-            raise LawBroken(
-                f"{who} draws from {name}, or seeds it.",
-                likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
-                "law can be proved.",
-            )
+    if changed:
+        raise LawBroken(
+            f"{who} draws from {changed[0]}, or seeds it.",
+            likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
+            "law can be proved.",
+        )
 
 
-def _states() -> dict[str, object]:
+def drawn_from(before: dict[str, object]) -> list[str]:
+    """The generators of the process whose state is not that of `before`."""
+    return [name for name, state in process_states().items() if state != before[name]]
+
+
+def process_states() -> dict[str, object]:
+    """The states of the generators that all code of the process shares, by name."""
+    of_numpy = np.random.get_state(legacy=False)["state"]
     return {
         "torch's own generator": torch.get_rng_state().numpy().tobytes(),
-        "numpy's own generator": str(np.random.get_state(legacy=False)["state"]),
+        "numpy's own generator": (of_numpy["key"].tobytes(), of_numpy["pos"]),
         "Python's own generator": random.getstate(),
     }

@@ -58,6 +58,7 @@ class SamplerReport:
             any of the models (a chi-square test each); None where all was enumerated.
         smallest_bias: where samples were drawn: every law further from the target's than this, in total
             variation, fails in a model with probability 99 %; None where all was enumerated.
+        resolution: by how much an outcome may be off because the sampler's uniforms have few bits.
     """
 
     errors: dict[str, float]
@@ -68,6 +69,7 @@ class SamplerReport:
     likely: str = ""
     p_value: float | None = None
     smallest_bias: float | None = None
+    resolution: float = 0.0
 
     @property
     def error(self) -> float:
@@ -93,7 +95,7 @@ def prove_sampler(
 
     Args:
         tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
-            probabilities are float32 or less.
+            probabilities are float32 or less; and what the steps of its uniforms make, `report.resolution`.
 
     Returns:
         The report, with the error.
@@ -116,7 +118,7 @@ def prove_sampler(
     )
     name = getattr(sampler, "__name__", None) or repr(sampler)
     if tolerance is None:
-        tolerance = 1e-9 if dtype == torch.float64 else 1e-6
+        tolerance = (1e-9 if dtype == torch.float64 else 1e-6) + report.resolution
     what = ""
     if report.fault:
         what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}."
@@ -150,8 +152,10 @@ def measure_sampler(
 
     - `uniforms=k`: it takes k uniforms as `case.uniforms`, and has no other chance. Enumerated by interval
       splitting (`draftwood.testing.diagnosis.intervals` says what that can miss).
-    - neither: it draws with `torch.rand`, `torch.rand_like` and `torch.multinomial`, and does nothing with
-      the uniforms but compare them. Enumerated exactly (`draftwood.testing.samplers.torch_randomness`).
+    - neither: it draws with torch, numpy or Python's `random`, and compares what it draws with numbers, or
+      takes the largest as in an exponential race. Enumerated exactly
+      (`draftwood.testing.samplers.torch_randomness`). Each outcome is run twice; chance that is not seen, as
+      of a generator that exists already, is refused and gives no verdict.
     - `samples=N`: any chance at all. N drafts a model are drawn and judged, and a chi-square test says
       whether their law is the target's; `report.smallest_bias` says what it would have detected. Needs scipy.
 
@@ -216,6 +220,7 @@ def measure_sampler(
         likely=_likely(checked.fault, worst) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
+        resolution=checked.resolution,
     )
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from traceback import walk_tb
 
 import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import InvalidInput
-from draftwood.laws.randomness import Randomness
-from draftwood.testing.diagnosis.intervals import CannotEnumerate, split_uniforms
+from draftwood.base.errors import InvalidDistribution, InvalidInput
+from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.models.toy import NextTokenModel
-from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
+from draftwood.testing.proofs.hidden_randomness import drawn_from, process_states
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, torch_randomness
@@ -34,7 +34,17 @@ Emitted = dict[Text, float]
 
 @attrs.define(eq=False)
 class CheckedSampler:
-    """Calls the sampler, counts, and remembers the first thing that none may do."""
+    """Calls the sampler, counts, and remembers the first thing that none may do.
+
+    Attributes:
+        sampler: what is called.
+        dtype: of probabilities and uniforms.
+        uniforms: how many it takes; None: it draws its own.
+        seed: of random points or samples.
+        calls: of the sampler so far.
+        fault: the first thing that none may do, in words.
+        resolution: how far an outcome's probability may be off, since uniforms have few bits.
+    """
 
     sampler: Sampler
     dtype: torch.dtype
@@ -42,16 +52,35 @@ class CheckedSampler:
     seed: int
     calls: int = 0
     fault: str = ""
+    resolution: float = 0.0
 
     def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
+        """The law of what comes of one draft.
+
+        Raises:
+            CannotEnumerate: chance that is not seen, or that has no finite list of outcomes.
+        """
         law: Emitted = {}
 
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
-            return self._call(draft, case, target)
+            before = process_states()
+            text, again = (self._call(draft, case, target) for _ in range(2))
+            self._check_seen(before, same=text == again)
+            return text
 
-        def with_chance(rng: Randomness) -> Text:
-            return self._call(draft, draft.case, target, torch_randomness(rng))
+        def with_chance(rng: Enumerator) -> Text:
+            def run(own: Enumerator) -> Text:
+                with torch_randomness(own) as chance:
+                    text = self._call(draft, draft.case, target)
+                    self.resolution = max(self.resolution, chance.resolution)
+                return text
+
+            before = process_states()
+            text = run(rng)
+            again = Enumerator([outcome for outcome, _ in rng.taken])
+            self._check_seen(before, same=run(again) == text and again.taken == rng.taken)
+            return text
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -67,6 +96,18 @@ class CheckedSampler:
         for weight, text in outcomes:
             law[text] = law.get(text, 0.0) + weight
         return law
+
+    def _check_seen(self, before: dict[str, object], *, same: bool) -> None:
+        """Raise `UnseenChance` unless two runs of one script came out alike and drew from nothing else."""
+        self.calls -= 1  # the second one is ours
+        hidden = drawn_from(before)
+        if hidden or not same:
+            raise UnseenChance(
+                f"The sampler draws from {hidden[0] if hidden else 'chance'} "
+                f"{'by a function that it took before' if hidden else 'that is not seen here'} (a generator "
+                "that exists already, secrets, the time or another device may be it), so its outcomes cannot "
+                "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
+            )
 
     def sampled(
         self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
@@ -128,7 +169,6 @@ class CheckedSampler:
         draft: Draft,
         case: SamplerCase,
         target: NextTokenModel,
-        chance: AbstractContextManager[None] | None = None,
     ) -> Text:
         self.calls += 1
         # A sampler may write to its arguments, as engines' kernels do.
@@ -136,12 +176,14 @@ class CheckedSampler:
             case, target_probs=case.target_probs.clone(), draft_probs=case.draft_probs.clone()
         )
         try:
-            # Only the sampler's own chance is replaced: the toy models draw theirs.
-            with chance or nullcontext():
-                emitted = self.sampler(copied)
+            emitted = self.sampler(copied)
         except (CannotEnumerate, InvalidInput):
             raise
         except Exception as error:
+            if _comes_of_enumeration(error):
+                raise CannotEnumerate(
+                    f"Its random numbers cannot be followed ({type(error).__name__}: {error}); give samples=."
+                ) from error
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
         text = tuple(
@@ -174,6 +216,15 @@ class CheckedSampler:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _comes_of_enumeration(error: Exception) -> bool:
+    """Whether an error is about numbers that are not drawn yet, rather than of the sampler."""
+    if isinstance(error, InvalidDistribution):
+        return False  # torch refuses such weights too
+    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+    ours = any(file.endswith(("lazy_numbers.py", "lazy_tensors.py", "torch_randomness.py")) for file in files)
+    return ours or "Lazy" in str(error)
 
 
 def continued(

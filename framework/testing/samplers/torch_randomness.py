@@ -1,15 +1,15 @@
-"""PyTorch's own chance under an enumerator: every outcome of code that draws with torch alone."""
+"""Chance of torch, numpy and Python under an enumerator: every outcome of code that draws with them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import operator
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,186 +17,299 @@ from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw
+from draftwood.testing.samplers.lazy_numbers import LazyChance, LazyNumber
+from draftwood.testing.samplers.lazy_tensors import LazyArray, LazyTensor, written
 
 RAISED = (-1,)
 """What stands for the tokens of a call that raised."""
 
-_COMPARED: dict[Any, tuple[Callable[[float, float], bool], bool]] = {}
-"""For every way to compare: the comparison, and whether it is answered by "below" or by "not below"."""
-
-for _names, _compare in (
-    (("lt", "less", "__lt__"), operator.lt),
-    (("le", "less_equal", "__le__"), operator.le),
-    (("gt", "greater", "__gt__"), operator.gt),
-    (("ge", "greater_equal", "__ge__"), operator.ge),
-):
-    for _name in _names:
-        for _owner in (torch, Tensor):
-            if hasattr(_owner, _name):
-                _COMPARED[getattr(_owner, _name)] = (_compare, True)
-
-_RESHAPED = {torch.squeeze, torch.unsqueeze, torch.reshape, torch.flatten, torch.transpose} | {
-    Tensor.__getitem__,
-    Tensor.__len__,
-    Tensor.clone,
-    Tensor.contiguous,
-    Tensor.cpu,
-    Tensor.detach,
-    Tensor.dim,
-    Tensor.expand,
-    Tensor.expand_as,
-    Tensor.flatten,
-    Tensor.numel,
-    Tensor.permute,
-    Tensor.reshape,
-    Tensor.size,
-    Tensor.squeeze,
-    Tensor.to,
-    Tensor.transpose,
-    Tensor.unsqueeze,
-    Tensor.view,
+_GRIDS: dict[torch.dtype, tuple[int, type[np.floating[Any]]]] = {
+    torch.float64: (2**53, np.float64),
+    torch.float32: (2**24, np.float32),
+    torch.bfloat16: (2**8, np.float32),
+    torch.float16: (2**11, np.float16),
 }
-"""What leaves uniforms as they are, in another shape."""
+"""Uniforms of every dtype: how many there are, and the precision in which they are computed with."""
 
-_PROPERTIES = {
-    getattr(Tensor, name).__get__
-    for name in ("shape", "device", "dtype", "ndim", "is_cuda", "layout", "requires_grad")
-}
-
-
-@attrs.define(eq=False)
-class _UniformBounds:
-    """One run's uniforms: for each the bounds in which it is known to lie, as multiples of 2^-bits."""
-
-    rng: Randomness
-    bounds: list[tuple[int, int, int]] = attrs.field(factory=list)
-
-    def uniforms(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-    ) -> LazyUniforms:
-        bits = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}[dtype]
-        first, many = len(self.bounds), math.prod(shape)
-        self.bounds += [(0, 2**bits, bits)] * many
-        numbers = torch.arange(first, first + many, device=device).reshape(shape)
-        coins = numbers.as_subclass(LazyUniforms)
-        coins.drawn = self
-        coins.kind = dtype
-        return coins
-
-    def below(self, number: int, threshold: float, *, closed: bool) -> bool:
-        """Whether uniform `number` is below the threshold, or at it if `closed`; branches if it may be."""
-        low, high, bits = self.bounds[number]
-        if threshold != threshold:
-            return False
-        scaled = min(max(threshold, -1.0), 2.0) * 2**bits
-        cut = min(max(math.floor(scaled) + 1 if closed else math.ceil(scaled), low), high)
-        under = self.rng.accept((cut - low) / (high - low))
-        self.bounds[number] = (low, cut, bits) if under else (cut, high, bits)
-        return under
-
-
-class LazyUniforms(Tensor):
-    """Uniforms that are not drawn before they are compared; then the run branches, each side with its weight.
-
-    They may be indexed and reshaped, and compared with numbers. Any other use raises `CannotEnumerate`.
-    """
-
-    drawn: _UniformBounds
-    kind: torch.dtype
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        uniforms = next(argument for argument in args if isinstance(argument, LazyUniforms))
-        if func in _COMPARED:
-            return _compared(uniforms, _COMPARED[func][0], *args)
-        if func in _RESHAPED or func in _PROPERTIES:
-            with torch._C.DisableTorchFunctionSubclass():
-                if func is Tensor.to:
-                    return args[0]  # their resolution is that of the dtype in which they were drawn
-                result = func(*args, **kwargs)
-            if isinstance(result, Tensor):
-                result = result.as_subclass(LazyUniforms)
-                result.drawn, result.kind = uniforms.drawn, uniforms.kind
-            return uniforms.kind if isinstance(result, torch.dtype) else result
-        raise CannotEnumerate(
-            f"The uniforms of torch.rand were given to {getattr(func, '__name__', func)}; only comparisons "
-            "with numbers can be enumerated: take uniforms as an argument, or give samples=."
-        )
-
-
-def _compared(coins: LazyUniforms, compare: Callable[[float, float], bool], left: Any, right: Any) -> Tensor:
-    other = right if left is coins else left
-    if isinstance(other, LazyUniforms):
-        raise CannotEnumerate("Two uniforms of torch.rand are compared with each other; give samples=.")
-    with torch._C.DisableTorchFunctionSubclass():
-        numbers, thresholds = torch.broadcast_tensors(
-            coins.as_subclass(Tensor), torch.as_tensor(other, dtype=torch.float64, device=coins.device)
-        )
-        # u < t and u <= t ask whether u is below t; u > t and u >= t are their opposites, t < u is u > t.
-        less = compare in (operator.lt, operator.le)
-        asked_below = less == (left is coins)
-        closed = (compare in (operator.le, operator.ge)) == asked_below
-        answers = [
-            coins.drawn.below(number, threshold, closed=closed) == asked_below
-            for number, threshold in zip(
-                numbers.flatten().tolist(), thresholds.flatten().tolist(), strict=True
-            )
-        ]
-        return torch.tensor(answers, dtype=torch.bool, device=coins.device).reshape(numbers.shape)
+_CONTINUOUS = ("normal", "poisson", "randperm")
+_CONTINUOUS_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
 
 
 @contextlib.contextmanager
-def torch_randomness(rng: Randomness) -> Iterator[None]:
-    """Within it torch's chance is that of `rng`: `rand` and `rand_like` are branched on where compared.
+def torch_randomness(rng: Randomness) -> Iterator[LazyChance]:
+    """Within it the chance of torch, of Python's `random` and of numpy is that of `rng`.
 
-    `multinomial` with one sample is a choice of `rng` for each row, by its weights; that torch draws
-    by them is taken for granted. Uniforms are multiples of 2^-24 in float32 and of 2^-53 in float64.
+    Random numbers are lazy: a run branches where one is compared with a number, on its own or after sums,
+    products, logarithms and exponentials, and each side has its weight. The largest of `p / exponential`, or
+    of logits with Gumbel noise, is a choice of `rng` by its weights; so are `multinomial`, `bernoulli` and
+    the `choice` of the others; that they draw by their weights is taken for granted. Uniforms are multiples
+    of 2^-24 in float32 and of 2^-53 in float64.
+
+    Functions that were imported by name before, generators that exist already, and sources of the system are
+    not reached: what they draw cannot be seen here.
 
     Raises:
-        CannotEnumerate: other chance is asked for (`randn`, `exponential_`, several samples), or a uniform
-            is used otherwise than in comparisons with numbers.
+        CannotEnumerate: other chance is asked for, or a random number is used otherwise.
     """
-    drawn = _UniformBounds(rng)
+    chance = LazyChance(rng)
+    with contextlib.ExitStack() as stack:
+        for owner, functions in (
+            (torch, _of_torch(chance)),
+            (Tensor, _of_tensors(chance)),
+            (random, _of_python(chance)),
+            (np.random, _of_numpy(chance)),
+            (math, _of_math()),
+        ):
+            for name, function in functions.items():
+                stack.enter_context(mock.patch.object(owner, name, function))
+        yield chance
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CannotEnumerate(f"Random numbers of {name} cannot be enumerated; give samples=.")
+
+    return refuse
+
+
+def _many(one: Callable[[], Any], shape: Any) -> Any:
+    return np.asarray(LazyArray.of(one, tuple(shape)))
+
+
+def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
+    rng = chance.rng
+
+    def made(one: Callable[[], Any], shape: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
+        dtype = dtype or torch.get_default_dtype()
+        return LazyTensor.of(_many(one, shape), dtype=dtype, device=device or "cpu")
+
+    def size_of(size: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if "size" in options:
+            return options["size"]
+        return size[0] if size and isinstance(size[0], (tuple, list, torch.Size)) else size
+
+    def uniform_of(dtype: torch.dtype) -> Callable[[], LazyNumber]:
+        return lambda: chance.uniform(*_GRIDS[dtype])
 
     def rand(*size: Any, **options: Any) -> Tensor:
-        shape = size[0] if size and isinstance(size[0], (tuple, list, torch.Size)) else size
         dtype = options.get("dtype") or torch.get_default_dtype()
-        return drawn.uniforms(tuple(options.get("size", shape)), dtype, options.get("device") or "cpu")
+        return made(uniform_of(dtype), size_of(size, options), dtype, options.get("device"))
 
     def rand_like(like: Tensor, **options: Any) -> Tensor:
         dtype, device = options.get("dtype") or like.dtype, options.get("device") or like.device
-        return drawn.uniforms(tuple(like.shape), dtype, device)
+        return made(uniform_of(dtype), like.shape, dtype, device)
+
+    def randn(*size: Any, **options: Any) -> Tensor:
+        return made(chance.normal, size_of(size, options), options.get("dtype"), options.get("device"))
+
+    def randn_like(like: Tensor, **options: Any) -> Tensor:
+        return made(
+            chance.normal,
+            like.shape,
+            options.get("dtype") or like.dtype,
+            options.get("device") or like.device,
+        )
+
+    def randint(*given: Any, **options: Any) -> Tensor:
+        size = options.get("size", given[-1])
+        ends = [*(given if "size" in options else given[:-1])]
+        low, high = (
+            options.get("low", 0 if len(ends) < 2 else ends[0]),
+            options.get("high", ends[-1] if ends else None),
+        )
+        numbers = _many(lambda: chance.integer(int(low), int(high)), size)
+        device = options.get("device") or "cpu"
+        if any(isinstance(one, LazyNumber) for one in numbers.reshape(-1)):
+            return LazyTensor.of(numbers, dtype=torch.float64, device=device)
+        return torch.tensor(
+            numbers.astype(np.int64), dtype=options.get("dtype") or torch.int64, device=device
+        )
 
     def multinomial(weights: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
-        if num_samples != 1:
-            raise CannotEnumerate(f"torch.multinomial is asked for {num_samples} samples; give samples=.")
-        rows = weights.reshape(-1, weights.shape[-1])
-        picked = [rng.choose(row.double()) for row in rows]
-        return torch.tensor(picked, device=weights.device).reshape(*weights.shape[:-1], 1)
+        def drawn(row: Tensor) -> list[int]:
+            if replacement or num_samples == 1:
+                return [rng.choose(row) for _ in range(num_samples)]
+            return list(rng.without_replacement(row, num_samples))
 
-    def refused(name: str) -> Callable[..., Any]:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise CannotEnumerate(
-                f"torch's {name} is continuous noise and cannot be enumerated; give samples=."
-            )
+        rows = [drawn(row.double()) for row in weights.reshape(-1, weights.shape[-1])]
+        return torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
 
-        return refuse
+    def bernoulli(p: Tensor, **_: Any) -> Tensor:
+        hits = [float(rng.accept(one)) for one in p.reshape(-1).tolist()]
+        return torch.tensor(hits, dtype=p.dtype, device=p.device).reshape(p.shape)
 
-    with contextlib.ExitStack() as stack:
-        for owner, name, new in [
-            (torch, "rand", rand),
-            (torch, "rand_like", rand_like),
-            (torch, "multinomial", multinomial),
-            (Tensor, "multinomial", multinomial),
-            *((torch, name, refused(name)) for name in ("randn", "randn_like", "normal", "bernoulli")),
-            *(
-                (Tensor, name, refused(name))
-                for name in ("exponential_", "uniform_", "normal_", "bernoulli", "bernoulli_")
+    return {
+        "rand": rand,
+        "rand_like": rand_like,
+        "randn": randn,
+        "randn_like": randn_like,
+        "randint": randint,
+        "multinomial": multinomial,
+        "bernoulli": bernoulli,
+        **{name: _refused(f"torch.{name}") for name in _CONTINUOUS},
+    }
+
+
+def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
+    of_torch = _of_torch(chance)
+
+    def uniform_(one: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+        grid = _GRIDS[one.dtype]
+        unit = low == 0 and high == 1
+        return written(
+            one,
+            _many(
+                lambda: chance.uniform(*grid) if unit else low + (high - low) * chance.uniform(*grid),
+                one.shape,
             ),
-        ]:
-            stack.enter_context(mock.patch.object(owner, name, new))
-        yield
+        )
+
+    def exponential_(one: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+        return written(one, _many(lambda: chance.waiting_time(lambd), one.shape))
+
+    def normal_(one: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+        return written(one, _many(lambda: mean + std * chance.normal(), one.shape))
+
+    def bernoulli_(one: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
+        return one.copy_(of_torch["bernoulli"](torch.as_tensor(p, dtype=torch.float64).expand(one.shape)))
+
+    return {
+        "uniform_": uniform_,
+        "exponential_": exponential_,
+        "normal_": normal_,
+        "bernoulli_": bernoulli_,
+        "bernoulli": of_torch["bernoulli"],
+        "multinomial": of_torch["multinomial"],
+        **{name: _refused(f"Tensor.{name}") for name in _CONTINUOUS_IN_PLACE},
+    }
+
+
+def _of_python(chance: LazyChance) -> dict[str, Callable[..., Any]]:
+    rng = chance.rng
+
+    def choices(population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1) -> list[Any]:
+        if cum_weights is not None:
+            weights = np.diff(np.asarray(cum_weights, float), prepend=0.0)
+        chances = torch.ones(len(population)) if weights is None else torch.as_tensor(list(weights))
+        return [population[rng.choose(chances.double())] for _ in range(k)]
+
+    return {
+        "random": chance.uniform,
+        "uniform": lambda a, b: a + (b - a) * chance.uniform(),
+        "randint": lambda a, b: chance.integer(a, b + 1),
+        "randrange": lambda start, stop=None: chance.integer(
+            0 if stop is None else start, start if stop is None else stop
+        ),
+        "choice": lambda population: population[chance.integer(0, len(population))],
+        "choices": choices,
+        "expovariate": lambda lambd=1.0: chance.waiting_time(lambd),
+        "normalvariate": lambda mu=0.0, sigma=1.0: mu + sigma * chance.normal(),
+        "gauss": lambda mu=0.0, sigma=1.0: mu + sigma * chance.normal(),
+        **{
+            name: _refused(f"random.{name}")
+            for name in (
+                "betavariate",
+                "gammavariate",
+                "getrandbits",
+                "randbytes",
+                "sample",
+                "shuffle",
+                "triangular",
+            )
+        },
+    }
+
+
+def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
+    rng = chance.rng
+
+    def random_(size: Any = None, dtype: Any = np.float64, **_: Any) -> Any:
+        grid = (2**24, np.float32) if np.dtype(dtype) == np.float32 else (2**53, np.float64)
+        return LazyArray.of(lambda: chance.uniform(*grid), size)
+
+    def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+        return LazyArray.of(lambda: low + (high - low) * chance.uniform(), size)
+
+    def integers(
+        low: int, high: int | None = None, size: Any = None, dtype: Any = None, endpoint: bool = False
+    ) -> Any:
+        first, end = (0, low) if high is None else (low, high)
+        return LazyArray.of(lambda: chance.integer(int(first), int(end) + endpoint), size)
+
+    def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
+        values = np.arange(a) if isinstance(a, (int, np.integer)) else np.asarray(a)
+        weights = torch.ones(len(values)) if p is None else torch.as_tensor(np.asarray(p, float))
+        if size is None:
+            return values[rng.choose(weights.double())]
+        count = math.prod(size) if isinstance(size, tuple) else int(size)
+        drawn = (
+            [rng.choose(weights.double()) for _ in range(count)]
+            if replace
+            else rng.without_replacement(weights.double(), count)
+        )
+        return values[np.array(drawn, int)].reshape(size)
+
+    def exponential(scale: float = 1.0, size: Any = None) -> Any:
+        return LazyArray.of(lambda: scale * chance.waiting_time(), size)
+
+    def gumbel(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
+        return LazyArray.of(lambda: loc + scale * -chance.waiting_time().log(), size)
+
+    def normal(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
+        return LazyArray.of(lambda: loc + scale * chance.normal(), size)
+
+    shared = {
+        "random": random_,
+        "uniform": uniform,
+        "choice": choice,
+        "exponential": exponential,
+        "standard_exponential": lambda size=None, **_: exponential(1.0, size),
+        "gumbel": gumbel,
+        "normal": normal,
+        "standard_normal": lambda size=None, **_: normal(0.0, 1.0, size),
+        **{
+            name: _refused(f"numpy's {name}")
+            for name in (
+                "beta",
+                "binomial",
+                "dirichlet",
+                "gamma",
+                "multinomial",
+                "permutation",
+                "poisson",
+                "shuffle",
+            )
+        },
+    }
+    legacy = {
+        "random_sample": random_,
+        "ranf": random_,
+        "sample": random_,
+        "rand": lambda *shape: random_(shape or None),
+        "randn": lambda *shape: normal(0.0, 1.0, shape or None),
+        "randint": integers,
+    }
+
+    class Generator:
+        """What `default_rng` and `RandomState` give."""
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            found = {**shared, **legacy, "integers": integers}.get(name)
+            return _refused(f"numpy's {name}") if found is None else found
+
+    return {**shared, **legacy, "default_rng": Generator, "RandomState": Generator}
+
+
+def _of_math() -> dict[str, Callable[..., Any]]:
+    """Python's functions of floats, which take no other objects."""
+
+    def either(name: str, of_lazy: Callable[[LazyNumber], Any]) -> Callable[..., Any]:
+        plain = getattr(math, name)
+        return lambda x, *more: of_lazy(x) if isinstance(x, LazyNumber) and not more else plain(x, *more)
+
+    return {name: either(name, getattr(LazyNumber, name)) for name in ("log", "log1p", "exp", "sqrt")}
 
 
 def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_000) -> JointLaw:

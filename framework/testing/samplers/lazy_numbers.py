@@ -1,0 +1,346 @@
+"""`LazyNumber`: a random number that is not drawn before it is compared; then the run branches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.laws.randomness import Randomness
+from draftwood.testing.diagnosis.intervals import CannotEnumerate
+
+NEXT_TO_NOTHING = 1e-6
+"""A bound below which samplers keep their noise away from 0."""
+
+MOST_INTEGERS = 4096
+"""Whole numbers among which one draw may choose, at most."""
+
+
+class Form(Enum):
+    """What a number is, as a function of one exponential waiting time T."""
+
+    UNIFORM = "uniform"  # exp(-T), or 1 - exp(-T): both are uniform
+    MINUS_UNIFORM = "minus a uniform"
+    TIME = "T"
+    MINUS_TIME = "-T"
+    INVERSE = "1 / T"
+    LOG_TIME = "log T"
+    GUMBEL = "-log T"
+
+
+SMALLEST_WINS = {Form.TIME, Form.LOG_TIME}
+LARGEST_WINS = {Form.MINUS_TIME, Form.INVERSE, Form.GUMBEL}
+
+
+@attrs.define(eq=False)
+class LazyChance:
+    """The uniforms of one run: for each the part of its grid in which it is known to lie.
+
+    Attributes:
+        rng: the enumerator, or any other source of chance.
+    """
+
+    rng: Randomness
+    _bounds: list[tuple[int, int, int]] = attrs.field(factory=list, init=False)  # first, end, points of all
+    _raced: set[int] = attrs.field(factory=set, init=False)
+
+    @property
+    def resolution(self) -> float:
+        """How far the probability of an event may be rounded by the steps of the uniforms that were drawn."""
+        return sum(1 / points for low, end, points in self._bounds if (low, end) != (0, points))
+
+    def uniform(self, points: int = 2**53, kind: type[np.floating[Any]] = np.float64) -> LazyNumber:
+        """Returns one of `points` evenly spaced numbers in [0, 1)."""
+        self._bounds.append((0, points, points))
+        number = len(self._bounds) - 1
+        return LazyNumber(self, number, lambda point: kind(point / points), 1, Form.UNIFORM)
+
+    def integer(self, low: int, high: int) -> Any:
+        """Returns a whole number in [low, high): drawn where there are few, else lazy."""
+        if high - low <= MOST_INTEGERS:
+            return low + self.rng.choose(torch.full((high - low,), 1.0, dtype=torch.float64))
+        self._bounds.append((0, high - low, high - low))
+        number = len(self._bounds) - 1
+        return LazyNumber(self, number, lambda point: np.float64(point + low), 1, None)
+
+    def waiting_time(self, rate: float = 1.0) -> LazyNumber:
+        """Returns an exponential waiting time of this rate."""
+        return -((1 - self.uniform()).log()) / rate
+
+    def normal(self) -> LazyNumber:
+        """Returns a standard normal number."""
+        return self.uniform().applied(_ndtri, 1)
+
+    def below(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
+        """Whether `holds(value)`, for a condition that is true up to some value and false from then on."""
+        low, high, points = self.bounds(number.base)
+        rising = number.slope > 0
+        first, end = low, high  # the first point at which the answer is that of the upper end
+        while first < end:
+            middle = (first + end) // 2
+            if holds(number.value(middle)) == rising:
+                first = middle + 1
+            else:
+                end = middle
+        under = self.rng.accept((first - low) / (high - low))
+        self._bounds[number.base] = (low, first, points) if under else (first, high, points)
+        return under == rising
+
+    def whole(self, number: LazyNumber, rounded: Callable[[Any], int]) -> int:
+        """The whole number that `rounded` makes of the value."""
+        low, high, _ = self.bounds(number.base)
+        ends = sorted((rounded(number.value(low)), rounded(number.value(high - 1))))
+        if ends[1] - ends[0] >= MOST_INTEGERS:
+            raise CannotEnumerate(
+                f"A random number is rounded to one of {ends[1] - ends[0] + 1} whole numbers; give samples=."
+            )
+        for one in range(ends[0], ends[1]):
+            if self.below(number, lambda value, one=one: rounded(value) <= one):  # type: ignore[misc]
+                return one
+        return ends[1]
+
+    def bounds(self, base: int) -> tuple[int, int, int]:
+        """First point, the end of the points, and points of the whole grid, of uniform `base`."""
+        if base in self._raced:
+            raise CannotEnumerate(
+                "A random number is used again after it was compared with others; give samples=."
+            )
+        return self._bounds[base]
+
+    def winner(self, numbers: Sequence[Any], *, largest: bool) -> int:
+        """The place of the largest or smallest of independent numbers of one form."""
+        wins, never = (LARGEST_WINS, -math.inf) if largest else (SMALLEST_WINS, math.inf)
+        lazy = [one for one in numbers if isinstance(one, LazyNumber)]
+        forms, bases = {one.form for one in lazy}, [one.base for one in lazy]
+        others = all(isinstance(one, LazyNumber) or float(one) == never for one in numbers)
+        fresh = all(self.bounds(base)[:2] == (0, self.bounds(base)[2]) for base in bases)
+        if not (len(forms) == 1 and forms <= wins and len(set(bases)) == len(bases) and others and fresh):
+            raise CannotEnumerate(
+                "Random numbers are compared with each other, and not as in an exponential race or with "
+                "Gumbel noise; give samples=."
+            )
+        self._raced |= set(bases)
+        rates = [one.rate if isinstance(one, LazyNumber) else 0.0 for one in numbers]
+        return self.rng.choose(torch.tensor(rates, dtype=torch.float64))
+
+
+@attrs.frozen(eq=False)
+class LazyNumber:
+    """A monotone function of a uniform that is not drawn yet.
+
+    It may be added to numbers, multiplied and divided, and its logarithm taken; a comparison with a number
+    draws as much of it as answers that.
+
+    Attributes:
+        chance: of the run.
+        base: the uniform.
+        value: the function, of the point of the uniform's grid.
+        slope: 1 where it rises with the uniform, -1 where it falls.
+        form: what it is as a function of a waiting time; None for anything else.
+        rate: of that time.
+    """
+
+    chance: LazyChance
+    base: int
+    value: Callable[[int], Any]
+    slope: int
+    form: Form | None = None
+    rate: float = 1.0
+
+    def applied(
+        self, function: Callable[[Any], Any], slope: int, form: Form | None = None, rate: float = 1.0
+    ) -> LazyNumber:
+        """Returns `function` of it, which rises (1) or falls (-1)."""
+        value = self.value
+        return LazyNumber(
+            self.chance, self.base, lambda point: function(value(point)), self.slope * slope, form, rate
+        )
+
+    def __add__(self, other: Any) -> LazyNumber:
+        c = _number(other)
+        form, rate = None, 1.0
+        if self.form in (Form.GUMBEL, Form.LOG_TIME):
+            form, rate = self.form, self.rate * math.exp(c if self.form is Form.GUMBEL else -c)
+        elif self.form is Form.MINUS_UNIFORM and c == 1:
+            form = Form.UNIFORM
+        elif c == 0:
+            form, rate = self.form, self.rate
+        return self.applied(lambda x: x + c, 1, form, rate)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> LazyNumber:
+        pairs = {
+            Form.UNIFORM: Form.MINUS_UNIFORM,
+            Form.TIME: Form.MINUS_TIME,
+            Form.LOG_TIME: Form.GUMBEL,
+        }
+        pairs |= {after: before for before, after in pairs.items()}
+        return self.applied(lambda x: -x, -1, pairs.get(self.form) if self.form else None, self.rate)
+
+    def __sub__(self, other: Any) -> LazyNumber:
+        return self + -_number(other)
+
+    def __rsub__(self, other: Any) -> LazyNumber:
+        return -self + other
+
+    def __mul__(self, other: Any) -> LazyNumber:
+        c = _number(other)
+        if c < 0:
+            return -(self * -c)
+        form, rate = None, 1.0
+        if self.form in (Form.TIME, Form.MINUS_TIME):
+            form, rate = self.form, self.rate / c if c else math.inf
+        elif self.form is Form.INVERSE:
+            form, rate = self.form, self.rate * c
+        elif c == 1:
+            form, rate = self.form, self.rate
+        return self.applied(lambda x: x * c, 1, form, rate)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> LazyNumber:
+        c = _number(other)
+        if c < 0:
+            return -(self / -c)
+        form, rate = None, 1.0
+        if self.form in (Form.TIME, Form.MINUS_TIME):
+            form, rate = self.form, self.rate * c
+        elif self.form is Form.INVERSE:
+            form, rate = self.form, self.rate / c if c else math.inf
+        return self.applied(lambda x: _divided(x, c), 1, form, rate)
+
+    def __rtruediv__(self, other: Any) -> LazyNumber:
+        c = _number(other)
+        if c < 0:
+            return -(-c / self)
+        form, rate = None, 1.0
+        if self.form is Form.TIME:
+            form, rate = Form.INVERSE, self.rate * c
+        elif self.form is Form.INVERSE:
+            form, rate = Form.TIME, self.rate / c if c else math.inf
+        low, high, _ = self.chance.bounds(self.base)
+        ends = (self.value(low), self.value(high - 1))
+        if min(ends) < 0 < max(ends):
+            raise CannotEnumerate("A random number of either sign is divided by; give samples=.")
+        return self.applied(lambda x: _divided(c, x), -1, form, rate)
+
+    def log(self) -> LazyNumber:
+        """Returns its natural logarithm, -inf of 0."""
+        after = {
+            Form.UNIFORM: Form.MINUS_TIME,
+            Form.TIME: Form.LOG_TIME,
+            Form.INVERSE: Form.GUMBEL,
+        }
+        return self.applied(_log, 1, after.get(self.form) if self.form else None, self.rate)
+
+    def log1p(self) -> LazyNumber:
+        """Returns the logarithm of 1 more."""
+        return (self + 1).log()
+
+    def exp(self) -> LazyNumber:
+        """Returns its exponential."""
+        after = {Form.LOG_TIME: Form.TIME, Form.GUMBEL: Form.INVERSE}
+        if self.rate == 1:
+            after[Form.MINUS_TIME] = Form.UNIFORM
+        return self.applied(np.exp, 1, after.get(self.form) if self.form else None, self.rate)
+
+    def sqrt(self) -> LazyNumber:
+        """Returns its root."""
+        return self.applied(np.sqrt, 1)
+
+    def clamped(self, low: Any, high: Any) -> LazyNumber:
+        """Returns it within bounds, of which None is none; a small lower one is taken for rounding."""
+        kept = high is None and low is not None and 0 <= low <= NEXT_TO_NOTHING
+
+        def clamp(x: Any) -> Any:
+            x = x if low is None else max(x, low)
+            return x if high is None else min(x, high)
+
+        return self.applied(clamp, 1, self.form if kept else None, self.rate if kept else 1.0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CannotEnumerate(f"A random number is asked for its {name!r}; give samples=.")
+
+    def _refused(self, *_: Any) -> Any:
+        raise CannotEnumerate("A random number is used in a way that cannot be enumerated; give samples=.")
+
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __abs__ = __round__ = _refused
+
+    def __lt__(self, other: Any) -> bool:
+        c = self._bound(other)
+        return self.chance.below(self, lambda x: bool(x < c))
+
+    def __le__(self, other: Any) -> bool:
+        c = self._bound(other)
+        return self.chance.below(self, lambda x: bool(x <= c))
+
+    def __gt__(self, other: Any) -> bool:
+        c = self._bound(other)
+        return c == c and not self <= c
+
+    def __ge__(self, other: Any) -> bool:
+        c = self._bound(other)
+        return c == c and not self < c
+
+    def __int__(self) -> int:
+        return self.chance.whole(self, int)
+
+    __trunc__ = __index__ = __int__
+
+    def __floor__(self) -> int:
+        return self.chance.whole(self, math.floor)
+
+    def floor(self) -> int:
+        """Returns the whole number below it, as numpy asks for it."""
+        return math.floor(self)
+
+    def __bool__(self) -> bool:
+        return not (self.chance.below(self, lambda x: bool(x <= 0)) and not self < 0)
+
+    def __float__(self) -> float:
+        raise CannotEnumerate(
+            "A random number is made a float; only sums, products, logarithms and comparisons with numbers "
+            "can be enumerated: take uniforms as an argument, or give samples=."
+        )
+
+    def __eq__(self, other: object) -> bool:
+        raise CannotEnumerate("A random number is tested for equality; give samples=.")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _bound(self, other: Any) -> Any:
+        if isinstance(other, LazyNumber):
+            raise CannotEnumerate("Two random numbers are compared with each other; give samples=.")
+        return _number(other)
+
+
+def _number(other: Any) -> Any:
+    if isinstance(other, LazyNumber):
+        raise CannotEnumerate("Two random numbers are combined with each other; give samples=.")
+    if isinstance(other, Tensor):
+        other = other.double() if other.dtype is torch.bfloat16 else other
+        return other.detach().cpu().numpy()[()]
+    return other
+
+
+def _divided(x: Any, c: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.float64(x) / np.float64(c) if not isinstance(x, np.floating) else x / c
+
+
+def _log(x: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(x)
+
+
+def _ndtri(u: Any) -> Any:
+    return np.float64(torch.special.ndtri(torch.tensor(float(u), dtype=torch.float64)))

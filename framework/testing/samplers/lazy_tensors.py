@@ -1,0 +1,383 @@
+"""Tensors and arrays of random numbers that are not drawn before they are compared."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.lazy_numbers import LazyNumber
+
+Numbers = NDArray[Any]
+"""An array of `LazyNumber` and numbers."""
+
+
+def _rising(function: Callable[[Tensor], Tensor]) -> Callable[[Numbers], Numbers]:
+    """A rising function of torch, of every entry."""
+
+    def of(x: Any) -> Any:
+        return np.float64(function(torch.tensor(float(x), dtype=torch.float64)))
+
+    return np.vectorize(lambda x: x.applied(of, 1) if isinstance(x, LazyNumber) else of(x), otypes=[object])
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "subtract": operator.sub,
+    "mul": operator.mul,
+    "multiply": operator.mul,
+    "div": operator.truediv,
+    "divide": operator.truediv,
+    "true_divide": operator.truediv,
+    "truediv": operator.truediv,
+}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "negative": operator.neg,
+    "log": np.log,
+    "log1p": np.log1p,
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "reciprocal": lambda numbers: 1.0 / numbers,
+    **{
+        f"special_{name}": _rising(getattr(torch.special, name))
+        for name in ("ndtr", "ndtri", "expit", "logit")
+    },
+    "sigmoid": _rising(torch.sigmoid),
+    "tanh": _rising(torch.tanh),
+}
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "lt": operator.lt,
+    "less": operator.lt,
+    "le": operator.le,
+    "less_equal": operator.le,
+    "gt": operator.gt,
+    "greater": operator.gt,
+    "ge": operator.ge,
+    "greater_equal": operator.ge,
+}
+# What moves the entries of a tensor, or repeats them.
+_RESHAPED = [
+    "__getitem__",
+    "clone",
+    "contiguous",
+    "detach",
+    "cpu",
+    "expand",
+    "expand_as",
+    "flatten",
+    "permute",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+    "view",
+    "view_as",
+    "reshape_as",
+    "repeat",
+    "t",
+    "ravel",
+    "narrow",
+    "select",
+    "unbind",
+    "split",
+    "chunk",
+    "gather",
+    "index_select",
+    "take",
+    "flip",
+    "roll",
+    "movedim",
+    "swapaxes",
+    "__iter__",
+]
+_ASKED = ["shape", "device", "dtype", "ndim", "is_cuda", "layout", "requires_grad", "T", "mT"]
+_KEPT = [
+    "__len__",
+    "dim",
+    "numel",
+    "size",
+    "is_floating_point",
+    "stride",
+    "is_contiguous",
+    "data_ptr",
+    "element_size",
+]
+
+
+class LazyArray(np.ndarray[Any, Any]):
+    """An array of `LazyNumber` and numbers, as numpy's random functions give it."""
+
+    @classmethod
+    def of(cls, numbers: Any, shape: Any) -> Any:
+        """Returns so many numbers, made one by one, in this shape; one alone where the shape is None."""
+        if shape is None:
+            return numbers()
+        held = np.empty(shape, object)
+        for place in np.ndindex(held.shape):
+            held[place] = numbers()
+        return held.view(cls)
+
+    def argmax(self, axis: int | None = None, *_: Any, **__: Any) -> Any:
+        """Returns the place of the largest."""
+        return _places_won(np.asarray(self), axis, largest=True)
+
+    def argmin(self, axis: int | None = None, *_: Any, **__: Any) -> Any:
+        """Returns the place of the smallest."""
+        return _places_won(np.asarray(self), axis, largest=False)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in (np.argmax, np.argmin) and isinstance(args[0], LazyArray):
+            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        return super().__array_function__(func, types, args, kwargs)
+
+
+class LazyTensor(Tensor):
+    """A tensor whose entries are `LazyNumber` or numbers; what it holds itself is never read."""
+
+    numbers: Numbers
+
+    @staticmethod
+    def of(numbers: Numbers, *, dtype: torch.dtype, device: Any = "cpu") -> LazyTensor:
+        """Returns the tensor of these entries."""
+        made = torch.zeros(numbers.shape, dtype=dtype, device=device).as_subclass(LazyTensor)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _answer(func, args, dict(kwargs or {}))
+
+
+def written(tensor: Tensor, numbers: Numbers) -> Tensor:
+    """Returns `tensor` itself, which holds these entries from now on."""
+    if not isinstance(tensor, LazyTensor):
+        tensor.__class__ = LazyTensor
+    tensor.numbers = np.broadcast_to(numbers, tensor.shape)  # type: ignore[attr-defined]
+    return tensor
+
+
+def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__" or name == "__set__":
+        return _asked(func, args)
+    bare = name.strip("_")
+    reflected = bare not in _BINARY and bare.startswith("r") and bare[1:] in _BINARY
+    in_place = name.endswith("_") and not name.endswith("__")
+    if name.startswith("__i") and bare[1:] in _BINARY:
+        in_place, bare = True, bare[1:]
+    if bare in _BINARY or reflected:
+        return _combined(bare.removeprefix("r") if reflected else bare, args, options, reflected, in_place)
+    if bare in _COMPARED:
+        left, right = (entries(one) for one in args[:2])
+        found = _COMPARED[bare](left, right)
+        return torch.tensor(np.asarray(found, dtype=bool), device=_lazy(args).device)
+    if bare in _UNARY:
+        return _like(_UNARY[bare](entries(args[0])), args[0], in_place)
+    if name in _KEPT:
+        return func(*args, **options)
+    if name in _RESHAPED:
+        return _reshaped(func, args, options)
+    if name in _SPECIAL:
+        return _SPECIAL[name](*args, **options)
+    raise CannotEnumerate(
+        f"Random numbers of torch are given to {name}, where they cannot be enumerated: take uniforms as an "
+        "argument, or give samples=."
+    )
+
+
+def _asked(func: Any, args: tuple[Any, ...]) -> Any:
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name in ("T", "mT"):
+        return _reshaped(lambda one: getattr(one, name), args, {})
+    if name not in _ASKED:
+        raise CannotEnumerate(f"Random numbers of torch are asked for their {name}; give samples=.")
+    return func(*args)
+
+
+def _combined(
+    name: str, args: tuple[Any, ...], options: dict[str, Any], reflected: bool, in_place: bool
+) -> Tensor:
+    if options.pop("alpha", 1) != 1 or options.pop("rounding_mode", None) is not None:
+        raise CannotEnumerate(f"Random numbers are combined by {name} with options; give samples=.")
+    out = options.pop("out", None)
+    left, right = (entries(one) for one in args[:2])
+    found = _BINARY[name](right, left) if reflected else _BINARY[name](left, right)
+    if out is not None:
+        return written(out, found)
+    return _like(found, args[0], in_place)
+
+
+def _like(numbers: Any, one: Any, in_place: bool) -> Tensor:
+    numbers = _array(numbers)
+    if in_place:
+        return written(one, numbers)
+    of = one if isinstance(one, Tensor) else None
+    dtype = of.dtype if of is not None and of.is_floating_point() else torch.get_default_dtype()
+    return LazyTensor.of(numbers, dtype=dtype, device="cpu" if of is None else of.device)
+
+
+def _array(numbers: Any) -> Numbers:
+    if isinstance(numbers, np.ndarray):
+        return numbers if numbers.dtype == object else numbers.astype(object)
+    held = np.empty((), object)
+    held[()] = numbers
+    return held
+
+
+def entries(one: Any) -> Any:
+    """The entries of a tensor as an array, each in its own precision; other values as they are."""
+    if isinstance(one, LazyTensor):
+        return one.numbers
+    if not isinstance(one, Tensor):
+        return one
+    plain = one.detach().cpu()
+    plain = (plain.double() if plain.dtype is torch.bfloat16 else plain).numpy()
+    held = np.empty(plain.shape, object)
+    for place in np.ndindex(plain.shape):
+        held[place] = plain[place]
+    return held
+
+
+def _lazy(args: Any) -> LazyTensor:
+    return next(one for one in args if isinstance(one, LazyTensor))
+
+
+def _reshaped(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    one = args[0]
+    if not isinstance(one, LazyTensor):
+        raise CannotEnumerate("Random numbers of torch are used as an index; give samples=.")
+    flat = one.numbers.reshape(-1)
+    places = torch.arange(len(flat), device=one.device).reshape(one.shape)
+
+    def taken(found: Any) -> Any:
+        if isinstance(found, Tensor):
+            numbers = np.empty(tuple(found.shape), object)
+            numbers[...] = flat[found.cpu().numpy()]
+            return LazyTensor.of(numbers, dtype=one.dtype, device=one.device)
+        return type(found)(taken(part) for part in found)
+
+    found = func(places, *args[1:], **options)
+    return iter([taken(part) for part in found]) if isinstance(found, Iterator) else taken(found)
+
+
+def _raced(largest: bool) -> Callable[..., Tensor]:
+    def raced(one: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        found = torch.as_tensor(_places_won(entries(one), dim, largest=largest), device=one.device)
+        return found.unsqueeze(dim) if keepdim and dim is not None else found
+
+    return raced
+
+
+def _places_won(numbers: Numbers, axis: int | None, *, largest: bool) -> Any:
+    if axis is None:
+        return _winner(list(numbers.reshape(-1)), largest)
+    moved = np.moveaxis(numbers, axis, -1)
+    won = [_winner(list(row), largest) for row in moved.reshape(-1, moved.shape[-1])]
+    return np.array(won, np.int64).reshape(moved.shape[:-1])
+
+
+def _winner(numbers: list[Any], largest: bool) -> int:
+    lazy = [one for one in numbers if isinstance(one, LazyNumber)]
+    if not lazy:
+        return int(np.argmax(numbers) if largest else np.argmin(numbers))
+    return lazy[0].chance.winner(numbers, largest=largest)
+
+
+def _joined(join: Callable[..., Any]) -> Callable[..., Tensor]:
+    def joined(parts: Any, dim: int = 0) -> Tensor:
+        return _like(join([_array(entries(one)) for one in parts], dim), _lazy(parts), False)
+
+    return joined
+
+
+def _to(one: LazyTensor, *args: Any, **options: Any) -> Tensor:
+    kept = torch.zeros((), dtype=one.dtype, device=one.device).to(*args, **options)
+    if kept.is_floating_point():
+        return LazyTensor.of(one.numbers, dtype=kept.dtype, device=kept.device)
+    whole = np.vectorize(int, otypes=[np.int64])(one.numbers)
+    return torch.as_tensor(whole, device=kept.device).to(kept.dtype)
+
+
+def _cast(dtype: torch.dtype) -> Callable[[LazyTensor], Tensor]:
+    return lambda one: _to(one, dtype)
+
+
+def _clamp(one: LazyTensor, min: Any = None, max: Any = None) -> Tensor:
+    clamp = np.vectorize(
+        lambda x: x.clamped(min, max) if isinstance(x, LazyNumber) else np.clip(x, min, max), otypes=[object]
+    )
+    return _like(clamp(one.numbers), one, False)
+
+
+def _where(condition: Tensor, left: Any, right: Any) -> Tensor:
+    found = np.where(condition.cpu().numpy(), _array(entries(left)), _array(entries(right)))
+    return _like(found, left if isinstance(left, Tensor) else right, False)
+
+
+def _masked_fill(one: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return _where(mask, value, one)
+
+
+def _item(one: LazyTensor) -> Any:
+    return one.numbers.item()
+
+
+def _searched(heights: Tensor, one: Any, *, right: bool = False, side: str | None = None, **_: Any) -> Tensor:
+    found = heights.detach().cpu().tolist()
+    if heights.ndim != 1 or not isinstance(one, LazyTensor):
+        raise CannotEnumerate("Random numbers are searched in rows of heights; give samples=.")
+    right = side == "right" if side is not None else right
+
+    def at(number: Any) -> int:
+        below = (
+            place for place, height in enumerate(found) if (number < height if right else number <= height)
+        )
+        return next(below, len(found))
+
+    return torch.tensor(np.vectorize(at, otypes=[np.int64])(one.numbers), device=one.device)
+
+
+def _floor(one: LazyTensor) -> Tensor:
+    return torch.as_tensor(np.vectorize(np.floor, otypes=[float])(one.numbers)).to(one.dtype)
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "argmax": _raced(True),
+    "argmin": _raced(False),
+    "cat": _joined(np.concatenate),
+    "concat": _joined(np.concatenate),
+    "stack": _joined(np.stack),
+    "to": _to,
+    "double": _cast(torch.float64),
+    "float": _cast(torch.float32),
+    "half": _cast(torch.float16),
+    "bfloat16": _cast(torch.bfloat16),
+    "long": _cast(torch.int64),
+    "int": _cast(torch.int32),
+    "type_as": lambda one, other: _to(one, other.dtype),
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda one, low: _clamp(one, low),
+    "clamp_": lambda one, min=None, max=None: written(one, _clamp(one, min, max).numbers),  # type: ignore[attr-defined]
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "masked_fill_": lambda one, mask, value: written(one, entries(_masked_fill(one, mask, value))),
+    "item": _item,
+    "tolist": lambda one: one.numbers.tolist(),
+    "numpy": lambda one: one.numbers.view(LazyArray),
+    "searchsorted": _searched,
+    "bucketize": lambda one, boundaries, right=False, **_: _searched(boundaries, one, right=right),
+    "floor": _floor,
+    "__bool__": lambda one: bool(one.numbers.item()),
+    "__float__": lambda one: float(one.numbers.item()),
+    "__int__": lambda one: int(one.numbers.item()),
+}

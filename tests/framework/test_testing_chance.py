@@ -1,0 +1,220 @@
+"""Sources of chance that a foreign sampler may draw from: each is enumerated exactly, or told as unseen."""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from draftwood.testing import measure_sampler, prove_sampler, sampler_models
+from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.samplers.torch_randomness import torch_randomness
+
+PLAIN = {"plain": sampler_models()["plain"]}
+
+# Looked up when they draw, as nearly all code does.
+COINS = {
+    "torch.rand": lambda: torch.rand((), dtype=torch.float64),
+    "torch.rand of one": lambda: torch.rand(1, dtype=torch.float64)[0],
+    "its item": lambda: torch.rand(1, dtype=torch.float64).item(),
+    "rand_like": lambda: torch.rand_like(torch.zeros((), dtype=torch.float64)),
+    "uniform_": lambda: torch.empty((), dtype=torch.float64).uniform_(),
+    "in place, on what is returned not": lambda: (
+        coin := torch.empty(1, dtype=torch.float64),
+        coin.uniform_(),
+        coin[0],
+    )[2],
+    "exponential_": lambda: 1 - (-torch.empty((), dtype=torch.float64).exponential_()).exp(),
+    "randn": lambda: torch.special.ndtr(torch.randn((), dtype=torch.float64)),
+    "randint": lambda: torch.randint(0, 2**40, ()).double() / 2**40,
+    "distributions.Uniform": lambda: torch.distributions.Uniform(0.0, 1.0).sample().double(),
+    "float32": lambda: torch.rand(()),
+    "1 - u": lambda: 1 - torch.rand((), dtype=torch.float64),
+    "random.random": lambda: random.random(),
+    "random.uniform": lambda: random.uniform(0.0, 1.0),
+    "exp of -expovariate": lambda: math.exp(-random.expovariate(1.0)),
+    "numpy.random.rand": lambda: np.random.rand(),
+    "numpy.random.random, one of two": lambda: np.random.random(2)[1],
+    "numpy.random.uniform": lambda: np.random.uniform(),
+    "a new default_rng": lambda: np.random.default_rng().random(),
+}
+
+
+def last_by_multinomial(weights: torch.Tensor) -> int:
+    return int(torch.multinomial(weights, 1))
+
+
+def by_exponential_race(weights: torch.Tensor) -> int:
+    noise = torch.empty_like(weights).exponential_()
+    return int(weights.div_(noise).argmax(dim=-1))
+
+
+def by_inverse_race(weights: torch.Tensor) -> int:
+    return int((weights * torch.empty_like(weights).exponential_().reciprocal()).argmax())
+
+
+def by_gumbel_noise(weights: torch.Tensor) -> int:
+    noise = -torch.log(-torch.log(torch.rand_like(weights).clamp_min(1e-20)))
+    return int(torch.argmax(weights.log() + noise))
+
+
+def by_numpy_gumbel(weights: torch.Tensor) -> int:
+    with np.errstate(divide="ignore"):
+        scores = np.log(weights.numpy())
+    return int(np.argmax(scores + np.random.gumbel(size=len(weights))))
+
+
+def by_heights(weights: torch.Tensor) -> int:
+    heights = weights.cumsum(0)
+    return int(torch.searchsorted(heights, torch.rand(1, dtype=torch.float64) * heights[-1], right=True))
+
+
+def by_counting(weights: torch.Tensor) -> int:
+    heights = weights.cumsum(0) / weights.sum()
+    return int((heights <= torch.rand((), dtype=torch.float64)).sum())
+
+
+def by_categorical(weights: torch.Tensor) -> int:
+    return int(torch.distributions.Categorical(probs=weights).sample())
+
+
+def by_python(weights: torch.Tensor) -> int:
+    return random.choices(range(len(weights)), weights=weights.tolist())[0]
+
+
+def by_numpy(weights: torch.Tensor) -> int:
+    return int(np.random.choice(len(weights), p=(weights / weights.sum()).numpy()))
+
+
+LAST = (
+    last_by_multinomial,
+    by_exponential_race,
+    by_inverse_race,
+    by_gumbel_noise,
+    by_numpy_gumbel,
+    by_heights,
+    by_counting,
+    by_categorical,
+    by_python,
+    by_numpy,
+)
+
+
+def leviathan(coin=COINS["torch.rand"], last=last_by_multinomial, rest=True):
+    """Leviathan's sampler over a source of coins and a way to draw a token; without `rest` a wrong one."""
+
+    def sampler(case):
+        for index, token in enumerate(case.draft_tokens.tolist()):
+            target, draft = case.target_probs[index], case.draft_probs[index]
+            if not (coin() < target[token] / draft[token]):
+                left = (target - draft).clamp(min=0) if rest else target.clone()
+                return [*case.draft_tokens[:index].tolist(), last(left)]
+        return [*case.draft_tokens.tolist(), last(case.target_probs[-1].clone())]
+
+    return sampler
+
+
+@pytest.mark.parametrize("name", COINS)
+def test_a_source_of_coins_is_enumerated(name: str) -> None:
+    report = prove_sampler(leviathan(coin=COINS[name]), models=PLAIN)
+    assert report.error < (1e-6 if name in ("float32", "distributions.Uniform") else 1e-11)
+    with pytest.raises(LawBroken):
+        prove_sampler(leviathan(coin=COINS[name], rest=False), models=PLAIN)
+
+
+@pytest.mark.parametrize("last", LAST, ids=lambda last: last.__name__)
+def test_a_way_to_draw_a_token_is_enumerated(last) -> None:
+    assert prove_sampler(leviathan(last=last), models=PLAIN).error < 1e-9
+    with pytest.raises(LawBroken):
+        prove_sampler(leviathan(last=last, rest=False), models=PLAIN)
+
+
+UNSEEN = {
+    "a generator that exists already": random.Random(0).random,
+    "a function that was taken before": random.random,
+    "numpy's, taken before": np.random.rand,
+    "a generator of numpy's": np.random.default_rng(0).random,
+    "secrets": lambda: secrets.randbelow(2**30) / 2**30,
+    "the system": random.SystemRandom().random,
+    "time": lambda: time.perf_counter_ns() % 1000 / 1000,
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_source_that_is_not_seen_gives_no_verdict(name: str) -> None:
+    with pytest.raises(UnseenChance, match="give samples="):
+        prove_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN)
+    # By samples it passes.
+    assert measure_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN, samples=2000).p_value > 1e-6
+
+
+def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
+    def sampler(case):
+        return leviathan(coin=UNSEEN["a generator that exists already"])(case)
+
+    with pytest.raises(UnseenChance):
+        prove_sampler(sampler, models=PLAIN, uniforms=3)
+
+
+@pytest.mark.parametrize(
+    "coin",
+    [
+        lambda: torch.rand((), dtype=torch.float64) ** 2,
+        lambda: float(torch.rand((), dtype=torch.float64)),
+        lambda: torch.rand((), dtype=torch.float64) * torch.rand((), dtype=torch.float64),
+        lambda: torch.rand(3, dtype=torch.float64).sort().values[0],
+        lambda: random.betavariate(1, 1),
+    ],
+)
+def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:
+    with pytest.raises(CannotEnumerate, match="samples="):
+        prove_sampler(leviathan(coin=coin), models=PLAIN)
+
+
+def law_of(draw) -> dict:
+    """The law of what `draw` returns."""
+
+    def run(rng):
+        with torch_randomness(rng):
+            return draw()
+
+    law: dict = {}
+    for weight, outcome in enumerate_outcomes(run):
+        law[outcome] = law.get(outcome, 0.0) + weight
+    return law
+
+
+def test_laws_of_numbers() -> None:
+    assert law_of(lambda: random.randint(1, 4)) == pytest.approx(dict.fromkeys(range(1, 5), 0.25))
+    assert law_of(lambda: int(torch.randint(3, (1,)))) == pytest.approx(dict.fromkeys(range(3), 1 / 3))
+    assert law_of(lambda: int(np.random.randint(3))) == pytest.approx(dict.fromkeys(range(3), 1 / 3))
+    assert law_of(lambda: int(random.random() * 5)) == pytest.approx(dict.fromkeys(range(5), 0.2))
+    assert law_of(lambda: math.floor(5 * np.random.rand())) == pytest.approx(dict.fromkeys(range(5), 0.2))
+    assert law_of(lambda: (2 * torch.rand(())).long().item()) == pytest.approx({0: 0.5, 1: 0.5})
+    hit = law_of(lambda: bool(torch.bernoulli(torch.tensor([0.3]))[0] > 0))
+    assert hit == pytest.approx({True: 0.3, False: 0.7}, abs=1e-7)
+    cut = law_of(lambda: bool(torch.randn((), dtype=torch.float64) < 1))
+    assert cut[True] == pytest.approx(stats.norm.cdf(1), abs=1e-14)
+    waited = law_of(lambda: bool(np.random.exponential(2.0) > 1.0))
+    assert waited[True] == pytest.approx(math.exp(-0.5), abs=1e-14)
+    several = law_of(lambda: tuple(torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 2).tolist()))
+    assert several[0, 1] == pytest.approx(0.5 * 0.3 / 0.5, abs=1e-7)
+    race = law_of(lambda: int((torch.tensor([1.0, 2.0, 0.0]) / torch.empty(3).exponential_()).argmax(-1)))
+    assert race == pytest.approx({0: 1 / 3, 1: 2 / 3})
+
+
+def test_a_number_that_won_a_race_is_not_used_again() -> None:
+    def draw():
+        noise = torch.empty(2).exponential_()
+        return int(noise.argmin()), bool(noise[0] < 1)
+
+    with pytest.raises(CannotEnumerate, match="used again"):
+        law_of(draw)
