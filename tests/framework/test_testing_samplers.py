@@ -272,6 +272,36 @@ def test_arguments_that_do_not_go_together_are_refused(options, message):
         prove_sampler(foreign.chain, **options)
 
 
+def test_vllms_sampler_is_asked_whether_it_takes_logits():
+    def of_logits(*given):
+        return foreign.vllm(*given[:5], given[5].softmax(-1), *given[6:])
+
+    assert prove_sampler(vllm_sampler(of_logits), **VLLM).p_value > 1e-6
+    with pytest.raises(LawBroken):
+        prove_sampler(vllm_sampler(of_logits, target="probs"), **VLLM)
+
+
+def test_sglangs_arguments_are_spelled_as_the_function_spells_them():
+    def newer(*, retrieve_index, retrieve_next_token, retrieve_next_sibling, **given):
+        found = given | {
+            "retrive_index": retrieve_index,
+            "retrive_next_token": retrieve_next_token,
+            "retrive_next_sibling": retrieve_next_sibling,
+        }
+        return foreign.sglang(**found)
+
+    options = {"parents": (0, 0, 1), "uniforms": 5, "law": WithoutReplacement, "models": PLAIN}
+    report = measure_sampler(sglang_sampler(newer), **options)
+    assert report.error == measure_sampler(sglang_sampler(foreign.sglang), **options).error
+
+
+def test_a_signature_that_an_adapter_does_not_know_is_no_verdict():
+    with pytest.raises(InvalidInput, match="does not take that"):
+        vllm_sampler(lambda tokens, counts: tokens)
+    with pytest.raises(InvalidInput, match="does not take that"):
+        prove_sampler(sglang_sampler(lambda *, predicts: None), parents=(0, 0, 1), uniforms=5)
+
+
 def test_adapters_say_what_they_need():
     with pytest.raises(InvalidInput, match="give samples=N and batched=True"):
         prove_sampler(vllm_sampler(foreign.vllm))

@@ -6,8 +6,9 @@ before its adapter is called, and only transformers is needed for its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -34,7 +35,7 @@ class VllmMetadata:
 def vllm_sampler(
     rejection_sample: Callable[..., Tensor],
     *,
-    target: str = "probs",
+    target: Literal["probs", "logits"] | None = None,
     drafted: bool = False,
     ragged: bool = True,
     device: torch.device | str = "cpu",
@@ -49,15 +50,18 @@ def vllm_sampler(
 
     Args:
         rejection_sample: vLLM's function, or one with its signature.
-        target: "probs", or "logits" where the sixth argument is the target's logits.
+        target: whether the sixth argument is the target's "probs" or its "logits", which differs by version;
+            None: it is found out by one call.
         drafted: give None for the draft's probabilities, as for drafts that have none (n-grams); prove it
             with `law=Deterministic`.
         ragged: cut the drafts of every other row to 0, 1, 2, ... tokens, so that rows differ in length. Which
             row is cut does not depend on its tokens, so a lossless sampler stays lossless.
         device: where the function wants its tensors.
     """
-    if target not in ("probs", "logits"):
+    if target not in (None, "probs", "logits"):
         raise InvalidInput(f"target is {target!r}; give 'probs' or 'logits'.")
+    check_call(rejection_sample, [*range(8)], {}, name="vLLM's rejection_sample")
+    told = target or ("logits" if _takes_logits(rejection_sample, device) else "probs")
 
     def sampler(case: SamplerCase) -> Tensor:
         if case.draft_tokens.ndim != 2:
@@ -75,13 +79,63 @@ def vllm_sampler(
             n,
             lengths.cumsum(0).to(torch.int32).to(device),
             None if drafted else case.draft_probs[kept].to(device),
-            (target_probs.log() if target == "logits" else target_probs).to(device),
+            (target_probs.log() if told == "logits" else target_probs).to(device),
             bonus.to(device),
             VllmMetadata(torch.ones(rows, device=device)),
         )
         return emitted.cpu()
 
     return _named(sampler, "vLLM's rejection sampler")
+
+
+def _takes_logits(rejection_sample: Callable[..., Tensor], device: torch.device | str) -> bool:
+    """Whether the target is given by its logits: then a certain one, given as probabilities, is none."""
+    rows, certain = 512, torch.tensor([0.0, 1.0, 0.0])
+
+    def certain_as(target: Tensor) -> bool:
+        emitted = rejection_sample(
+            (torch.arange(rows) % 3).to(device),
+            [1] * rows,
+            1,
+            torch.arange(1, rows + 1, dtype=torch.int32).to(device),
+            torch.full((rows, 3), 1 / 3).to(device),
+            target.repeat(rows, 1).to(device),
+            torch.ones(rows, 1, dtype=torch.int64).to(device),
+            VllmMetadata(torch.ones(rows, device=device)),
+        )
+        return bool((emitted[:, 0] == 1).all())
+
+    return not certain_as(certain) and certain_as(100 * (certain - 1))
+
+
+def check_call(function: Callable[..., Any], args: list[Any], named: Mapping[str, Any], *, name: str) -> None:
+    """Raise `InvalidInput` where `function` does not take these arguments, if its signature can be read."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise InvalidInput(
+            f"The adapter calls {name} as its versions do that are known here, and this function does not "
+            f"take that ({error}); its signature is {signature}. Write a function of a SamplerCase yourself."
+        ) from error
+
+
+def spelled(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """`named` arguments as `function` spells them: SGLang's `retrive_` became `retrieve_`."""
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return dict(named)
+    others = {"retrive": "retrieve", "retrieve": "retrive"}
+    found = {}
+    for name, value in named.items():
+        begin, _, end = name.partition("_")
+        other = f"{others.get(begin, begin)}_{end}"
+        found[other if name not in known and other in known else name] = value
+    return found
 
 
 def sglang_sampler(
@@ -128,22 +182,25 @@ def sglang_sampler(
         accept_index = torch.full((1, max(depth) + 1), -1, dtype=torch.int32, device=device)
         accept_token_num = torch.zeros(1, dtype=torch.int32, device=device)
         target = case.target_probs.unsqueeze(0).contiguous().to(device)
-        tree_speculative_sampling_target_only(
-            predicts=predicts,
-            accept_index=accept_index,
-            accept_token_num=accept_token_num,
-            candidates=torch.tensor([[PROMPT[-1], *case.draft_tokens.tolist()]], device=device),
-            retrive_index=torch.arange(n + 1, device=device).unsqueeze(0),
-            retrive_next_token=torch.tensor([first], device=device),
-            retrive_next_sibling=torch.tensor([sibling], device=device),
-            uniform_samples=case.uniforms[: n + 1].unsqueeze(0).to(device),
-            uniform_samples_for_final_sampling=case.uniforms[-1:].to(device),
-            target_probs=target,
-            draft_probs=torch.zeros_like(target),
-            threshold_single=threshold_single,
-            threshold_acc=threshold_acc,
-            deterministic=deterministic,
-        )
+        named = {
+            "predicts": predicts,
+            "accept_index": accept_index,
+            "accept_token_num": accept_token_num,
+            "candidates": torch.tensor([[PROMPT[-1], *case.draft_tokens.tolist()]], device=device),
+            "retrive_index": torch.arange(n + 1, device=device).unsqueeze(0),
+            "retrive_next_token": torch.tensor([first], device=device),
+            "retrive_next_sibling": torch.tensor([sibling], device=device),
+            "uniform_samples": case.uniforms[: n + 1].unsqueeze(0).to(device),
+            "uniform_samples_for_final_sampling": case.uniforms[-1:].to(device),
+            "target_probs": target,
+            "draft_probs": torch.zeros_like(target),
+            "threshold_single": threshold_single,
+            "threshold_acc": threshold_acc,
+            "deterministic": deterministic,
+        }
+        named = spelled(tree_speculative_sampling_target_only, named)
+        check_call(tree_speculative_sampling_target_only, [], named, name="SGLang's tree sampling")
+        tree_speculative_sampling_target_only(**named)
         accepted = accept_index[0, : int(accept_token_num[0]) + 1]
         return predicts[accepted.long()].cpu()
 
