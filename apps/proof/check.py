@@ -75,6 +75,8 @@ REMEDIES: Mapping[str, str] = {
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
     "budget": "Count a node before it is added; the root does not count.",
     "chain": "Declare branches = True, or give a node one child at most.",
+    "as-used": "Look for what happens in larger trees only: a depth, a budget, a vocabulary or a text beyond "
+    "some size.",
     "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "
     "the branch.",
     "tree": "A node's distribution is that of the text and its own path; its parent's number counts on over "
@@ -96,6 +98,7 @@ FOLLOWS: Mapping[str, str] = {
     "deep": "lossless",
     "wide": "lossless",
     "arithmetic": "lossless",
+    "as-used": "lossless",
     "commit": "tree",
     "rows": "commit",
     "many-rounds": "rows",
@@ -158,14 +161,22 @@ def check(
             "The checks need the package hypothesis; install it, or draftwood with the extra test."
         )
     from draftwood.testing.checks.strategy_checks import checks_for
+    from draftwood.testing.diagnosis.unrun_lines import LineWatch, as_ranges
 
-    strategy = build(target, options.parse(option or []))
-    checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle)))
+    words = options.parse(option or [])
+    strategy = build(target, words)
+    used, smaller = as_used(target, words)
+    checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle), used=used))
     expected = _expected(expect or [], checks)
     console = PlainConsole(lines=True)
     said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
     console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.")
-    with _hypothesis_silent(), never_dropped():
+    if smaller:
+        console.print(
+            f"Proofs enumerate a smaller one: {smaller}; as-used samples the one that will be used."
+        )
+    lines = LineWatch(type(strategy))
+    with _hypothesis_silent(), never_dropped(), lines:
         failed = [
             failure
             for name, one in checks.items()
@@ -179,6 +190,12 @@ def check(
         if others:
             names = ", ".join(other.check for other in others)
             console.print(f"Most likely for the same cause: {names}.", soft_wrap=True)
+    if lines.unrun:
+        console.print(
+            f"\nNo verdict on line(s) {as_ranges(lines.unrun)} of {type(strategy).__name__}, which never "
+            "ran; give options with which they do.",
+            soft_wrap=True,
+        )
     if failed:
         console.print(f"\n{len(failed)} of {len(checks)} checks failed.")
         raise typer.Exit(FAILED)
@@ -232,6 +249,33 @@ def build(target: str, words: Mapping[str, str]) -> Any:
     if not isinstance(named, type):
         _must_be_strategy(type(built), f"{name}()")
     return built
+
+
+def as_used(target: str, words: Mapping[str, str]) -> tuple[Any, str]:
+    """The policy or verifier with the settings that it would have, and which of them `build` makes smaller.
+
+    None where it has no settings of its own, or is neither.
+    """
+    named = import_object(target, list(PROTOCOLS))
+    if not isinstance(named, type):
+        built = build(target, words)
+        return (built, "") if _is_proved(type(built)) else (None, "")
+    if not _is_proved(named):
+        return None, ""
+    parameters = registry.options_of(named)
+    chosen = {
+        o: options.convert(o, word, parameters[o]) if o in parameters else word for o, word in words.items()
+    }
+    small = {o: size for o, size in _small(named, parameters).items() if o not in chosen}
+    needed = {o: size for o, size in small.items() if parameters[o].default is inspect.Parameter.empty}
+    smaller = ", ".join(
+        f"{o} {size} for {parameters[o].default}" for o, size in small.items() if o not in needed
+    )
+    return registry.build(named, target.partition(":")[2], {**needed, **chosen}), smaller
+
+
+def _is_proved(kind: type) -> bool:
+    return TreePolicy in kind.__mro__ or Verifier in kind.__mro__
 
 
 def _protocol(kind: type) -> str:
@@ -316,7 +360,7 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
     from draftwood.testing import BudgetExceeded
 
     try:
-        check()
+        looked_at = check()
     except AssertionError as error:
         if reason is not None:
             console.print(f"  expected  {name}: {reason}")
@@ -332,7 +376,7 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
         law = "S" if backend and (not name.startswith("bad-") or failure.startswith("node ")) else ""
         return Failure(name, f"{name}: {check.demand}\n{failure}\n{remedy}", raised, law)
     if reason is None:
-        console.print(f"  ok        {name}")
+        console.print(f"  ok        {name}{f': {looked_at}' if looked_at else ''}", soft_wrap=True)
         return None
     console.print(f"  FAILS     {name}", style="bold red")
     return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; take the expectation away.")

@@ -155,8 +155,8 @@ def mine(own_module):
 def test_a_policy_of_ones_own_passes_on_small_trees(draftwood, mine):
     result = draftwood("check", "mine:Star", "--models", 2)
     assert result.exit_code == 0, result.output
-    assert "Star(branching=2, wide=False), a tree policy: 11 checks." in result.stdout
-    assert "All 11 checks passed." in result.stdout
+    assert "Star(branching=2, wide=False), a tree policy: 12 checks." in result.stdout
+    assert "All 12 checks passed." in result.stdout
 
 
 def test_options_reach_the_class_as_what_they_are(mine):
@@ -199,7 +199,7 @@ def test_each_cause_is_told_once_and_the_first_one_first(draftwood, mine):
     assert told.count("boom") == 1
     assert "\nMend this first: RuntimeError in wrong.py, line 27.\n" in told
     assert "rounds" in told.partition("Most likely for the same cause: ")[2]
-    assert "10 of 11 checks failed." in raises
+    assert "11 of 12 checks failed." in raises
 
 
 def test_two_causes_are_both_told(draftwood, mine):

@@ -27,6 +27,7 @@ from draftwood.testing.models.proof_models import (
 from draftwood.testing.models.small_strategies import fits, toy_drafter
 from draftwood.testing.models.toy import ConstantModel, NextTokenModel
 from draftwood.testing.proofs.block_efficiency import drawn_trees
+from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.grown_rows import assert_rows_alike
 from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
@@ -42,8 +43,15 @@ _DEEPER = {"length": 4, "depth": 4, "budget": 6, "branching": 1, "paths": 1, "wi
 """Settings that make a policy's trees deep, and keep them few."""
 
 
-def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """The checks that apply to `policy`, by name. Give it a small tree: all of its outcomes are visited."""
+def policy_checks(
+    policy: TreePolicy, used: TreePolicy | None = None
+) -> Iterator[tuple[str, Callable[[int], str | None]]]:
+    """The checks that apply to `policy`, by name.
+
+    Args:
+        policy: with a small tree: all of its outcomes are visited.
+        used: the same with the settings that will be used; None: they are not looked at.
+    """
     yield "declaration", partial(check_declaration, policy)
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, policy)
@@ -63,11 +71,25 @@ def policy_checks(policy: TreePolicy) -> Iterator[tuple[str, Callable[[int], Non
     yield "chain", partial(check_branches, policy)
     yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
     yield "copies", partial(check_copies, policy)
+    if used is not None:
+        yield "as-used", partial(check_as_used, used)
 
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
     assert_declared(policy, "adaptive", "branches", "learns")
+
+
+def check_as_used(policy: TreePolicy, models: int) -> str:
+    """At the settings that will be used, samples of drafted and of written tokens have their laws."""
+    named = (
+        registry.create("verifiers", name) for name in ("recursive-rejection", *registry.names("verifiers"))
+    )
+    judges = (verifier for verifier in named if verifier.lossless and not verifier.greedy)
+    verifier = next((verifier for verifier in judges if fits(policy, verifier)), None)
+    if verifier is None:
+        return "no lossless verifier here judges its trees, so that they were not decoded"
+    return assert_decoded_laws(policy, verifier)
 
 
 def check_rows_at_once(policy: TreePolicy, models: int) -> None:

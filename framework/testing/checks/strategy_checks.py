@@ -37,11 +37,12 @@ class Check:
     name: str
     demand: str
     models: int
-    _run: Callable[[int], None]
+    _run: Callable[[int], str | None]
 
-    def __call__(self) -> None:
+    def __call__(self) -> str | None:
+        """Run it; returns what it looked at, where that is not all, else None."""
         try:
-            self._run(self.models)
+            return self._run(self.models)
         except Exception as raised:
             error = raised
             while isinstance(error, ExceptionGroup):
@@ -54,7 +55,11 @@ class Check:
 
 
 def checks_for(
-    strategy: object, *, models: int | None = None, oracle: LogitsAfter | None = None
+    strategy: object,
+    *,
+    models: int | None = None,
+    oracle: LogitsAfter | None = None,
+    used: object | None = None,
 ) -> Iterator[tuple[str, Check]]:
     """The named checks that apply to a policy, verifier, drafter, backend or source of chance.
 
@@ -72,12 +77,18 @@ def checks_for(
     """
     if models is None:
         models = int(os.environ.get(MODELS, "2"))
-    for name, check in _kind(strategy, oracle):
+    for name, check in _kind(strategy, oracle, used):
         description = inspect.getdoc(getattr(check, "func", check)) or ""
         yield name, Check(strategy, name, description.partition("\n")[0], models, check)
 
 
-def check_strategy(strategy: object, *, models: int | None = None, oracle: LogitsAfter | None = None) -> None:
+def check_strategy(
+    strategy: object,
+    *,
+    models: int | None = None,
+    oracle: LogitsAfter | None = None,
+    used: object | None = None,
+) -> None:
     """Run all checks of `checks_for`; for a policy and a verifier they are proofs on random toy models.
 
     Arguments as for `checks_for`.
@@ -85,7 +96,7 @@ def check_strategy(strategy: object, *, models: int | None = None, oracle: Logit
     Raises:
         AssertionError: a check failed; the message has its name and the reason.
     """
-    for _, check in checks_for(strategy, models=models, oracle=oracle):
+    for _, check in checks_for(strategy, models=models, oracle=oracle, used=used):
         check()
 
 
@@ -143,7 +154,9 @@ def _labels(strategies: Sequence[object]) -> list[str]:
     ]
 
 
-def _kind(strategy: object, oracle: LogitsAfter | None) -> Iterator[tuple[str, Callable[[int], None]]]:
+def _kind(
+    strategy: object, oracle: LogitsAfter | None, used: object | None
+) -> Iterator[tuple[str, Callable[[int], str | None]]]:
     # The bases are looked up by name: a check by `isinstance` would ask for the attributes one by one,
     # and a class that lacks one should be told which by the check of its declaration.
     bases = type(strategy).__mro__
@@ -163,11 +176,11 @@ def _kind(strategy: object, oracle: LogitsAfter | None) -> Iterator[tuple[str, C
     if Verifier in bases:
         from draftwood.testing.checks.verifier_checks import verifier_checks
 
-        return verifier_checks(strategy)  # type: ignore[arg-type]
+        return verifier_checks(strategy, used)  # type: ignore[arg-type]
     if TreePolicy in bases:
         from draftwood.testing.checks.policy_checks import policy_checks
 
-        return policy_checks(strategy)  # type: ignore[arg-type]
+        return policy_checks(strategy, used)  # type: ignore[arg-type]
     if Randomness in bases:
         from draftwood.testing.checks.randomness_checks import randomness_checks
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidDistribution
 from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import CounterRandomness, TapeRandomness
-from draftwood.protocols import Verifier
+from draftwood.protocols import Verifier, registry
 from draftwood.protocols.compatibility import laws_of
 from draftwood.testing.checks.check_runs import assert_declared, check_settings, for_models, served_models
 from draftwood.testing.models.generators import distributions, token_trees
@@ -25,7 +25,7 @@ from draftwood.testing.models.proof_models import (
     large_models,
     narrow_models,
 )
-from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.small_strategies import fits, toy_drafter
 from draftwood.testing.models.toy import ConstantModel, NextTokenModel, ToyModel
 from draftwood.testing.models.tree_shapes import (
     BRANCHING,
@@ -38,6 +38,7 @@ from draftwood.testing.models.tree_shapes import (
     TooNarrow,
 )
 from draftwood.testing.proofs.checked_verifier import CheckedVerifier
+from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.testing.proofs.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
 from draftwood.testing.proofs.lossless import assert_lossless
@@ -69,8 +70,10 @@ CORNERS: dict[str, tuple[list[float], list[float]]] = {
 """Draft and target probabilities at which residuals vanish, divisions fail and tests of equality mislead."""
 
 
-def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """The checks that apply to `verifier`, by name."""
+def verifier_checks(
+    verifier: Verifier, used: Verifier | None = None
+) -> Iterator[tuple[str, Callable[[int], str | None]]]:
+    """The checks that apply to `verifier`, by name; `used`: also judge large trees while decoding."""
     yield "declaration", partial(check_declaration, verifier)
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, verifier)
@@ -91,11 +94,31 @@ def verifier_checks(verifier: Verifier) -> Iterator[tuple[str, Callable[[int], N
         yield "rounds", partial(check_rounds, verifier)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "together", partial(check_together, verifier)
+    if used is not None and used.lossless and not used.greedy:
+        yield "as-used", partial(check_as_used, used)
 
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws it serves, and what it promises about them."""
     assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
+
+
+_LARGE: tuple[tuple[str, dict[str, int]], ...] = (
+    ("layered-dyspec", {"budget": 24}),
+    ("independent-paths", {"paths": 3, "length": 6}),
+    ("fixed-tree", {"depth": 3, "branching": 2}),
+    ("chain", {"length": 8}),
+)
+"""Policies of trees larger than can be enumerated."""
+
+
+def check_as_used(verifier: Verifier, models: int) -> str:
+    """On trees as large as are used, samples of written tokens have the target's law."""
+    for name, options in _LARGE:
+        policy = registry.create("policies", name, options)
+        if fits(policy, verifier):
+            return assert_decoded_laws(policy, verifier)
+    return "no policy here grows trees that it judges, so that nothing was decoded"
 
 
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:

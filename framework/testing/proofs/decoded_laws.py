@@ -1,0 +1,184 @@
+"""The laws of drafted and of written tokens, by samples of decoding with trees of any size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.decoding.decoder import SpeculativeDecoder
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import Randomness
+from draftwood.protocols import TreePolicy, Verifier
+from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, chi_square_test
+from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.proof_models import proof_models
+from draftwood.testing.models.small_strategies import toy_drafter
+from draftwood.testing.models.toy import ToyBackend
+from draftwood.trees.outcome import Outcome
+from draftwood.trees.tree import TokenTree
+
+ROWS = 8
+DRAWS = 12_000
+"""Drafted tokens of a run, about."""
+
+_BINS = 10
+_LONGEST = 512
+_TRIAL = 12
+_DEPTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_SIBLINGS = 8
+
+
+def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0) -> str:
+    """Test law P of drafted tokens and law V of written ones while rows of toy models are decoded.
+
+    A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
+    uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
+    all, by depth, by number among siblings and by row; of written tokens in all, by row and by the text's
+    length. So any settings can be looked at, and a bias of some size is seen; needs scipy.
+
+    Returns:
+        What was drawn, and the smallest bias that would have been seen.
+
+    Raises:
+        LawBroken: ranks are not uniform, or a token that cannot come did.
+    """
+    said = []
+    for vocab_size in (8, 300):
+        drafted, written = _run(policy, verifier, vocab_size, tokens=_TRIAL, seed=seed)
+        cost = max(drafted.count / max(written.count, 1), 1.0)
+        tokens = min(max(int(DRAWS / ROWS / cost), 24), _LONGEST)
+        drafted, written = _run(policy, verifier, vocab_size, tokens=tokens, seed=seed + 1)
+        bias = drafted.test(f"{policy} breaks law P: of its drafted tokens")
+        drifts = written.test(f"{verifier} with {policy} breaks law V: of the written tokens")
+        said.append(
+            f"{drafted.count:,} drafted and {written.count:,} written tokens over {vocab_size}, "
+            f"where biases of {bias:.1%} and {drifts:.1%} are seen"
+        )
+    return f"{ROWS} rows: " + "; ".join(said)
+
+
+@attrs.define
+class _Ranks:
+    """How often ranks fell into each of the bins, by group."""
+
+    chance: random.Random
+    counts: dict[str, list[int]] = attrs.field(factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.get("in all", ()))
+
+    def see(self, token: int, law: Tensor, groups: Sequence[str]) -> bool:
+        """Note the rank of `token` in `law` `[vocab]`; whether it can come at all."""
+        p = law[token]
+        if not p > 0:
+            return False
+        earlier = (law > p).logical_or((law == p) & (torch.arange(len(law)) < token))
+        rank = (float(law[earlier].sum()) + self.chance.random() * float(p)) / float(law.sum())
+        place = min(int(rank * _BINS), _BINS - 1)
+        for group in ("in all", *groups):
+            self.counts.setdefault(group, [0] * _BINS)[place] += 1
+        return True
+
+    def test(self, what: str) -> float:
+        """The smallest bias that is seen in all of them; raises `LawBroken` for one that there is."""
+        law = {(place,): 1 / _BINS for place in range(_BINS)}
+        smallest = 1.0
+        for group, counts in self.counts.items():
+            found = chi_square_test(
+                {(place,): count for place, count in enumerate(counts)}, law, models=len(self.counts)
+            )
+            if group == "in all":
+                smallest = found.smallest_bias
+            if found.p_value < SIGNIFICANCE / len(self.counts):
+                total = sum(counts)
+                worst = max(range(_BINS), key=lambda place: abs(counts[place] - total / _BINS))
+                raise LawBroken(
+                    f"{what} {group} ({total:,}) the {worst + 1}. tenth, counted from the most likely, has a "
+                    f"share of {counts[worst] / total:.3f}; it should have 0.100 (p = {found.p_value:.1g}).",
+                    error=abs(counts[worst] / total - 1 / _BINS),
+                )
+        return smallest
+
+
+def _run(
+    policy: TreePolicy, verifier: Verifier, vocab_size: int, *, tokens: int, seed: int
+) -> tuple[_Ranks, _Ranks]:
+    toys = proof_models(31, vocab_size=vocab_size, target=2.0, draft=1.5, mix=0.6)
+    watched = _Watched(policy, verifier, tokens, random.Random(seed))
+    decoder = SpeculativeDecoder(ToyBackend(toys.target), toy_drafter(policy, *toys.drafts), policy, watched)
+    decoder.generate(
+        [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)],
+        max_new_tokens=tokens,
+        sampling=SamplingParams(temperature=1.0),
+        seed=seed,
+        eos_token_id=[],
+    )
+    return watched.drafted, watched.written
+
+
+class _Watched(Verifier):
+    """Judges as `verifier` does, and notes the ranks of what it saw."""
+
+    def __init__(self, policy: TreePolicy, verifier: Verifier, tokens: int, chance: random.Random) -> None:
+        self.policy, self.verifier, self.tokens = policy, verifier, tokens
+        self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
+        self.branches, self.greedy = verifier.branches, verifier.greedy
+        self.drafted, self.written = _Ranks(chance), _Ranks(chance)
+        self._rows: dict[int, tuple[int, Randomness]] = {}
+        self._lengths: dict[int, int] = {}
+
+    def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        (outcome,) = self.verify_rows([tree], [target_probs], [rng])
+        return outcome
+
+    def verify_rows(
+        self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
+    ) -> list[Outcome]:
+        outcomes = self.verifier.verify_rows(trees, target_probs, rngs)
+        for tree, probs, rng, outcome in zip(trees, target_probs, rngs, outcomes, strict=True):
+            # A row is known by its stream, which is kept so that no other takes its name.
+            row, _ = self._rows.setdefault(id(rng), (len(self._rows), rng))
+            self._see_drafted(tree, row)
+            self._see_written(outcome, probs, row)
+        return outcomes
+
+    def _see_drafted(self, tree: TokenTree, row: int) -> None:
+        tokens, depths = tree.tokens.tolist(), tree.depths.tolist()
+        for node, number, child, earlier in _children(tree):
+            law = tree.proposals[node].conditional(number, earlier)
+            groups = [f"of row {row}"]
+            groups += [f"from depth {depth} on" for depth in _DEPTHS if depths[child] >= depth]
+            groups += [f"that are number {number} among siblings"] if number < _SIBLINGS else []
+            if not self.drafted.see(tokens[child], law, groups):
+                raise LawBroken(
+                    f"{self.policy} breaks law P: token {tokens[child]} was drawn at depth {depths[child]} "
+                    f"as child {number}, after {earlier}, where its declared law gives it probability 0."
+                )
+
+    def _see_written(self, outcome: Outcome, probs: Tensor, row: int) -> None:
+        for node, token in zip(outcome.path, outcome.emitted, strict=True):
+            length = self._lengths[row] = self._lengths.get(row, 0) + 1
+            if length > self.tokens:
+                return
+            part = f"in quarter {1 + 4 * (length - 1) // self.tokens} of the texts"
+            if not self.written.see(token, probs[node], [f"of row {row}", part]):
+                raise LawBroken(
+                    f"{self.verifier} with {self.policy} breaks law V: token {token} was written, which the "
+                    "target gives probability 0 there."
+                )
+
+
+def _children(tree: TokenTree) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """Every drafted node: its parent, its number among siblings, itself, and its earlier siblings' tokens."""
+    tokens: list[Any] = tree.tokens.tolist()
+    for node in range(len(tree)):
+        earlier: tuple[int, ...] = ()
+        for number, child in enumerate(tree.children(node)):
+            yield node, number, child, earlier
+            earlier = (*earlier, tokens[child])
