@@ -218,3 +218,62 @@ def test_a_number_that_won_a_race_is_not_used_again() -> None:
 
     with pytest.raises(CannotEnumerate, match="used again"):
         law_of(draw)
+
+
+def biased(mistake: str):
+    """A sampler of chains with one mistake, written out."""
+
+    def sampler(case):
+        targets, drafts = case.target_probs, case.draft_probs
+        tokens, out = case.draft_tokens.tolist(), []
+        coin = torch.rand((), dtype=torch.float64)
+        if mistake == "cooled":
+            drafts = drafts**2 / (drafts**2).sum(-1, keepdim=True)
+        for index, token in enumerate(tokens):
+            row = index + 1 if mistake == "shifted" else max(index - 1, 0) if mistake == "parent" else index
+            target, draft = targets[row], drafts[index]
+            if mistake != "one coin":
+                coin = torch.rand((), dtype=torch.float64)
+            if not coin < target[token] / draft[token]:
+                left = (target - draft).clamp(min=0)
+                if mistake == "first residual":
+                    left = (targets[0] - drafts[0]).clamp(min=0)
+                if mistake == "absolute":
+                    left = (target - draft).abs()
+                if mistake == "argmax":
+                    return [*out, int(left.argmax())]
+                return [*out, int(torch.multinomial(left if left.any() else target, 1))]
+            out.append(token)
+        if mistake == "greedy last":
+            return [*out, int(targets[-1].argmax())]
+        return [*out, int(torch.multinomial(targets[-1], 1))]
+
+    return sampler
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("shifted", "rows shifted by one"),
+        ("parent", "parent's row"),
+        ("one coin", "with one coin"),
+        ("first residual", "residual of the first step"),
+        ("absolute", "|T - D|"),
+        ("argmax", "residual's most likely token"),
+        ("greedy last", "is the target's most likely one"),
+        ("cooled", "the draft has a temperature of its own (0.5)"),
+    ],
+)
+def test_a_mistake_is_named(mistake: str, says: str) -> None:
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(biased(mistake), models=PLAIN)
+    assert says in caught.value.likely
+
+
+def test_a_mistake_that_is_not_known_is_not_named() -> None:
+    def sampler(case):
+        return leviathan(coin=lambda: torch.rand((), dtype=torch.float64) * 1.3)(case)
+
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(sampler, models=PLAIN)
+    assert caught.value.likely == ""

@@ -60,6 +60,7 @@ def test_a_coin_of_zero_is_caught_though_its_weight_is_none():
         prove_sampler(wrong, uniforms=3, models=FEW)
     assert (caught.value.error or 0) < 1e-15
     assert "test coin < p" in caught.value.likely
+    assert "a user sees no bias" in str(caught.value)
     # Of uniforms with 24 bits one in 2^24 is 0.
     assert 2**-25 < measure_sampler(wrong, uniforms=3, models=FEW, dtype=torch.float32).error < 2**-23
 

@@ -59,6 +59,7 @@ class SamplerReport:
         smallest_bias: where samples were drawn: every law further from the target's than this, in total
             variation, fails in a model with probability 99 %; None where all was enumerated.
         resolution: by how much an outcome may be off because the sampler's uniforms have few bits.
+        fault_chance: probability of the most likely outcome with a fault; None where samples were drawn.
     """
 
     errors: dict[str, float]
@@ -70,6 +71,20 @@ class SamplerReport:
     p_value: float | None = None
     smallest_bias: float | None = None
     resolution: float = 0.0
+    fault_chance: float | None = None
+
+    @property
+    def size(self) -> str:
+        """How often the fault shows, in a sentence; empty where it is not known, or all the time."""
+        if self.fault_chance is None or self.fault_chance > 1e-3:
+            return ""
+        if self.fault_chance < 1e-6 and self.error < 1e-6:
+            return (
+                f" The fault shows with probability {self.fault_chance:.1g} a draft, where a uniform is "
+                "exactly 0 or 1, at a tie or in a last digit: a user sees no bias, and once in so many drafts "
+                "a token that cannot be."
+            )
+        return f" The fault shows with probability {self.fault_chance:.1g} a draft."
 
     @property
     def error(self) -> float:
@@ -121,7 +136,7 @@ def prove_sampler(
         tolerance = (1e-9 if dtype == torch.float64 else 1e-6) + report.resolution
     what = ""
     if report.fault:
-        what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}."
+        what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}.{report.size}"
     elif report.p_value is not None and report.p_value < SIGNIFICANCE:
         what = f"{name} is biased (p = {report.p_value:.2g}): {report.counterexample}"
     elif report.p_value is None and not report.error <= tolerance:
@@ -221,6 +236,7 @@ def measure_sampler(
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
+        fault_chance=checked.fault_chance if samples is None and checked.fault else None,
     )
 
 

@@ -44,6 +44,7 @@ class CheckedSampler:
         calls: of the sampler so far.
         fault: the first thing that none may do, in words.
         resolution: how far an outcome's probability may be off, since uniforms have few bits.
+        fault_chance: probability of outcomes that none may have, of all drafts that were enumerated.
     """
 
     sampler: Sampler
@@ -53,6 +54,7 @@ class CheckedSampler:
     calls: int = 0
     fault: str = ""
     resolution: float = 0.0
+    fault_chance: float = 0.0
 
     def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
         """The law of what comes of one draft.
@@ -95,6 +97,8 @@ class CheckedSampler:
             )
         for weight, text in outcomes:
             law[text] = law.get(text, 0.0) + weight
+            if text == RAISED or _wrong(draft, text, target):
+                self.fault_chance = max(self.fault_chance, draft.weight * weight)
         return law
 
     def _check_seen(self, before: dict[str, object], *, same: bool) -> None:
@@ -195,27 +199,28 @@ class CheckedSampler:
     def _judge(
         self, draft: Draft, text: Text, target: NextTokenModel, case: SamplerCase | None = None
     ) -> None:
-        if self.fault:
-            return
-        most = draft.tree.depth + 1
-        if not 1 <= len(text) <= most:
-            self._blame(draft, f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens", case)
-            return
-        for position, token in enumerate(text):
-            if not 0 <= token < target.vocab_size:
-                self._blame(draft, f"emits {text}; token {token} does not exist", case)
-                return
-            if not float(target.probs([*PROMPT, *text[:position]])[token]) > 0:
-                before = text[:position]
-                wrong = f"emits {text}, though the target gives token {token} probability 0 after {before}"
-                self._blame(draft, wrong, case)
-                return
+        if not self.fault and (wrong := _wrong(draft, text, target)):
+            self._blame(draft, wrong, case)
 
     def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
         if not self.fault:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
+    """What is wrong with `text` whatever its probability, in words; empty if nothing."""
+    most = draft.tree.depth + 1
+    if not 1 <= len(text) <= most:
+        return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
+    for position, token in enumerate(text):
+        if not 0 <= token < target.vocab_size:
+            return f"emits {text}; token {token} does not exist"
+        before = text[:position]
+        if not float(target.probs([*PROMPT, *before])[token]) > 0:
+            return f"emits {text}, though the target gives token {token} probability 0 after {before}"
+    return ""
 
 
 def _comes_of_enumeration(error: Exception) -> bool:
