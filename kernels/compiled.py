@@ -32,7 +32,7 @@ Both have 65,536 registers, 64 warps and 32 programs a multiprocessor, give regi
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler made of a configuration.
+    """A compiled configuration.
 
     Attributes:
         operation: the kernel's folder.
@@ -90,7 +90,7 @@ def compile_for(configuration: Configuration, capability: int) -> Compiled:
 
 
 def build(configuration: Configuration, capability: int) -> Any:
-    """What Triton makes of `configuration` for sm_`capability`, with every stage in `asm`."""
+    """Compiles `configuration` for sm_`capability` by Triton, with every stage in `asm`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -166,7 +166,7 @@ def write(entries: list[Compiled]) -> None:
 
 
 def _check_types(configuration: Configuration, function: Any) -> None:
-    """What is compiled here must be what a launch compiles."""
+    """Checks that the types compiled here are those that a launch compiles."""
     free = [parameter for parameter in function.params if not parameter.is_constexpr]
     assert [parameter.name for parameter in free] == list(configuration.types), configuration
     for parameter in free:

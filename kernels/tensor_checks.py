@@ -1,4 +1,4 @@
-"""What kernels ask of their tensors: shapes, dtypes, layout; and the strides that they are told."""
+"""Checks of the tensors that kernels take: shapes, dtypes, layout; and the strides that they are told."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def layout_objection(multiple: int = 16, /, **tensors: Tensor) -> str | None:
 
 
 def scalar_layout_objection(**tensors: Tensor) -> str | None:
-    """As `layout_objection`, of tensors of which one number is read at a time: any strides will do."""
+    """Returns `layout_objection` for tensors read one number at a time, for which any strides will do."""
     return layout_objection(1, **tensors)
 
 

@@ -1,4 +1,4 @@
-"""What tests and benchmarks judge kernels by: trees of every shape, and how far apart two results are."""
+"""Tools that judge kernels in tests and benchmarks: trees of every shape, and the distance of two results."""
 
 from __future__ import annotations
 

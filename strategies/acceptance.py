@@ -17,7 +17,7 @@ from draftwood.strategies.verifiers.residual import Residual
 
 @attrs.frozen(eq=False)
 class ChildAcceptance:
-    """What recursive rejection does with children drawn on a text; nothing is drawn to accept them.
+    """Expected outcomes of recursive rejection on children drawn for a text; nothing is drawn to accept them.
 
     Where a law runs out of tokens, all three are 0.
 

@@ -12,7 +12,7 @@ _CERTAINTY_FROM = 0.4  # below, the power is under 1e-6; dropped, so that roundi
 
 
 def certainty(chance: float) -> float:
-    """How certain a child drawn with this probability from what its siblings left is to be accepted."""
+    """Returns how certain a child drawn with this probability, after its siblings, is to be accepted."""
     return chance**CERTAINTY_POWER if chance >= _CERTAINTY_FROM else 0.0
 
 

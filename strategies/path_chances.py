@@ -1,4 +1,4 @@
-"""How likely the accepted path is to hold each node of a tree."""
+"""The chance of each node of a tree to be on the accepted path."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def rest(budget: int = 64) -> Recipe:
 
 
 def suffix_decoding(budget: int = 32, threshold: float = 0.02) -> Recipe:
-    """What followed in the texts of this and earlier calls, as far as it is likely.
+    """Drafts what followed in the texts of this and earlier calls, as far as it is likely.
 
     Source: SuffixDecoding, Oliaro et al. 2024 (arXiv 2411.04975).
     Settings: here paths of at least 0.02; the authors bound a tree by the length of the match.

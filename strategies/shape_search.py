@@ -45,7 +45,7 @@ def _parents(rank: int) -> int:
 
 @attrs.define(eq=False)
 class SiblingShares:
-    """What siblings receive of what their parent receives, from trees that were judged.
+    """The shares that siblings receive of what their parent receives, measured on trees that were judged.
 
     A child's chance to be on the accepted path, over its parent's, depends on how many siblings there are,
     on its rank among them, on the depth, and on how likely the parent was. A verifier from the leaves up
@@ -305,7 +305,7 @@ def best_sorted_shape(shares: SiblingShares, *, budget: int, depth: int) -> tupl
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """How a kind of parents spends nodes on children.
+    """A plan by which a kind of parents spends nodes on children.
 
     Attributes:
         values: the most tokens for so many nodes, `[budget + 1]`.

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,19 +17,18 @@ import openai
 import pytest
 import torch
 
-from draftwood import InvalidInput, OutOfMemory, SamplingParams, zoo
+from draftwood import zoo
 from draftwood.decoding.row_queue import RowQueue
 from draftwood.laws.randomness import row_seeds
-from tests.served import EXAMPLES, decoder, part, served, until
+from tests.openai_asked import MESSAGES, NEW, OPTIONS, TEMPERATURE, alone, client_of, encoded
+from tests.served import EXAMPLES, served, until
 
-TEMPERATURE, NEW = 0.8, 10
 PROMPTS = [f"Question: Tom has {n} apples. How many apples are there?\nAnswer:" for n in range(16)]
-MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Is the sky blue?"}]
 
 
 @pytest.fixture
 def server():
-    with served(temperature=TEMPERATURE, most=20, longest=200) as one:
+    with served(**OPTIONS) as one:
         yield one
 
 
@@ -38,25 +36,6 @@ def server():
 def client(server):
     with client_of(server) as one:
         yield one
-
-
-def client_of(server):
-    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=300)
-
-
-def alone(server, prompt, seed, new=NEW, **settings):
-    """The text that the decoder writes without a server, which is closed for it."""
-    server.server.shared.close()
-    ids = encoded(prompt) if isinstance(prompt, str) else prompt
-    sampling = SamplingParams(**{"temperature": TEMPERATURE, **settings})
-    texts = decoder().generate([ids], max_new_tokens=new, seed=seed, sampling=sampling)
-    assert isinstance(texts, torch.Tensor)
-    row = texts[0, len(ids) :]
-    return zoo.tokenizer().decode(row, skip_special_tokens=True)
-
-
-def encoded(text):
-    return zoo.tokenizer()(text)["input_ids"]
 
 
 def streamed(chunks):
@@ -303,214 +282,6 @@ def test_penalties_are_openais(client):
     assert len(set(found.values())) == 4
 
 
-COMPLETION = {"prompt": "Hi", "max_tokens": 4, "seed": 1}
-CHAT = {"messages": MESSAGES, "max_tokens": 4, "seed": 1}
-PLAIN = {
-    "audio": None,
-    "best_of": 1,
-    "echo": False,
-    "frequency_penalty": 0,
-    "function_call": "auto",
-    "functions": [],
-    "logit_bias": {},
-    "metadata": {"a": "b"},
-    "min_p": 0,
-    "modalities": ["text"],
-    "model": None,
-    "n": 1,
-    "parallel_tool_calls": True,
-    "prediction": None,
-    "presence_penalty": 0.0,
-    "prompt_cache_key": "a",
-    "reasoning_effort": "none",
-    "response_format": {"type": "text"},
-    "safety_identifier": "a",
-    "service_tier": "auto",
-    "stop": [],
-    "store": False,
-    "stream": False,
-    "stream_options": None,
-    "suffix": None,
-    "temperature": TEMPERATURE,
-    "tool_choice": "none",
-    "tools": [],
-    "top_k": 0,
-    "top_p": 1.0,
-    "user": "a",
-    "verbosity": "medium",
-    "web_search_options": None,
-}
-
-
-@pytest.mark.parametrize(("path", "base"), [("completions", COMPLETION), ("chat/completions", CHAT)])
-def test_fields_at_their_plain_values_change_nothing(server, path, base):
-    def said(given):
-        status, answer = server.ask(f"/v1/{path}", {**base, **given})
-        assert status == 200, answer
-        return [choice.get("text", choice.get("message")) for choice in answer["choices"]]
-
-    plain = said({})
-    assert said(PLAIN) == plain
-    assert said(dict.fromkeys(PLAIN)) == plain
-    # A client's own words, given back as it got them.
-    if path != "completions":
-        turn: dict[str, Any] = {
-            "role": "assistant",
-            "content": "Yes.",
-            "refusal": None,
-            "annotations": [],
-            "tool_calls": None,
-        }
-        given = {**base, "messages": [*MESSAGES, turn, {"role": "user", "content": "Why?"}]}
-        assert server.ask(f"/v1/{path}", given)[0] == 200
-
-
-REFUSED = [
-    ({"max_tokens": 0}, "max_tokens is 0; give an integer above 0."),
-    ({"max_tokens": False}, "max_tokens is false; give"),
-    ({"max_tokens": ""}, 'max_tokens is ""; give'),
-    ({"max_tokens": []}, "max_tokens is []; give"),
-    ({"max_tokens": 10**6}, "max_tokens is 1000000; give 200 at most."),
-    ({"max_tokens": 4.0}, "max_tokens is 4.0; give"),
-    ({"max_completion_tokens": 5}, "max_tokens is 4 and max_completion_tokens 5; give one of them."),
-    ({"stream": "false"}, 'stream is "false"; give true or false.'),
-    ({"stream": 1}, "stream is 1; give"),
-    ({"stream_options": {"include_usage": True}}, "stream_options is given and stream is not true"),
-    ({"stream": True, "stream_options": {"x": 1}}, "does not know the field stream_options.x; leave it out."),
-    (
-        {"stream": True, "stream_options": {"include_usage": 1}},
-        "stream_options.include_usage is 1; give true",
-    ),
-    ({"temperature": -0.1}, "temperature is -0.1; give a number from 0 to 2."),
-    ({"temperature": True}, "temperature is true; give"),
-    ({"temperature": "1"}, 'temperature is "1"; give'),
-    ({"temperature": 5e-324}, "temperature=5e-324 is too small: the logits overflow"),
-    ({"top_p": 0}, "top_p is 0; give a number above 0"),
-    ({"top_k": -2}, "top_k is -2; give"),
-    ({"min_p": 1.1}, "min_p is 1.1; give"),
-    ({"n": 0}, "n is 0; give"),
-    ({"n": 21}, "The request is for 21 texts; ask for 20 at most."),
-    ({"best_of": 2}, "best_of is 2 and n is 1"),
-    ({"seed": -1}, "seed is -1; give"),
-    ({"seed": 2**63}, "seed is 9223372036854775808; give"),
-    ({"stop": ["a"] * 5}, "a string or a list of up to four"),
-    ({"stop": ""}, 'stop is ""; give'),
-    ({"stop": ["a", 5]}, "stop[1] is 5; give"),
-    ({"presence_penalty": 3}, "presence_penalty is 3; give a number from -2 to 2."),
-    ({"logit_bias": {"5": 1}}, 'logit_bias is {"5": 1}; this server supports only {} there'),
-    ({"echo": True}, "echo is true; this server supports only false there, or leave it out."),
-    ({"echo": 0}, "echo is 0; this server"),
-    ({"suffix": "x"}, 'suffix is "x"; this server'),
-    ({"store": True}, "store is true; this server"),
-    ({"service_tier": "flex"}, 'supports only "auto" or "default" there'),
-    ({"tools": [{}]}, "tools is [{}]; this server"),
-    ({"response_format": {"type": "json_object"}}, "response_format is"),
-    ({"metadata": {"a": 1}}, "metadata.a is 1; give an object of up to 16 strings."),
-    ({"audio": {}}, "audio is {}; leave it out."),
-    ({"user": 5}, "user is 5; give a string."),
-    ({"frobnicate": None}, "This server does not know the field frobnicate; leave it out."),
-    ({"Max_tokens": 5}, "does not know the field Max_tokens"),
-    ({"logprobs": "1"}, 'logprobs is "1"; give'),
-]
-OF_COMPLETIONS = [
-    ({"prompt": ""}, 'prompt is ""; give a string, a list of strings'),
-    ({"prompt": None}, "prompt is null; give"),
-    ({"prompt": []}, "prompt is []; give"),
-    ({"prompt": [[]]}, "prompt[0] is []; give"),
-    ({"prompt": [1, "a"]}, "give a string, a list of strings"),
-    ({"prompt": [True]}, "prompt[0] is true; give"),
-    ({"prompt": [-1]}, "prompt[0] is -1; give"),
-    ({"prompt": [5000]}, "token 5000, outside the vocabulary of 4096"),
-    ({"prompt": "word " * 5000}, "give 1 to 4096."),
-    ({"logprobs": True}, "logprobs is true; give an integer from 0 to 5."),
-    ({"logprobs": 6}, "logprobs is 6; give"),
-    ({"top_logprobs": 1}, "does not know the field top_logprobs"),
-    ({"messages": []}, "does not know the field messages"),
-]
-OF_CHATS = [
-    ({"messages": []}, "messages is []; give a list of messages that is not empty."),
-    ({"messages": "Hi"}, 'messages is "Hi"; give'),
-    ({"messages": [1]}, "messages[0] is 1; give"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content is missing; give a string, or a list of"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content is null; give"),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is []; give"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 'messages[0].role is "tool"; give "system"'),
-    ({"messages": [{"content": "x"}]}, 'messages[0].role is missing; give "system"'),
-    (
-        {"messages": [{"role": "user", "content": "x", "mood": 1}]},
-        "know the field messages[0].mood; leave it out.",
-    ),
-    (
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages[0].tool_calls is [{}]",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        'messages[0].content[0].type is "image_url"; give "text": this server reads no images',
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        "messages[0].content[0].text is missing",
-    ),
-    ({"logprobs": 1}, "logprobs is 1; give true or false."),
-    ({"top_logprobs": 2}, "top_logprobs is given and logprobs is not true"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; give an integer from 0 to 20."),
-    ({"prompt": "x"}, "does not know the field prompt"),
-]
-
-
-@pytest.mark.parametrize(
-    ("path", "base", "table"),
-    [
-        ("completions", COMPLETION, [*REFUSED, *OF_COMPLETIONS]),
-        ("chat/completions", CHAT, [*REFUSED, *OF_CHATS]),
-    ],
-)
-def test_a_refusal_is_a_sentence(server, path, base, table):
-    for given, sentence in table:
-        status, answer = server.ask(f"/v1/{path}", {**base, **given})
-        assert (status, answer.keys()) == (400, {"error"}), given
-        error = answer["error"]
-        assert error.keys() == {"message", "type", "param", "code"}
-        assert error["type"] == "invalid_request_error"
-        assert sentence in error["message"], (given, error)
-        assert error["message"].endswith(".")
-        assert len(error["message"]) < 250
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b"", "The body is no JSON that this server reads: Expecting value"),
-        (b"no json", "The body is no JSON that this server reads: Expecting value"),
-        (b"[1]", "The body is JSON and no object; send an object."),
-        (b"\xef\xbb\xbf{}", "begins with a byte order mark; leave it out."),
-        ('{"prompt": "Hi"}'.encode("utf-16"), "The body is not UTF-8 at byte 0"),
-        (b'{"prompt": "\xff"}', "The body is not UTF-8 at byte 12"),
-        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
-        (b'{"prompt": "a", "user": "\\udc00\\ud800"}', "half of a surrogate pair"),
-        (b'{"prompt": "a", "\\ud800": 1}', "half of a surrogate pair"),
-        (b'{"prompt": "a", "prompt": "b"}', 'the field "prompt" is there twice.'),
-        (b'{"prompt": "a", "metadata": {"a": "b", "a": "c"}}', 'the field "a" is there twice.'),
-        (b"[" * 10**5, "nested too deeply"),
-        (b'{"prompt": "a", "tools": ' + b"[" * 970 + b"]" * 970 + b"}", ""),
-        (b'{"a":' * 10**5, "nested too deeply"),
-        (b'{"prompt": "a", "temperature": NaN}', "NaN is no number."),
-        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is no number."),
-        (b'{"prompt": "a", "temperature": 1e999}', "temperature is Infinity; give a number from 0 to 2."),
-        (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "(4300 digits)"),
-        (b'{"prompt": "a", "seed": ' + b"1" * 4000 + b"}", "seed is 1111"),
-    ],
-)
-def test_a_body_that_is_no_request_is_refused(server, body, sentence):
-    for path in ("/v1/completions", "/v1/chat/completions"):
-        status, answer = server.ask(path, body)
-        assert status == 400
-        if path == "/v1/completions":
-            assert sentence in answer["error"]["message"]
-    assert server.ask("/v1/completions", {"prompt": "\U0001f600 Hi", "max_tokens": 1})[0] == 200
-
-
 def test_models_are_listed_and_others_unknown(server, client):
     assert [model.id for model in client.models.list()] == ["draftwood"]
     assert client.models.retrieve("draftwood").owned_by == "draftwood"
@@ -593,75 +364,6 @@ def test_the_models_own_template_is_used():
         assert answer.choices[0].message.content == alone(server, ids, 3)
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (InvalidInput("This cannot be."), openai.BadRequestError),
-        (OutOfMemory("There is no room."), openai.InternalServerError),
-        (MemoryError(), openai.InternalServerError),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), openai.InternalServerError),
-        (ZeroDivisionError("division by zero"), openai.InternalServerError),
-    ],
-)
-def test_faults_of_the_machine_are_no_faults_of_the_request(server, client, monkeypatch, error, status):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr("draftwood.decoding.session.Session.add", fail)
-    for stream in (False, True):
-        with pytest.raises(status) as refused:
-            client.completions.create(model="draftwood", prompt="Hi", max_tokens=4, stream=stream)
-        assert refused.value.type == (
-            "invalid_request_error" if status is openai.BadRequestError else "server_error"
-        )
-        assert refused.value.status_code == {InvalidInput: 400, ZeroDivisionError: 500}.get(type(error), 503)
-    monkeypatch.undo()
-    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
-
-
-def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(server, client, monkeypatch):
-    run, rounds = RowQueue.run, []
-
-    def fails_later(queue):
-        rounds.append(queue)
-        if len(rounds) > 3:
-            server.server.shared.queue.open = None
-            raise OSError(28, "No space left on device")
-        return run(queue)
-
-    monkeypatch.setattr(RowQueue, "run", fails_later)
-    texts = []
-    with pytest.raises(openai.APIError, match="No space left on device"):  # noqa: PT012
-        for chunk in client.completions.create(model="draftwood", prompt="Hi", max_tokens=100, stream=True):
-            texts += [choice.text for choice in chunk.choices]
-    assert texts
-    status, answer = server.ask("/health", None, method="GET")
-    assert (status, answer["error"]["type"]) == (503, "server_error")
-    assert server.ask("/v1/completions", {"prompt": "Hi"})[0] == 503
-
-
-def test_a_machine_without_room_for_a_thread_says_so(server, client, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(part("writing"), "Thread", fail)
-    with pytest.raises(openai.InternalServerError, match="can't start new thread") as refused:
-        client.completions.create(model="draftwood", prompt="Hi", max_tokens=100, n=2)
-    assert refused.value.status_code == 503
-    monkeypatch.undo()
-    until(lambda: server.unfinished == 0, 20)
-    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
-
-
-def test_a_bug_is_told_and_the_server_goes_on(server, client, monkeypatch, capsys):
-    monkeypatch.setattr(server.server, "tokenizer", None)
-    with pytest.raises(openai.InternalServerError, match="its own output says how"):
-        client.completions.create(model="draftwood", prompt="Hi")
-    assert "TypeError" in capsys.readouterr().err
-    monkeypatch.undo()
-    assert client.completions.create(model="draftwood", prompt="Hi", max_tokens=4).choices
-
-
 @attrs.define
 class OddTokenizer:
     """Decodes to halves of surrogate pairs, as a slow tokenizer of somebody's own may."""
@@ -684,13 +386,6 @@ def test_an_answer_with_half_a_surrogate_pair_is_sent():
         status, _, body = server.exchange("/v1/chat/completions", given)
         events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "\ud800" * 3
-
-
-def test_the_page_names_every_field():
-    page = (Path(EXAMPLES).parent / "serving.md").read_text(encoding="utf-8")
-    schema = part("schema")
-    for field in {**schema.CompletionAsked.model_fields, **schema.ChatAsked.model_fields}:
-        assert f"`{field}`" in page, field
 
 
 @pytest.mark.posix

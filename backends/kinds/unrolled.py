@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces
 from draftwood.backends.model.model_backend import ModelBackend
 from draftwood.backends.nodes import validation
@@ -118,6 +119,28 @@ class UnrolledBackend(ModelBackend):
             stacked = torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
         self._rows += [row for row, _ in new]
         return stacked
+
+    def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
+        """As `StateBackend.take_over`, of attention layers only.
+
+        Raises:
+            InvalidInput: a cache that cannot be read, or a row beyond `max_length`.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+            UnsupportedModel: a drafter that reads features, which no cache holds.
+        """
+        if self._reader is not None:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} has a drafter that reads its features, so past_key_values is "
+                "not read; leave it out."
+            )
+        validation.check_lengths(lengths, longest=self.max_length)
+        with guarded_pass(len(self._rows) + len(lengths)):
+            pieces = given_keys(cache, lengths)
+            caches = [self._new_cache(prompt=length + 1) for length in lengths]
+            for row, (own, length) in enumerate(zip(caches, lengths, strict=True)):
+                for layer, (keys, values) in enumerate(pieces):
+                    own.update(keys[row, None, :, :length], values[row, None, :, :length], layer)
+        self._rows += [UnrolledRow(own, length) for own, length in zip(caches, lengths, strict=True)]
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up."""

@@ -26,7 +26,7 @@ from draftwood.backends.loading.offloading import disk_options
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.loading.tested_versions import warn_if_untested
 from draftwood.backends.model.model_backend import ModelBackend, served_part
-from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers, reference
+from draftwood.backends.recurrent.rebuild import clamps_steps, held_forward, recurrent_layers, reference
 from draftwood.backends.structure.auto_class import auto_class
 from draftwood.backends.structure.context import rope_depends_on_length
 from draftwood.backends.structure.masks import reaches
@@ -339,6 +339,8 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
             verdicts[method] = self_check(make, model)
         except UnsupportedModel as error:
             verdicts[method] = error.with_traceback(None)
+        if method == "mask" and isinstance(verdicts[method], str) and (held := held_forward(model)):
+            verdicts[method] = UnsupportedModel(held)
         if (
             verdicts[method] is None
             and rope_depends_on_length(model)

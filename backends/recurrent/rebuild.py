@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -90,6 +91,47 @@ def _check_weights(model: Any) -> None:
             f"Weights of {type(model).__name__} are on the device meta and nothing brings them; load the "
             "model onto a device."
         )
+
+
+def held_forward(model: Any) -> str | None:
+    """Why a copy of `model` with our mixers does not run them: a forward that runs the model's own parts.
+
+    None where there is no such forward.
+    """
+    own, copy = {id(module): module for module in model.modules()}, shared_copy(model)
+    for name, module in copy.named_modules():
+        if (forward := vars(module).get("forward")) is None:
+            continue
+        held = _held(forward, own)
+        if held is not None and any(mixer_for(type(part)) for part in module.modules()):
+            return (
+                f"The forward of {name or type(model).__name__} was replaced by a function that holds the "
+                f"{type(held).__name__} of this very model, so that it cannot run in a copy with draftwood's "
+                "recurrent layers; make it a method (types.MethodType) that calls the class's, or a hook."
+            )
+    return None
+
+
+def _held(function: Any, own: dict[int, Any]) -> Any:
+    """The first module of `own` that a function calls or closes over, or None."""
+    left, seen = [function], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in own:
+            return own[id(one)]
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, MethodType):
+            left += [one.__self__, one.__func__]
+        elif isinstance(one, partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, FunctionType):
+            names = inspect.getclosurevars(one)
+            left += names.nonlocals.values()
+            # Other functions that it calls lead through all of a library.
+            left += [value for value in names.globals.values() if not isinstance(value, FunctionType)]
+    return None
 
 
 def reference(model: Any) -> Any:

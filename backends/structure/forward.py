@@ -55,7 +55,11 @@ def takes(model: Any, argument: str) -> bool:
     """Whether the model's forward has an argument of this name."""
     # What torch.compile() returns takes anything.
     inner = getattr(model, "_orig_mod", model)
-    return argument in inspect.signature(inner.forward).parameters
+    parameters = dict(inspect.signature(inner.forward).parameters)
+    if "forward" in vars(inner) and any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        # One that took the place of the class's hands on what it does not name.
+        parameters = {**inspect.signature(type(inner).forward).parameters, **parameters}
+    return argument in parameters
 
 
 def cache_argument(model: Any) -> str:

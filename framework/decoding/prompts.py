@@ -73,6 +73,8 @@ def _unpadded(ids: Tensor, mask: Any) -> list[list[int]]:
     kept = mask.bool()
     lengths = kept.sum(1).tolist()
     for row, (length, seen) in enumerate(zip(lengths, kept.cpu(), strict=True)):
+        if not length and len(seen):
+            raise InvalidInput(f"attention_mask is 0 throughout row {row}; let it show one token at least.")
         if length and not bool(seen[-length:].all()):
             raise InvalidInput(
                 f"attention_mask has a 0 behind a 1 in row {row}; pad on the left (padding_side='left'), and "

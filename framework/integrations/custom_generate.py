@@ -26,6 +26,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.integrations.followed_processors import follow
 from draftwood.integrations.generate_call import Call, watch
 from draftwood.integrations.generate_options import limits, refuse_unserved
+from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
 from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states
 
@@ -146,7 +147,10 @@ class CustomGenerate:
                 streamer.end()  # whoever waits for the text must learn that none follows
         if not generation_config.return_dict_in_generate:
             return generation.sequences
-        return _as_output(generation, None if turn is None else turn.kept)
+        inner = inner_outputs(
+            model, generation.sequences, generation_config, model_kwargs, prompt=input_ids.shape[1]
+        )
+        return _as_output(generation, None if turn is None else turn.kept, inner)
 
     def _generate(
         self,
@@ -253,12 +257,17 @@ def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | N
     if past is not None and rows > 1:
         raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
     if past is None and (cache := filled_cache(model_kwargs)) is not None:
+        if config.use_cache is False:
+            raise InvalidInput(
+                "use_cache=False and a past_key_values that holds tokens were given, with which generate() "
+                "reads the text twice; leave one of the two out."
+            )
         past = GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
     keeps = rows == 1 and config.return_dict_in_generate and config.use_cache is not False
     return Turn(past) if keeps or past is not None else None
 
 
-def _as_output(generation: Generation, kept: KeptText | None) -> Any:
+def _as_output(generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput
 
     # Up to transformers 5.23 the field of the cache has its older name.
@@ -269,6 +278,7 @@ def _as_output(generation: Generation, kept: KeptText | None) -> Any:
         scores=cast(Any, generation.scores),  # their tuple holds one tensor, by its annotation
         logits=cast(Any, generation.logits),
         **cache,
+        **inner,
     )
     output.statistics = generation.statistics
     return output

@@ -12,10 +12,10 @@ from torch import Tensor
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
+from draftwood.integrations.inner_outputs import FLAGS
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
-INNER = ("output_attentions", "output_hidden_states")
 _CACHES = frozenset({"cache", "past_key_values", "cache_params", "state", "past_buckets_states", "mems"})
 # Marks of the tokens that stand for images, videos or sound; 0 is text.
 _TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
@@ -65,7 +65,7 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
                 "their own; leave it out."
             )
     # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
-    supported = _PREPARED | _CACHES | {"position_ids", *INNER}
+    supported = _PREPARED | _CACHES | {"position_ids", *FLAGS}
     given = {key: value for key, value in model_kwargs.items() if key not in supported}
     given |= {argument: True for argument in call.arguments if _kind(argument) and argument not in given}
     encoded = given.pop(_ENCODED, None) or {}

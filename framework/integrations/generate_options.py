@@ -9,7 +9,8 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.integrations.generate_call import Call
-from draftwood.integrations.generate_inputs import INNER, refuse_other_inputs
+from draftwood.integrations.generate_inputs import refuse_other_inputs
+from draftwood.integrations.inner_outputs import refuse_unread
 
 # Caches that round what they keep. All others leave the text as it is: windows follow from the model.
 _ROUNDING_CACHES = frozenset({"quantized"})
@@ -75,19 +76,13 @@ def refuse_unserved(
         )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
-    if config.return_dict_in_generate:
-        for name in INNER:
-            if getattr(config, name, False) or model_kwargs.get(name):
-                raise InvalidInput(
-                    f"{name}=True is not served by draft trees, whose passes hold nodes that are dropped; "
-                    "take them from one forward over the finished text."
-                )
     if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
             "keep a cache of their own; leave it out."
         )
     refuse_other_inputs(call, model, model_kwargs, ids)
+    refuse_unread(model, config, model_kwargs)
 
 
 def _has_virtual_tokens(model: Any) -> bool:

@@ -66,7 +66,7 @@ def second_law(numbers, child, token, name, f, odds, draft):
 
 @triton.jit
 def ordered_left(plan, numbers, shares, node, token, inside):
-    """What tried children left of the target's weights, the waiting one's law, and the draft without them."""
+    """Returns the target's weights left by tried children, the waiting one's law, and the draft's rest."""
     left = r.weights(r.entry(plan, node, r.TARGET), token, inside) * r.number(numbers, node, r.ALLOWANCE)
     draft = r.weights(r.entry(plan, r.entry(plan, node, r.FIRST_CHILD), r.LAW), token, inside)
     h = draft

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 
 def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
-    """As `reference.attend`, in as many steps as bits in the number of nodes.
+    """Computes `reference.attend` in as many steps as bits in the number of nodes.
 
     Args:
         values: gated inputs of the new nodes, `[rows, nodes, channels]`.

@@ -33,7 +33,7 @@ def attend(
     state: Tensor,
     visible: Tensor,
 ) -> Tensor:
-    """As `reference.attend`, holding the states of all columns at a time.
+    """Computes `reference.attend`, holding the states of all columns at a time.
 
     Args:
         queries: C of the new nodes, `[rows, nodes, groups, n]`.

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def seen_below(visible, decay, step, column, last, node, mask_node, real, later):
-    """Which columns nodes see, and the decay that each has on its way to the node that reads it.
+    """Returns which columns nodes see, and the decay that each has on its way to the node that reads it.
 
     `later` is the decay of the columns behind this block, and behind the column after it. Every sum holds
     what is seen alone, and leaves the column's own step out without subtracting it.

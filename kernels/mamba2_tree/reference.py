@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def path_decay(*, decay: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """How much of a column's value, and of the state, is left when a node reads it.
+    """Returns how much of a column's value, and of the state, is left when a node reads it.
 
     Args:
         decay: log decay `[rows, columns, heads]`, at most 0.
@@ -35,7 +35,7 @@ def scores(*, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
 
 
 def read(*, queries: Tensor, state: Tensor, left: Tensor) -> Tensor:
-    """What queries `[rows, nodes, groups, n]` read in the committed state, `[rows, heads, nodes, p]`."""
+    """Reads the committed state by queries `[rows, nodes, groups, n]`; returns `[rows, heads, nodes, p]`."""
     rows, nodes, groups, size = queries.shape
     heads, dim = state.shape[1:3]
     grouped = state.reshape(rows, groups, heads // groups * dim, size)

@@ -130,7 +130,7 @@ def _drawn(
 
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
-    """What `reference.draw` gives, for tensors of any device."""
+    """Draws as `reference.draw`, for tensors of any device."""
     blocks = BlockDraws(probs.cpu())
     seen = limits >= 0
     if not np.isfinite(blocks.left[seen]).all():

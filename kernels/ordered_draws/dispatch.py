@@ -47,7 +47,7 @@ def draw_on_device(
     uniforms: NDArray[np.float64],
     floors: NDArray[np.float64] | None = None,
 ) -> Draws:
-    """What `reference.draw` gives, in one launch with one result read back.
+    """Draws as `reference.draw`, in one launch with one result read back.
 
     Of `left` the kernel keeps float32.
 

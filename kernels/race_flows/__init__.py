@@ -1,1 +1,1 @@
-"""What each token gets at nodes whose siblings are judged as one set."""
+"""The flows of tokens at nodes whose siblings are judged as one set."""

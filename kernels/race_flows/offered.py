@@ -1,4 +1,4 @@
-"""What kernels and reference take alike: the time of a node, and which of its tokens are offered."""
+"""The time of a node, and which of its tokens are offered; for kernels and reference alike."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_whole(vocab: int) -> bool:
 
 
 def columns_for(vocab: int, block: int = 1) -> int:
-    """How many columns the offered tokens have: a power of two of at least `block`."""
+    """Returns how many columns the offered tokens have: a power of two of at least `block`."""
     return max(block, 1 << (min(vocab, OFFERED) - 1).bit_length())
 
 
 def clock(drafts: Tensor, children: Tensor, there: Tensor, waits: Tensor) -> tuple[Tensor, Tensor]:
-    """What the drafts hold beside the drawn tokens, and by what their weights are multiplied.
+    """Returns the drafts' mass without the drawn tokens, and the factor of their weights.
 
     That is the time at which the next token would have come; of a pair it is one over what the draft holds.
     A gap between two times is one of the waits over the mass that was left.
@@ -51,7 +51,7 @@ def clock(drafts: Tensor, children: Tensor, there: Tensor, waits: Tensor) -> tup
 
 
 def beside_likeliest(drafts: Tensor) -> Tensor:
-    """What each of the drafts `[n, vocab]` holds beside its likeliest token, float64 `[n]`."""
+    """Returns the mass of each of the drafts `[n, vocab]` without its likeliest token, float64 `[n]`."""
     return drafts.scatter(1, drafts.argmax(1, keepdim=True), 0.0).sum(1, dtype=torch.float64)
 
 

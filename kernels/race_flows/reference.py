@@ -40,14 +40,14 @@ class SiblingSet:
         return len(self.products) - 1
 
     def at(self, places: Tensor) -> SiblingSet:
-        """The same in another order."""
+        """Returns the set in another order."""
         columns = {name: getattr(self, name)[places] for name in ("odds", "outside", "inside", "target")}
         return replace(self, **columns)
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """What the offered tokens of a node get, in the order in which they are tried, `[n]` each.
+    """The flows of a node's offered tokens, in the order in which they are tried, `[n]` each.
 
     The last allowance is of a token before which all other siblings were tried.
     """
@@ -204,7 +204,7 @@ def settled(
     *,
     last_apart: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the tokens get where all that arrives of those is accepted that are not `plenty`."""
+    """Returns what the tokens get where all arrivals of tokens that are not `plenty` are accepted."""
     target, left = law.target, 1 - flows[~plenty].sum()
     wanted, likely = torch.where(plenty, (1 - SPARE) * target, 0.0), law.odds / (1 + law.odds)
     likely *= law.count / max(float(likely[plenty].sum()), 1e-300)

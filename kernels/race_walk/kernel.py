@@ -125,7 +125,7 @@ def leave(
     BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """What is left of the target at the end of a row's path, and its sum over this program's tokens."""
+    """Computes the target's rest at the end of a row's path, and its sum over this program's tokens."""
     row = tl.program_id(0).to(tl.int64)
     program = tl.program_id(1)
     plan += row * lines * r.LINE

@@ -191,7 +191,7 @@ def attend(
 
 
 def choice(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[str, int, int]:
-    """Of tensors that the kernel takes: their dtype, the padded head dim, and the lines of a tile."""
+    """Returns the dtype, the padded head dim and the lines of a tile for tensors that the kernel takes."""
     heads, nodes, dim = queries.shape[1:]
     kind = TYPES[queries.dtype]
     width = next(width for width in DIMS if max(dim, values.shape[3]) <= width)

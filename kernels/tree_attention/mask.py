@@ -1,4 +1,4 @@
-"""What the nodes of a pass see, packed: one bit a pair of nodes, and nothing as long as the context."""
+"""The packed mask of a pass's nodes: one bit per pair of nodes, and nothing as long as the context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD = 32
 
 @dataclass(eq=False)
 class TreeMask:
-    """What new nodes see of the committed slots and of the uncommitted columns, which lie behind them.
+    """A mask of new nodes over the committed slots and the uncommitted columns that follow them.
 
     Attributes:
         bits: int32 `[rows, nodes, words]`, column j in bit j % 32 of word j // 32.
@@ -125,7 +125,7 @@ class TreeMask:
         self._blocks[group, lines] = blocks, counts
 
     def to(self, device: torch.device) -> TreeMask:
-        """The same on `device`, where a model's layers are on several; made once for all of its layers."""
+        """Returns the mask on `device`, made once for all layers that a model has there."""
         if device == self.bits.device:
             return self
         if device not in self._elsewhere:

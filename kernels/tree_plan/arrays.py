@@ -56,7 +56,7 @@ class TreeCase:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a rule makes of a tree.
+    """The result of a rule on a tree.
 
     Attributes:
         path: accepted nodes, the root first.
@@ -125,7 +125,7 @@ class TreeArrays:
 
     @property
     def lines(self) -> int:
-        """Of a row in the plan: as many as nodes, and as uniforms with NaN behind the last."""
+        """Lines of a row in the plan: as many as nodes, and as uniforms with NaN after the last."""
         return max(int(self.tokens.shape[1]), int(self.uniforms.shape[1])) + 1
 
     def plan(self, spare: int = 0) -> Tensor:

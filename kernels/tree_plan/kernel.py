@@ -1,4 +1,4 @@
-"""What the programs of a row know of its tree: lines of the plan, and numbers of every node, in Triton."""
+"""The programs' knowledge of a row's tree: lines of the plan, and numbers of every node, in Triton."""
 
 import triton
 import triton.language as tl

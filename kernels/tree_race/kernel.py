@@ -323,7 +323,7 @@ def allow(
 
 @triton.jit(do_not_specialize=["lines", "vocab", "span"])
 def spare(plan, inner, numbers, spares, lines, vocab, span, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
-    """What the only child of a node leaves of its target, drawn from the draft's law: max(a T - D, 0)."""
+    """Computes what an only child, drawn from the draft's law, leaves of its target: max(a T - D, 0)."""
     index = tl.program_id(0).to(tl.int64)
     program = tl.program_id(1)
     row = tl.load(inner + index * INNER)

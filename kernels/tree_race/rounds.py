@@ -81,7 +81,7 @@ class InnerNodes:
 
 @dataclass(eq=False)
 class DeviceTrees:
-    """What lies on the device of the trees of a round.
+    """The tensors on the device for the trees of a round.
 
     Attributes:
         trees: of all rows.
@@ -129,7 +129,7 @@ class DeviceTrees:
 
     @property
     def programs(self) -> int:
-        """That read a vocabulary together."""
+        """Programs that read a vocabulary together."""
         return -(-self.trees.vocab // self.span)
 
     @property
@@ -184,7 +184,7 @@ class DeviceTrees:
 
     @property
     def light_programs(self) -> int:
-        """That sum up the tokens which are not offered: none where all are."""
+        """Programs that sum up the tokens which are not offered: none where all are."""
         return 0 if is_whole(self.trees.vocab) else self.programs
 
     def offer(self) -> None:

@@ -35,7 +35,7 @@ ODDS_SUM = tl.constexpr(5)  # beside the top
 
 @triton.jit
 def drawn_left(plan, numbers, node, until, token, inside):
-    """What children before `until` (0: all) left of the target's weights, its law, and what that has left."""
+    """Returns the target's weights left by children before `until` (0: all), its law, and the law's rest."""
     left = r.weights(r.entry(plan, node, r.TARGET), token, inside) * r.number(numbers, node, r.ALLOWANCE)
     child = r.entry(plan, node, r.FIRST_CHILD)
     rest = r.weights(r.entry(plan, child, r.LAW), token, inside)
@@ -61,7 +61,7 @@ def drawn_left(plan, numbers, node, until, token, inside):
 
 @triton.jit
 def share_of(plan, numbers, child, node):
-    """What the law of which `child` was drawn is divided by; 1 where nothing is left of it."""
+    """Returns the divisor of the law of which `child` was drawn; 1 where nothing is left of it."""
     total = r.number(numbers, node, r.TOTAL)
     return tl.where((r.entry(plan, child, r.KIND) == r.REMAINING) & (total > 0.0), total, 1.0)
 

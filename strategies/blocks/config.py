@@ -1,4 +1,4 @@
-"""What a block drafter is: sizes and switches, whatever file they came from."""
+"""The configuration of a block drafter: sizes and switches, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BlockConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the weights have as dimensions, or as parts of them, by the names of descriptions."""
+        """The dimensions of the weights, or parts of them, by the names of descriptions."""
         own = {"draft_vocab_size": self.proposed} if self.own_head else {}
         return {
             "hidden_size": self.hidden_size,

@@ -1,4 +1,4 @@
-"""What a block drafter keeps of committed texts: keys and values of all its layers, in standing memory."""
+"""Keys and values that a block drafter keeps of committed texts, for all its layers, in standing memory."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ class Contexts:
 
     @property
     def known(self) -> KeysValues:
-        """Of every layer keys and values `[rows, longest, key_value_heads, head_dim]`; zeros pad a row."""
+        """Keys and values of every layer `[rows, longest, key_value_heads, head_dim]`; zeros pad a row."""
         longest = int(self.lengths.max(initial=0))
         return [(keys[:, :longest], values[:, :longest]) for keys, values in self._held]

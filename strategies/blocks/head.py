@@ -79,7 +79,7 @@ class Layer(Module):
 
 
 class MarkovHead(Module):
-    """What the tokens before a slot change in its logits, DSpark's `markov_w2` of a vector of `markov_rank`.
+    """The tokens before a slot change its logits: DSpark's `markov_w2` of a vector of `markov_rank`.
 
     The vector is `markov_w1[token]` of the token before; `gated` by the slot's state and itself; or, of
     `rnn`, put out by a recurrence over the block's tokens and slots, whose state is as wide.
@@ -118,7 +118,7 @@ class MarkovHead(Module):
 
 
 class ConfidenceHead(Module):
-    """How sure a slot is; kept with the head, and not used."""
+    """The confidence of a slot; kept with the head, and not used."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -160,11 +160,11 @@ class BlockHead(Module):
 
     @property
     def max_positions(self) -> int | None:
-        """What its file says it was made for; None where it does not say."""
+        """The number of positions that its file names; None where it names none."""
         return self.config.max_positions
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """As `config.taps_in`."""
+        """Returns `config.taps_in(layers)`."""
         return self.config.taps_in(layers)
 
     def over_target(self, logits: Float[Tensor, "*n proposed"]) -> Float[Tensor, "*n vocab"]:
@@ -175,7 +175,7 @@ class BlockHead(Module):
         return wide.index_copy_(-1, self.target_ids, logits)
 
     def project(self, features: Float[Tensor, "*n taps"]) -> Float[Tensor, "*n hidden"]:
-        """What all layers read of the target's features."""
+        """Returns the projected features of the target, which all layers read."""
         out: Tensor = self.hidden_norm(self.fc(features))
         return out
 
@@ -217,7 +217,7 @@ class BlockHead(Module):
         back: Int[Tensor, "#rows slots seen"],
         there: Bool[Tensor, "#rows slots seen"],
     ) -> Float[Tensor, "rows slots hidden"]:
-        """What the layers make of slots, behind the last norm.
+        """Returns the outputs of the layers for slots, after the last norm.
 
         Args:
             slots: embeddings.
@@ -249,13 +249,13 @@ class BlockHead(Module):
         return out
 
     def _seen(self, causal: bool, window: int | None, back: Tensor, there: Tensor) -> Tensor:
-        """What is seen in a layer; arguments as of `through`."""
+        """Returns which keys a layer sees; arguments as of `through`."""
         if causal:
             there = there & (back >= 0)
         return there if window is None else there & self._inside(window, back)
 
     def _inside(self, window: int, back: Tensor) -> Tensor:
-        """Which of what is seen lies in a window, by how far before each slot it stands."""
+        """Returns which keys lie in a window, by how far before each slot they are."""
         if not self.config.window_before_root:
             return back < window
         # Slots stand one behind the other from the root on, and the context ends before it.

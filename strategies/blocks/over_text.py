@@ -58,7 +58,7 @@ def unrolled_blocks(
     first: int = 0,
     shift: int = 0,
 ) -> Iterator[Float[Tensor, "rows n hidden"]]:
-    """What `head` guesses at each place of a text, for every number of drafted tokens before it.
+    """Yields the guesses of `head` at each place of a text, for every number of drafted tokens before it.
 
     At depth d, place i holds the state of the block that began d places before: its guess of what follows
     token i + 1, as in `heads.unrolled`. Places before `first`, and depths that a block does not have, are 0.

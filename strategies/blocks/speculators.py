@@ -29,7 +29,7 @@ _READ_OF_LAYERS = frozenset(
 
 
 def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> BlockConfig:
-    """What the `config.json` of a `dflash` or `dspark` speculator says.
+    """Returns the configuration that the `config.json` of a `dflash` or `dspark` speculator describes.
 
     Layers that see the whole text see all slots; those of a window see no slots behind them, unless
     `sliding_window_non_causal`.

@@ -26,7 +26,7 @@ _SIZES = (
 
 
 def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> BlockConfig:
-    """What the `config.json` of a DFlash, JetSpec or DSpark drafter says.
+    """Returns the configuration that the `config.json` of a DFlash, JetSpec or DSpark drafter describes.
 
     Raises:
         InvalidInput: a key that is not known or missing, or a value that is not served, by name.

@@ -1,1 +1,1 @@
-"""What may follow a text: grammars of other packages as constraints; the extra `grammar` brings them."""
+"""Grammars of other packages as constraints on what may follow a text; the extra `grammar` brings them."""

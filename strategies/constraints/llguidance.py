@@ -38,7 +38,7 @@ class _LLGuidanceMatcher:
 
 @attrs.frozen(eq=False)
 class LLGuidanceConstraint(MatcherConstraint):
-    """What a grammar of llguidance allows. Text that the grammar forces is allowed in one spelling alone.
+    """A constraint by a grammar of llguidance. Text that the grammar forces is allowed in one spelling only.
 
     Args:
         first: a `llguidance.LLMatcher` at the beginning of a text.

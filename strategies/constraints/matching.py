@@ -34,7 +34,7 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Which tokens may follow, one bit each, the first token in the lowest bit."""
+        """Returns which tokens may follow, one bit each, the first token in the lowest bit."""
         ...
 
 

@@ -15,7 +15,7 @@ from draftwood import Constraint
 
 @attrs.frozen(eq=False)
 class OutlinesConstraint(Constraint):
-    """What an index of outlines_core allows. A state is the automaton's.
+    """A constraint by an index of outlines_core. A state is the automaton's.
 
     Args:
         index: an `outlines_core.Index`, which also says which token ends a text.

@@ -37,7 +37,7 @@ class _XGrammarMatcher:
 
 @attrs.frozen(eq=False)
 class XGrammarConstraint(MatcherConstraint):
-    """What a grammar compiled by xgrammar allows.
+    """A constraint by a grammar that xgrammar compiled.
 
     Args:
         compiled: a `xgrammar.CompiledGrammar`.
@@ -191,6 +191,6 @@ def _as_object(text: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What xgrammar says, without the clock and the source line in front of it."""
+    """Returns the message of xgrammar's error, without the clock and the source line in front of it."""
     message = str(error).strip().splitlines()[0]
     return message.rpartition("] ")[2].partition(": ")[2].rstrip(". ") or message.rstrip(". ")

@@ -20,7 +20,7 @@ HEADER = "index.json"
 
 @attrs.frozen
 class ArrayFolder:
-    """How one kind of folder is written and read.
+    """A kind of folder with arrays, which it writes and reads.
 
     The header is `index.json`. It holds the fields that it is given, with format, version and a checksum of
     every array; an array `a` is the file `a.npy`.
@@ -126,7 +126,7 @@ class ArrayFolder:
         return isinstance(header, dict) and header.get("format", self.format) != self.format
 
     def _header(self, folder: Path, names: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
-        """What `index.json` says, every field of the right type."""
+        """Returns the content of `index.json`, every field of the right type."""
         try:
             header = parse_json((folder / HEADER).read_bytes())
         except OSError as error:

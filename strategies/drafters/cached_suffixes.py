@@ -45,7 +45,7 @@ class _CachedRow(TableRow):
         return [self.drafter.counted(matches) for matches in self.nodes[-len(request) :]]
 
     def _matches(self, number: int) -> Matches:
-        """Those of the node's parent that go on with its token; where there are none, all of its text."""
+        """Returns the parent's matches that go on with the node's token; without any, all of its text."""
         drafter, cache = self.drafter, self.drafter.store
         token, parent = self.requested.tokens[number], self.requested.parents[number]
         if parent >= 0:

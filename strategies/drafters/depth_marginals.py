@@ -15,7 +15,7 @@ from draftwood import Drafter, Outcome, Request, RequestLog
 
 @attrs.frozen(eq=False)
 class AskedNodes:
-    """What a request asks for, `[rows, nodes]` int64 each.
+    """The nodes that a request asks for, `[rows, nodes]` int64 each.
 
     Attributes:
         rows: of the nodes.
@@ -59,7 +59,7 @@ class DepthMarginals(Drafter):
     def _at_nodes(
         self, logits: Float[Tensor, "rows nodes some"], asked: AskedNodes
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """What nodes make of the logits of their depths: nothing, unless a subclass says so."""
+        """Returns the logits of nodes, given those of their depths: the same unless overridden."""
         return logits
 
     def prefill(self, rows: Sequence[Tensor]) -> None:

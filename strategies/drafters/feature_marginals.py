@@ -59,7 +59,7 @@ class FeatureMarginals(DepthMarginals):
             )
 
     def _taken(self, width: int) -> list[Tensor]:
-        """What the target has committed since the last time, projected: of every row `[length, width]`."""
+        """Takes the target's features since the last call, projected: `[length, width]` for every row."""
         taken = self.target.take_features()
         for states in taken:
             if states.shape[1] != width:

@@ -1,4 +1,4 @@
-"""What drafters with a head over pairs share: EAGLE-3's and MTP layers."""
+"""The common part of drafters with a head over pairs: EAGLE-3's and MTP layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafting model was asked for in a round of all rows, and which of it an outcome keeps."""
+"""The nodes that a drafting model was asked for in a round of all rows, and those that an outcome keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANNED = 2
 
 @attrs.frozen(eq=False)
 class Fed:
-    """What one pass feeds, `[rows, nodes]`.
+    """The inputs of one pass, `[rows, nodes]`.
 
     Attributes:
         tokens: int64; of a row those whose state the model lacked, if any, then the nodes asked for.
@@ -81,7 +81,7 @@ class RequestedNodes:
             setattr(self, f"_{name}", getattr(self, f"_{name}")[keep])
 
     def take(self, requests: Requests, *, lengths: Sequence[int], room: int | None) -> Fed:
-        """What a pass feeds for `requests`.
+        """Returns the inputs of a pass for `requests`.
 
         Args:
             requests: the nodes.

@@ -67,7 +67,7 @@ class _RetrievalRow(TableRow):
         return after
 
     def _longest_match(self, ranges: Ranges) -> Followers | None:
-        """What follows the longest match, or None."""
+        """Returns the tokens that follow the longest match, or None."""
         lengths = np.flatnonzero(ranges[:, 0] < ranges[:, 1])
         if lengths[-1] < self.shortest:
             return None

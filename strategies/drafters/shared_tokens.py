@@ -115,7 +115,7 @@ class SharedTokens(Drafter):
         return pad(logits, (0, 1), value=-torch.inf).index_select(-1, self._columns)
 
     def _spelled(self, row: _Row, request: Request | None) -> tuple[Request | None, list[int]]:
-        """What the drafter is asked for a row's request, and where the nodes' last tokens are in it."""
+        """Returns the request that the drafter gets for a row, and where the nodes' last tokens are in it."""
         if request is None:
             return None, []
         tokens: list[int] = []

@@ -144,7 +144,7 @@ class SuffixIndex:
         depth: Int[np.ndarray, " *k"],
         token: Int[np.ndarray, " *k"],
     ) -> tuple[Int[np.ndarray, " *k"], Int[np.ndarray, " *k"]]:
-        """Of each range `low:high` of `suffixes` the part that goes on with `token` and then another token.
+        """Narrows each range `low:high` of `suffixes` to what goes on with `token` and one more token.
 
         The suffixes of a range share their first `depth` tokens, with a token behind each of them;
         those of the answer share `depth + 1`. All arguments int64, of one shape.

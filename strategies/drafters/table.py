@@ -1,4 +1,4 @@
-"""What drafters that look text up have in common: rows, and logits from counts."""
+"""The common part of drafters that look text up: rows, and logits from counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafters on the target itself take as their target."""
+"""The target of drafters that run on the target itself."""
 
 from __future__ import annotations
 

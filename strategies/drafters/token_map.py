@@ -1,4 +1,4 @@
-"""What two tokenizers have in common: tokens of one text, and how one spells those of the other."""
+"""The tokens that two tokenizers share, and how one spells those of the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROLES = ("eos", "bos", "pad", "unk")
 
 @attrs.frozen(eq=False)
 class TokenMap:
-    """How a target's tokens read in a draft's vocabulary.
+    """A map from a target's tokens to a draft's vocabulary.
 
     Attributes:
         to_draft: the draft's number of every token of the target, -1 where it has none, `[target]` int64.
@@ -79,7 +79,7 @@ class TokenMap:
         return self.shared / len(self.to_draft)
 
     def described(self, text: Sequence[int]) -> str:
-        """What is shared, and what to expect behind a text of the target, in a sentence."""
+        """Returns a sentence on which tokens are shared, and what to expect after a text of the target."""
         return (
             f"The draft has another tokenizer and proposes {self.shared} of the target's "
             f"{len(self.to_draft)} tokens ({self.overlap:.1%}); of the prompt they are "

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head is: sizes and switches, whatever file they came from."""
+"""The configuration of an EAGLE-3 head: sizes and switches, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Eagle3Config:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the weights have as dimensions, or as parts of them, by the names of descriptions."""
+        """The dimensions of the weights, or parts of them, by the names of descriptions."""
         return {
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.target_hidden_size,

@@ -170,11 +170,11 @@ class Eagle3Head(Module):
 
     @property
     def max_positions(self) -> int | None:
-        """What its file says it was made for; None where it does not say."""
+        """The number of positions that its file names; None where it names none."""
         return self.config.max_positions
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """As `config.taps_in`."""
+        """Returns `config.taps_in(layers)`."""
         return self.config.taps_in(layers)
 
     def project(self, features: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class Eagle3Head(Module):
         return states
 
     def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
-        """What the layer makes of pairs; see `PairHead.step`."""
+        """Returns the layer's outputs for pairs; see `PairHead.step`."""
         out: Tensor = self.midlayer(embeddings, states, self.turn(positions), attention)
         return out
 
@@ -206,7 +206,7 @@ class Eagle3Head(Module):
         return logits
 
     def target_logits(self, out: Tensor) -> Tensor:
-        """The same over the target's tokens, `[..., vocab_size]`; -inf where the head proposes nothing."""
+        """Returns logits over the target's tokens `[..., vocab_size]`, -inf for those never proposed."""
         logits = self.logits(out)
         if self.all_tokens:
             return logits

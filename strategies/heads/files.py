@@ -21,7 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def read_description(folder: str | PathLike[str]) -> dict[str, Any]:
-    """What `config.json` says.
+    """Returns the content of `config.json`.
 
     Raises:
         InvalidInput: it is missing, or no JSON object.
@@ -39,7 +39,7 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_named(folder: str | PathLike[str], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """As `read_tensors`, those whose names are `wanted`; files without one are not opened."""
+    """Returns the tensors whose names are `wanted`, like `read_tensors`; files without one are not opened."""
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
     for file in _files(folder, wanted):

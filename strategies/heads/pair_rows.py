@@ -189,7 +189,7 @@ class PairRows:
         return logits
 
     def _pass(self, tokens: Tensor, parents: Numbers, numbers: Numbers, fed: Flags) -> Tensor:
-        """What the head makes of the `fed` nodes, `[rows, nodes, width]`; of the others, of anything.
+        """Returns the head's outputs for the `fed` nodes `[rows, nodes, width]`; the others' are undefined.
 
         Args:
             tokens: `[rows, nodes]`.

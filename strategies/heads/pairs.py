@@ -16,7 +16,7 @@ HeadsAndWidth = tuple[int, int]
 
 
 class PairAttention(Protocol):
-    """What a head's layer asks while it runs: which keys are seen, and what comes of them."""
+    """The attention of a head's layer while it runs: which keys are seen, and the outputs."""
 
     def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep what is kept of these pairs, `[rows, heads, n, width]`; that of all which they may see.
@@ -27,7 +27,7 @@ class PairAttention(Protocol):
         ...
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """What `queries` `[rows, heads, n, dim]` see of keys and values that come of those of `hold`.
+        """Let `queries` `[rows, heads, n, dim]` attend to keys and values made of those of `hold`.
 
         Returns:
             `[rows, n, heads, dim of values]`.
@@ -58,7 +58,7 @@ class PairHead(Protocol):
     def like(self) -> Tensor: ...
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """Which features of a target of `layers` layers it reads, as `keep_features` counts them."""
+        """Returns the features that it reads of a target of `layers` layers, as `keep_features` has them."""
         ...
 
     def project(self, features: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class PairHead(Protocol):
         ...
 
     def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
-        """What the layer makes of pairs: `[rows, n, width]`.
+        """Returns the layer's outputs for pairs, `[rows, n, width]`.
 
         Args:
             embeddings: of the tokens, `[rows, n, width]`.
@@ -77,7 +77,7 @@ class PairHead(Protocol):
         ...
 
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept of pairs, each `[rows, n, heads, width]`, as `step` hands it to `hold`.
+        """Returns what is kept of pairs, each `[rows, n, heads, width]`, as `step` hands it to `hold`.
 
         It is all that later pairs see of one, and with a single layer it hangs on nothing else: a text is
         read without attention. Arguments as for `step`.
@@ -89,7 +89,7 @@ class PairHead(Protocol):
         ...
 
     def target_logits(self, out: Tensor) -> Tensor:
-        """The same over the target's tokens, `[..., vocab_size]`; -inf where the head proposes nothing."""
+        """Returns logits over the target's tokens `[..., vocab_size]`, -inf for those never proposed."""
         ...
 
     def recycled(self, out: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class PlainLayer(Module):
 
 
 class _BehindKnown:
-    """What a layer's pairs see in a pass: those known of their row, and the pass's own up to themselves.
+    """Attention of a layer's pairs in a pass: to those known of their row, and the pass's up to themselves.
 
     Attributes:
         keys: of the pass's own pairs, `[rows, n, key_value_heads, head_dim]`, once the layer has run.
@@ -248,7 +248,7 @@ def description_of(config: PEagleConfig, *, target: str) -> dict[str, Any]:
 
 
 def _depths(told: Any, where: str) -> int:
-    """How many tokens its makers draft; 8 where they do not say."""
+    """Returns how many tokens its makers draft; 8 where they do not say."""
     methods = told.get("proposal_methods") if isinstance(told, dict) else None
     if not isinstance(methods, list) or not methods:
         return 8

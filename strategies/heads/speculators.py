@@ -94,7 +94,7 @@ def described(
 
 
 def _with_defaults(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What is left out of a layer's description is its class's default."""
+    """Returns a layer's description with the defaults of its class where it leaves something out."""
     from transformers import LlamaConfig, Qwen3Config
 
     classes: dict[Any, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}

@@ -18,7 +18,7 @@ from draftwood.strategies.heads.pairs import PairHead
 def unrolled(
     head: PairHead, embeddings: Tensor, states: Tensor, *, depths: int, shift: int = 0
 ) -> Iterator[Tensor]:
-    """What `head.step` gives at each place of a text, for every number of drafted tokens before it.
+    """Yields outputs of `head.step` at each place of a text, for every number of drafted tokens before it.
 
     At depth d, place i stands for a draft that began d places before: the pairs up to i - d are those of the
     text, and the last d ones hold the head's own recycled states beside the text's tokens. So its logits are

@@ -85,7 +85,7 @@ def save_layer(head: MtpHead, folder: str | PathLike[str], *, target: str) -> No
 
 
 def _tensors(folder: Path, layout: Layout, where: str) -> dict[str, Tensor]:
-    """Those of the layer, by our names."""
+    """Returns the tensors of the layer, by our names."""
     found = read_named(folder, lambda name: name.startswith(layout.prefix) and not name.endswith(_COMPUTED))
     if not found:
         raise without_layer(where, f"no tensor begins with {layout.prefix}")
@@ -129,7 +129,7 @@ def _stack_experts(stored: dict[str, Tensor]) -> None:
 
 
 def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As files have them, one by one."""
+    """Returns stacked weights one by one, as files have them."""
     single: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         experts, dot, part = name.rpartition(".")

@@ -232,7 +232,7 @@ def family_of(description: Mapping[str, Any]) -> Family | None:
 
 
 def layout_of(description: Mapping[str, Any], *, where: str) -> Layout:
-    """What `config.json` says of a model's MTP layer.
+    """Returns the layout that `config.json` gives for a model's MTP layer.
 
     Raises:
         UnsupportedModel: a family that is not known, several MTP layers, or a layer that attends otherwise.
@@ -326,7 +326,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def _kinds(text: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Of the blocks of Nemotron-H's MTP layer."""
+    """Returns the kinds of the blocks of Nemotron-H's MTP layer."""
     told = text.get(_BLOCKS) or text.get(_PATTERN) or "*E"
     kinds = tuple(_KINDS.get(kind, kind) for kind in told)
     served = {"full_attention", "moe", "mlp"}

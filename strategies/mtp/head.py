@@ -91,7 +91,7 @@ class MtpHead(Module):
 
     @property
     def max_positions(self) -> int | None:
-        """What its model's config says it was made for; None where positions do not count."""
+        """The number of positions that its model's config names; None where positions do not count."""
         if self.layout.family.rotary is None:
             return None
         return getattr(self.layout.config, "max_position_embeddings", None)
@@ -106,7 +106,7 @@ class MtpHead(Module):
         self._borrowed = [output]
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """What the target's output head reads."""
+        """Returns the layer whose features the target's output head reads."""
         return (layers,)
 
     def project(self, features: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class MtpHead(Module):
         return features
 
     def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
-        """What the layer makes of pairs; see `PairHead.step`."""
+        """Returns the layer's outputs for pairs; see `PairHead.step`."""
         out = self._joined(embeddings, states)
         options = self._options(out, positions, attention)
         for block in self.blocks:
@@ -123,7 +123,7 @@ class MtpHead(Module):
         return normed
 
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention keeps of pairs; see `PairHead.keys_values`."""
+        """Returns the keys and values that attention keeps of pairs; see `PairHead.keys_values`."""
         out, kept = self._joined(embeddings, states), Kept()
         options = self._options(out, positions, kept)
         for before in self.blocks[: self.layout.attention_at]:
@@ -164,9 +164,9 @@ class MtpHead(Module):
         return logits
 
     def target_logits(self, out: Tensor) -> Tensor:
-        """As `logits`."""
+        """Returns `logits(out)`."""
         return self.logits(out)
 
     def recycled(self, out: Tensor) -> Tensor:
-        """As it is: behind the last norm, as the target's states are."""
+        """Returns `out` as it is: after the last norm, like the target's states."""
         return out

@@ -21,7 +21,7 @@ _STEP = 0.001  # of the threshold, a round; Draft & Verify takes a tenth of 0.01
 
 @attrs.frozen
 class DynamicDepthState:
-    """What outcomes have taught.
+    """The state of `DynamicDepth`, learnt from outcomes.
 
     Attributes:
         threshold: where they have moved it.

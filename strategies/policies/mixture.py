@@ -106,7 +106,7 @@ class Mixture(TreePolicy):
 
 
 class _DrafterAnswers:
-    """What the drafters were asked for: texts, their numbers, and their distributions `[drafters, vocab]`."""
+    """The answers of the drafters: texts, their numbers, and their distributions `[drafters, vocab]`."""
 
     def __init__(self, root: int) -> None:
         self.numbers: dict[Text, int] = {(): -1}

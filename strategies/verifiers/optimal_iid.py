@@ -17,7 +17,7 @@ from draftwood.strategies.verifiers.node_wise import NodeWise
 
 @attrs.frozen(eq=False)
 class Selection:
-    """Which of k independent draws is proposed: its law is `chances`, whatever came of the others.
+    """A choice among k independent draws: the law of the proposed one is `chances`, whatever the others were.
 
     All tensors are float64 over the tokens of draft probability above 0, by rising T / D.
 

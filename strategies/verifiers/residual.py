@@ -1,4 +1,4 @@
-"""What rejected siblings leave of a target, and the laws by which siblings are tried."""
+"""The residual that rejected siblings leave of a target, and the laws by which siblings are tried."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TriedLaw(Protocol):
         ...
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
-        """What rejection leaves of the weights `left`, which are not written to: max(left - scale p, 0)."""
+        """Returns the residual of the weights `left`, which are not written to: max(left - scale p, 0)."""
         ...
 
 

@@ -55,7 +55,7 @@ class Typical(Verifier):
 
 
 def typical_rows(rule: Typical, trees: TreeRows, target_probs: Targets) -> list[Outcome]:
-    """What `rule` accepts of every row, with one wait for all."""
+    """Returns the outcomes of `rule` for every row, with one wait for all."""
     nodes = trees.tokens.shape[1]
     target = stacked(target_probs, nodes)
     parents, tokens = trees.on(target.device)

@@ -145,6 +145,14 @@ def test_the_global_seed_repeats_a_sampled_text():
     assert len({tuple(row) for row in sampled(1).tolist()}) == 3
 
 
+@pytest.mark.parametrize("kind", ["llama", "mamba2"])
+def test_a_call_without_ids_begins_with_the_first_token(kind):
+    plain = model(kind).generate(max_new_tokens=6, do_sample=False)
+    assert plain[0, 0] == 0
+    assert plain.shape[1] > 2
+    assert torch.equal(model(kind).generate(max_new_tokens=6, do_sample=False, custom_generate=loop()), plain)
+
+
 def test_filters_of_zero_change_nothing_and_a_temperature_that_overflows_is_told():
     options = {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_k": 0}
     texts = []

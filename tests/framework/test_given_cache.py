@@ -14,7 +14,8 @@ from tests.cache_names import cache_name
 from tests.framework.test_turns import PARTS, Read, cache_of, loop, written
 from tests.generate_fuzz.models import VOCAB, model
 
-ATTENTION = ("llama", "mistral", "gemma3")  # the last two with windows of 6 tokens
+ATTENTION = ("llama", "mistral", "gemma3", "bloom")
+"""Two with windows of 6 tokens, and one that runs path by path."""
 OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
 
 
@@ -93,7 +94,6 @@ def test_an_empty_cache_changes_nothing():
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        ("bloom", UnsupportedModel, "reads no cache of another call"),
         ("bamba", UnsupportedModel, "has recurrent layers, so past_key_values is not read"),
         ("mamba2", UnsupportedModel, "has recurrent layers, so past_key_values is not read"),
     ],
@@ -104,7 +104,7 @@ def test_models_whose_caches_are_not_read_say_so(kind, error, message):
     with torch.no_grad():
         target(ids[:, :3], **{cache_name(target): cache})
     with pytest.raises(error, match=message):
-        target.generate(ids, **OPTIONS, past_key_values=cache, custom_generate=loop())
+        target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=loop())
     assert torch.equal(
         target.generate(ids, **OPTIONS, custom_generate=loop()), target.generate(ids, **OPTIONS)
     )
@@ -118,6 +118,14 @@ def test_caches_that_cannot_be_read_say_so():
     def goes_on(cache):
         return target.generate(ids, **OPTIONS, past_key_values=cache, custom_generate=speculative)
 
+    with pytest.raises(InvalidInput, match="use_cache=False and a past_key_values that holds tokens"):
+        target.generate(
+            ids,
+            **OPTIONS,
+            past_key_values=filled(target, ids[:, :3], mask[:, :3]),
+            use_cache=False,
+            custom_generate=speculative,
+        )
     with pytest.raises(InvalidInput, match="holds 5 tokens of row 0, whose text has 5; give the whole text"):
         goes_on(filled(target, ids, mask))
     with pytest.raises(InvalidInput, match="Layer 0 of past_key_values is a StaticLayer, which is not read"):

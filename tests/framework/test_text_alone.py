@@ -25,11 +25,11 @@ QWEN_EYE: Any = {
 }
 
 
-def gemma3():
-    text = hf.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
+def gemma3(image_token=50, **options):
+    text = hf.Gemma3TextConfig(**TEXT | options, head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
     eye = hf.SiglipVisionConfig(**EYE)
     config: Any = hf.Gemma3Config
-    config = config(text_config=text, vision_config=eye, mm_tokens_per_image=4, image_token_id=50)
+    config = config(text_config=text, vision_config=eye, mm_tokens_per_image=4, image_token_id=image_token)
     return hf.Gemma3ForConditionalGeneration(config)
 
 
@@ -40,9 +40,12 @@ def llava():
     )
 
 
-def qwen2_5_vl():
+def qwen2_5_vl(image_token=50, **text):
     config = hf.Qwen2_5_VLConfig(
-        text_config={**TEXT, **TURNS}, vision_config=QWEN_EYE, image_token_id=50, video_token_id=51
+        text_config={**TEXT, **TURNS, **text},
+        vision_config=QWEN_EYE,
+        image_token_id=image_token,
+        video_token_id=image_token + 1,
     )
     return hf.Qwen2_5_VLForConditionalGeneration(config)
 

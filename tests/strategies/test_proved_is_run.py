@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -15,6 +14,7 @@ from draftwood.testing.models.proof_models import PROOF_MODELS
 from draftwood.testing.models.small_strategies import fits, small_policies, small_verifiers, toy_drafter
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.proposal_law import grow_tree
+from tests.strategies.profiled import profiled
 
 GROWING = (
     ("/strategies/policies/", ""),
@@ -35,12 +35,7 @@ def entered(call: Callable[[], Any]) -> set[CodeType]:
         if event == "call":
             codes.add(frame.f_code)
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
+    profiled(call, note)
     return {code for code in codes if grows(code)}
 
 

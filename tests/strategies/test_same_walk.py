@@ -7,7 +7,6 @@ by those functions, so they are the same too. Kernels of a GPU are held against 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -42,6 +41,7 @@ from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless, joint_law
 from draftwood.testing.models.small_strategies import fits, toy_drafter
+from tests.strategies.profiled import profiled
 
 FOLDER = str(Path(verifiers.__path__[0]).resolve())
 TARGET, DRAFT = ToyModel(3, seed=1), ToyModel(3, seed=7)
@@ -85,12 +85,7 @@ def entered(verifier: Verifier, run: Callable[[], object]) -> Entered:
         if event == "return" and code is verify:
             depth -= 1
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
+    profiled(run, profile)
     return found
 
 

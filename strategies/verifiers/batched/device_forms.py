@@ -56,7 +56,7 @@ def judged_by_kernel(
     order: SiblingOrder,
     leaf_first: bool,
 ) -> list[Outcome | None]:
-    """What the kernel of this walk makes of every row's tree; None for each row that none judges."""
+    """Judges every row's tree by the kernel of this walk; None for each row that none judges."""
     form = KERNELS.get((type(order), leaf_first))
     if form is None:
         return [None] * len(trees)

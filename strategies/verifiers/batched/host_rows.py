@@ -16,7 +16,7 @@ from draftwood.laws.proposals import Proposal
 def on_the_host(
     trees: Sequence[TokenTree], target_probs: Sequence[Tensor]
 ) -> tuple[Sequence[TokenTree], Sequence[Tensor]]:
-    """The same trees and distributions on the CPU, after one wait; they themselves where they lie there."""
+    """Returns trees and distributions on the CPU, after one wait; unchanged where they are there already."""
     if not len(trees) or target_probs[0].device.type == "cpu":
         return trees, target_probs
     held = list(target_probs)

@@ -18,7 +18,7 @@ from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 
 def matched_rows(trees: TreeRows, target_probs: Targets, rngs: Sequence[Randomness]) -> list[Outcome | None]:
-    """What sample and match makes of every row, with one wait for all, by the uniforms that it would take.
+    """Returns the outcomes of sample and match for every row, with one wait for all, by its own uniforms.
 
     A node of the path takes two uniforms, so that those of every node are known by its depth, and all nodes
     are judged side by side before any is known to be on the path.
@@ -111,7 +111,7 @@ def _judged(siblings: Siblings, tapes: Floats, target: Tensor) -> Tensor:
     last = jump[:, :1]
 
     def at_last(values: Tensor) -> Tensor:
-        """Of `values` `[rows, nodes, n]` those of the last node, `[rows, n]`."""
+        """Returns the `values` `[rows, nodes, n]` of the last node, `[rows, n]`."""
         return values.gather(1, last[..., None].expand(rows, 1, values.shape[2]))[:, 0]
 
     left, its_tokens, parent = at_last(target).double(), at_last(tokens), at_last(children[..., :1]) > 0

@@ -60,7 +60,7 @@ def judged_on_device(
     *,
     form: DeviceForm,
 ) -> list[Outcome | None]:
-    """What a kernel makes of every row's tree, decided by the same numbers of its stream.
+    """Judges every row's tree by a kernel, decided by the same numbers of its stream.
 
     Returns:
         For every row its outcome; or None, with its stream as it was, where no kernel judges the tree, or
@@ -94,7 +94,7 @@ def judged_on_device(
 def _outcome(
     walk: Walk | None, tokens: Sequence[int] | Ints, nodes: int, rng: UniformRandomness
 ) -> Outcome | None:
-    """What a walk makes of a tree of these tokens; takes the numbers that decided it from `rng`."""
+    """Returns the outcome of a walk through a tree of these tokens; takes its numbers from `rng`."""
     if walk is None:
         return None
     rng.skip(walk.used)
@@ -128,7 +128,7 @@ def tree_case(tree: TokenTree, target_probs: Tensor, uniforms: Tensor) -> TreeCa
 
 
 def batch_arrays(trees: TreeBatch, targets: Tensor, uniforms: Floats) -> TreeArrays | None:
-    """What kernels read of trees that were grown side by side, without a look at any single node.
+    """Returns the arrays that kernels read of trees grown side by side, without a look at any single node.
 
     Args:
         trees: of all rows.
@@ -170,7 +170,7 @@ def batch_arrays(trees: TreeBatch, targets: Tensor, uniforms: Floats) -> TreeArr
 
 
 def _drawn(proposal: Proposal, index: int) -> tuple[int, Tensor | None] | None:
-    """How the child at `index` was drawn, and from what."""
+    """Returns how the child at `index` was drawn, and from what."""
     match proposal:
         case Deterministic():
             return FIXED, None

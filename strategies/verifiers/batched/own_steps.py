@@ -1,4 +1,4 @@
-"""Which verifiers a batched form stands for: those that judge a row by the very methods it was made from."""
+"""A batched form stands for the verifiers that judge a row by the very methods that it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows the kernels of race verification judge, and their times."""
+"""The rows that the kernels of race verification judge, and their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood.laws.randomness import node_uniforms
 
 
 def race_walks(trees: TreeArrays) -> list[Walk | None]:
-    """What the kernels make of every row; None for a row that they do not know, as the plain verifier may.
+    """Returns the kernels' walk of every row; None for one that they do not know, as the plain verifier may.
 
     A row's first numbers start the streams of its clocked nodes, and its coins follow.
     """
@@ -42,7 +42,7 @@ _OF_A_ROW = ("tokens", "parents", "counts", "draw_kinds", "laws", "targets")
 
 
 def _children_of(trees: TreeArrays) -> Ints:
-    """How many children each node has, `[rows, nodes]`."""
+    """Returns how many children each node has, `[rows, nodes]`."""
     children = np.zeros_like(trees.parents)
     row, node = np.nonzero(trees.parents >= 0)
     np.add.at(children, (row, trees.parents[row, node]), 1)

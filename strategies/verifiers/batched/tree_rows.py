@@ -73,12 +73,12 @@ class TreeRows:
             steps.append(here)
 
     def outcomes(self, paths: Sequence[Sequence[int]], extra: Sequence[int]) -> list[Outcome]:
-        """Of every row, from its path and the token after it."""
+        """Returns the outcome of every row, from its path and the token after it."""
         rows = enumerate(zip(paths, extra, strict=True))
         return [self.outcome(row, path, token) for row, (path, token) in rows]
 
     def outcome(self, row: int, path: Sequence[int], extra: int) -> Outcome:
-        """Of one row, from its path and the token after it."""
+        """Returns the outcome of one row, from its path and the token after it."""
         return Outcome(
             path=path,
             tokens=self.tokens[row, list(path)].tolist(),

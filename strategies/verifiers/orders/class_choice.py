@@ -1,4 +1,4 @@
-"""Which tokens two siblings are told apart by: those that the target wants more than they are proposed."""
+"""The tokens that two siblings are told apart by: those that the target wants more than they are proposed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RemainingDraft:
 
     @classmethod
     def of(cls, p: Float[Tensor, " vocab"]) -> RemainingDraft:
-        """Of D itself.
+        """Returns the remaining draft before any token was tried: D itself.
 
         Raises:
             InvalidDistribution: `p` is none.
@@ -66,7 +66,7 @@ class RemainingDraft:
         return cls(weights, rest + most, top, rest, stakes)
 
     def without(self, token: int) -> RemainingDraft:
-        """What remains when `token` has been tried too."""
+        """Returns what remains when `token` has been tried too."""
         weights = self.weights.clone()
         weights[token] = 0
         return self._of(weights, total(weights), self.stakes[self.stakes != token])
@@ -80,7 +80,7 @@ class RemainingDraft:
         return attrs.evolve(self, weights=self.weights.double())
 
     def beside(self) -> Float[Tensor, " vocab"]:
-        """What it holds beside each token, `[vocab]`."""
+        """Returns its mass without each token, `[vocab]`."""
         beside = self.total - self.weights
         if self.top is not None:
             beside[self.top] = self.rest
@@ -156,7 +156,7 @@ class ClassWindow:
 
     @cached_property
     def rivals(self) -> tuple[float, float]:
-        """What beats a waiting one outside the class, and, over q, the waiting ones that one inside beats.
+        """Mass that beats a waiting one outside the class, and, over q, mass that one inside beats.
 
         They are the sums of f D and of (1 - f) h / q.
         """
@@ -168,7 +168,7 @@ class ClassWindow:
 
     @cached_property
     def rivals_of_top(self) -> tuple[float, float]:
-        """Those of the draft's top, without it: what it takes from itself would cancel too badly."""
+        """The rivals of the draft's top, without it: what it takes from itself would cancel too badly."""
         f = self.f if self.draft.top is None else self.f * (self.members != self.draft.top)
         return float(f @ self.columns.draft), max(self.odds_total - float(f @ self.columns.odds), 0.0)
 

@@ -1,4 +1,4 @@
-"""What each token gets at a node whose siblings are judged as one set: its flow and its allowance."""
+"""The flow and the allowance of each token at a node whose siblings are judged as one set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ only where the whole class is next to nothing beside the sets of other tokens.
 
 @attrs.frozen(eq=False)
 class Flows:
-    """What the tokens of a node get.
+    """The flows of a node's tokens.
 
     Attributes:
         tokens: that are offered, in the order in which they are tried, `[n]`.
@@ -103,7 +103,7 @@ def flows_of_all(tokens: Ints, target: Float[Tensor, " vocab"], scale: float = 1
 
 
 def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Weights]:
-    """Which tokens are worth a look, or too heavy for the class of the others; the weights of all others."""
+    """Returns the tokens worth a look, or too heavy for the class of the others, and the others' weights."""
     weights = law.weights.numpy()
     if len(weights) <= WHOLE:
         return np.arange(len(weights)), np.zeros_like(weights)
@@ -136,7 +136,7 @@ def _share(law: SetLaw, columns: Columns, light: LightSums) -> tuple[Floats, flo
 
 
 class _Solution(NamedTuple):
-    """As in `Flows`."""
+    """The flows of a node's tokens, as in `Flows`."""
 
     flows: Floats
     allowances: Floats
@@ -174,7 +174,7 @@ class Tables:
 
     @classmethod
     def of(cls, law: Columns, light: LightSums, count: int, factor: float = 1.0) -> Tables:
-        """Of K = `count` siblings, with all odds multiplied by `factor`, those of `light` too."""
+        """Returns the tables of K = `count` siblings, with all odds, those of `light` too, times `factor`."""
         law = Columns(law.odds * factor, law.outside, law.inside, law.beside)
         end = light.of_sets(count, law.beside, factor)
         return cls(law, *race_sums.behind(law.odds, law.outside, law.inside, *end))
@@ -184,7 +184,7 @@ class Tables:
         return race_sums.untouched(*self._columns(), self.whole)
 
     def served(self, wanted: Floats, *, last_apart: bool = False) -> _Solution:
-        """What the tokens get that want `wanted` `[n]` (see `race_sums.served`)."""
+        """Returns what the tokens get that want `wanted` `[n]` (see `race_sums.served`)."""
         return _Solution(*race_sums.served(*self._columns(), self.whole, wanted, last_apart))
 
     def _columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:

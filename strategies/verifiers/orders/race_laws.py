@@ -38,7 +38,7 @@ class Columns:
     beside: float = 0.0
 
     def at(self, places: Ints) -> Columns:
-        """The same of these places, in their order."""
+        """Returns the columns of these places, in their order."""
         return Columns(self.odds[places], self.outside[places], self.inside[places], self.beside)
 
 
@@ -79,14 +79,14 @@ class SetLaw(ABC):
 
     @abstractmethod
     def columns(self, weights: Floats) -> Columns:
-        """Of the tokens of these weights, times `factor`."""
+        """Returns the columns of tokens of these weights, times `factor`."""
 
     @abstractmethod
     def light(self, weights: Weights) -> LightSums:
         """Over the tokens of these weights, times `factor`; 0 for none."""
 
     def at(self, tokens: Ints) -> Columns:
-        """Of these tokens."""
+        """Returns the columns of these tokens."""
         return self.columns(self.weights.numpy()[tokens].astype(np.float64) * self.factor)
 
 
@@ -166,7 +166,7 @@ class Given(SetLaw):
 
 
 def _exponentials() -> Floats:
-    """Of (e^x - 1)^j the coefficients of x to x^POWERS, for j from 1 to POWERS, `[POWERS, POWERS]`."""
+    """Returns the coefficients of x to x^POWERS in (e^x - 1)^j for j from 1 to POWERS, `[POWERS, POWERS]`."""
     one = np.array([0, *(1 / math.factorial(m) for m in range(1, POWERS + 1))])
     powers = [one]
     for _ in range(POWERS - 1):

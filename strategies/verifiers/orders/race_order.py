@@ -136,7 +136,7 @@ class Arriving(TriedLaw):
 
 
 def masses_left(weights: Float[Tensor, " vocab"], tokens: Sequence[int]) -> list[float]:
-    """What the draft holds before each of `tokens` is taken away, and behind the last of them."""
+    """Returns the draft's mass before each of `tokens` is taken away, and after the last of them."""
     chosen, array = np.array(tokens, np.int64), weights.numpy()
     left = [total_without(array, chosen)]
     chances = array[chosen]
@@ -146,7 +146,7 @@ def masses_left(weights: Float[Tensor, " vocab"], tokens: Sequence[int]) -> list
 
 
 def _on_host(weights: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-    """As numpy can read them."""
+    """Returns the weights on the host, in a dtype that numpy can read."""
     if weights.dtype in (torch.float32, torch.float64):
         return weights.cpu()
     return weights.float().cpu()
