@@ -53,9 +53,12 @@ def test_the_example_of_heads_runs():
 
 @pytest.mark.thorough  # one of them compiles
 def test_the_examples_of_generate_run():
-    text = (DOCS / "generate.md").read_text(encoding="utf-8")
     known: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = [
+        code
+        for page in ("generate.md", "large-models.md")
+        for code in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    ]
     assert len(blocks) == 6
     for code in blocks:
         exec(compile(code, "generate.md", "exec"), known)

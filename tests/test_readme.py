@@ -24,3 +24,7 @@ def test_it_names_the_two_commands_that_the_makefile_has():
     commands = re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert commands == ["demo", "test"]
     assert set(commands) <= set(targets)
+
+
+def test_it_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
