@@ -1,7 +1,7 @@
 """Hooks of the site: they add the pages outside docs/, such as READMEs in the folders of the code.
 
-mkdocs calls these functions while it builds. Tables are in the pages already (`make pages`). Pages of the repository outside docs/ become pages of the
-site, and links to them lead there.
+mkdocs calls these functions while it builds. Links to those pages lead to their places in the site. Tables
+are in the pages already (`make pages`).
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _results() -> list[dict[str, str]]:
 
 
 def results(cell: Callable[[Mapping[str, str]], str]) -> str:
-    """Returns a table for every temperature, contenders by data sets, with `cell` of each line of the results."""
+    """Returns a table for every temperature: contenders by data sets, with `cell` of each line."""
     lines = _results()
     parts = []
     for temperature in dict.fromkeys(line["temperature"] for line in lines):
@@ -238,7 +238,9 @@ def longer_texts() -> str:
     """Returns a table of Sequoia's trees, class order and race on texts of 64 and 256 tokens, by draft."""
     recipes = ("sequoia", "class-ordered-sequoia", "race")
     columns = [(heat, budget) for heat in ("0.6", "1.0") for budget in ("14", "64")]
-    shown = ", ".join(f"{float(heat):g}, {budget} nodes" for heat, budget in columns).replace(" nodes, ", " nodes | ")
+    shown = ", ".join(f"{float(heat):g}, {budget} nodes" for heat, budget in columns).replace(
+        " nodes, ", " nodes | "
+    )
     rows = [f"| tokens | draft | method | {shown} |", "|---" * (3 + len(columns)) + "|"]
     for tokens in (64, 256):
         lines = _rows(f"recipes-{tokens}-tokens.csv")

@@ -270,7 +270,7 @@ def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
     [
         (
             '{"prompt": "a", "text": "b"}',
-            'line 1: the field "text" is called as one that --out has of its own',
+            'line 1: the field "text" has the name of a field that --out writes',
         ),
         ('{"question": "a", "prompt": "b"}', 'the field "prompt" is called as one'),
         ('{"prompt": "a", "score": NaN}', "a field cannot be kept in --out (NaN is no number)"),
