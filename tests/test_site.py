@@ -216,6 +216,12 @@ def test_every_file_of_the_strategies_is_in_the_reference():
             assert f"::: {module}\n" in page, module
 
 
+def test_every_module_of_the_reference_is_there():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    for module in re.findall(r"^::: (\S+)$", pages, re.MULTILINE):
+        assert importlib.util.find_spec(module) is not None, module
+
+
 @pytest.mark.parametrize("name", ["accepted.svg", "round.svg", "residual.svg", "state.svg"])
 def test_pictures_have_a_dark_form_and_say_what_they_show(name):
     picture = (DOCS / "images" / name).read_text(encoding="utf-8")
