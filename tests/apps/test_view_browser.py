@@ -26,7 +26,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture
 def opened(driver, tmp_path):
-    """Opens the page of a trace document at its first round; whatever the page complains of fails the test."""
+    """Opens the page of a trace at its first round; whatever the page complains of fails the test."""
     browser = Browser(driver)
 
     def open_page(document, *, at_first=True):
