@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-integrations test-ray test-versions prove thorough soak lint types wheel release bench site clean moved
+.PHONY: help demo test test-browser test-docs test-integrations test-ray test-versions prove thorough soak lint types wheel release bench pages site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -26,11 +26,12 @@ help:
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
 	@echo "make soak    faults, Ctrl-C, long texts, runs that end early, hostile files, random rows, shared decoders and requests, at length"
-	@echo "make lint    check style, formatting and layering"
+	@echo "make lint    check style, formatting, layering and plain English"
 	@echo "make types   check types over the installed wheel, and of the tests"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make release build and check the wheel and the sdist of the last commit into dist/"
 	@echo "make bench   race the decoders, as draftwood bench does"
+	@echo "make pages   write the tables of the documentation's pages from the code and the results"
 	@echo "make site    build the documentation into site/, warnings as errors"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo "The first call sets up .venv with locked versions; later calls reuse it."
@@ -81,7 +82,7 @@ soak: .venv/.ready-test
 lint: .venv/.ready-lint
 	@.venv/bin/python -m ruff check .
 	@.venv/bin/python -m ruff format --check .
-	@.venv/bin/python -m pytest --quiet tests/test_layering.py
+	@.venv/bin/python -m pytest --quiet tests/test_layering.py tests/test_plain_english.py
 
 types: .venv/.place
 	@PYTHON=$(PYTHON) .ci/types .venv/installed
@@ -96,6 +97,9 @@ release:
 
 bench: .venv/.ready-bench
 	@.venv/bin/draftwood bench $(or $(ARGS),--widen 350e6)
+
+pages: .venv/.ready-test
+	@.venv/bin/python docs/_site/pages.py
 
 site: .venv/.ready-docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet $(ARGS)

@@ -40,9 +40,9 @@ def index(
     """Index text for the retrieval drafter.
 
     It proposes what followed the last words in the text. Documents are kept apart. In a .txt file a line
-    <|endoftext|> stands between them; a line of a .jsonl file is one, with its text in the field text,
+    <|endoftext|> is between them; a line of a .jsonl file is one, with its text in the field text,
     prompt, question or turns; a .npy file holds one a row, or one row with the tokenizer's end of text
-    behind each of them.
+    after each of them.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def _documents(file: Path, end: int | None) -> Iterable[Document]:
 
 
 def _rows(file: Path, end: int | None) -> list[np.ndarray]:
-    """A document a row, or those that end behind `end` in the one row that there is."""
+    """A document a row, or those that end after `end` in the one row that there is."""
     try:
         tokens = np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -30,7 +30,7 @@ class Entry:
         lossless: whether a verifier keeps the target's law; None where the question does not arise.
         trees: which trees a verifier judges with its defaults: "any", "not adaptive", "chains".
         parts: what a recipe is made of: policy, verifier and drafter.
-        settings: those of a recipe's paper.
+        settings: the settings of a recipe's paper.
         options: option names and their defaults as text; None where one must be given.
         problem: why it cannot be loaded, or None.
     """

@@ -104,7 +104,7 @@ def test_speeds_of_drafters_are_ratios_of_sums_beside_ordinary_decoding(
     assert ordinary.split() == ["T=0", "generate()", "0.56"]
     assert re.sub(r" \(.*?\)", "", head).split() == ["head", "2.00", "1.67", "3.00", "4.00", "100.0%"]
     assert re.sub(r" \(.*?\)", "", draft).split() == ["draft", "1.00", "1.00", "1.80", "2.00", "60.0%"]
-    assert re.sub(r" \(.*?\)", "", beside).split() == ["head", "beside", "it", "1.67", "2.00"]
+    assert re.sub(r" \(.*?\)", "", beside).split() == ["head", "vs", "it", "1.67", "2.00"]
 
 
 @pytest.mark.thorough

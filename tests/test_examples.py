@@ -9,7 +9,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 PRINTED = {
     "add_a_strategy": ["Comb is lossless", "def fibonacci(n):", "tokens a round"],
-    "batch": ["def fibonacci(n):", "Dear Sir,", "(eos)", "alone writes the same text"],
+    "batch": ["def fibonacci(n):", "Dear Sir,", "(eos)", "by itself writes the same text"],
     "engine_drafter": ["The letter to Anna: 22 tokens in", "The letter to Tom: 21 tokens in 10 rounds."],
     "hybrid_target": ["The river runs", "HybridBackend: "],
     "openai_server": [

@@ -9,7 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_every_python_block_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     scope: dict[str, Any] = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, str(README), "exec"), scope)
@@ -24,3 +24,7 @@ def test_it_names_the_two_commands_that_the_makefile_has():
     commands = re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert commands == ["demo", "test"]
     assert set(commands) <= set(targets)
+
+
+def test_it_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150

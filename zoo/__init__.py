@@ -2,7 +2,7 @@
 
 `load("llama-7m")` is a target, `load("llama-draft")` its draft for temperature 0,
 `load("llama-draft-sampled")` that for temperatures above it, of one layer, and
-`load("llama-draft-deep")` of two; `tokenizer()` serves them all.
+`load("llama-draft-deep")` of two; `tokenizer()` is for all of them.
 `draftwood.zoo.widen` makes a target of any size out of a small one, `python -m draftwood.zoo.train`
 trains and distils.
 """

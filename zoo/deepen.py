@@ -14,7 +14,7 @@ _ENDS = ("self_attn.o_proj", "mlp.down_proj")
 def deepened(model: Any, layers: int, *, seed: int = 0) -> Any:
     """A model of `layers` layers that computes what `model` does, in eval mode.
 
-    The new layers stand behind the others. They begin as any new layer does, but for their last
+    The new layers come after the others. They begin as any new layer does, but for their last
     projections, which are zero: so they add nothing, and training moves those projections first. Where
     layers attend in different ways, the new ones attend as the last one does.
 

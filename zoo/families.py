@@ -1,4 +1,4 @@
-"""What `widen` must know of a family of models: its larger shape, and where the old channels go in it.
+"""The families that `widen` knows: their larger shapes, and the places of the old channels in them.
 
 A widened Mamba-2 mixer keeps its groups, each with more heads; B, C and the state stay as they are. Its gated
 norm divides by the mean over all channels of a group, so the output of added heads must be zero before it:
@@ -95,7 +95,7 @@ class Mamba2(Family):
         config.num_heads = _mixer(config).heads_of(config.hidden_size, config.expand)
 
     def places(self, name: str, old: Any, new: Any) -> dict[int, Tensor]:
-        """Those of the mixer."""
+        """Returns the places of the mixer."""
         return _mixer(new).places(name.partition(".mixer.")[2], _mixer(old).heads)
 
     def silent(self, name: str, new: Any) -> int:
@@ -113,7 +113,7 @@ class Bamba(Family):
     writes = ("embed_tokens", "o_proj", "down_proj", "out_proj")
 
     def divide(self, model: Any, config: Any, heads: int | None) -> None:
-        """As in `Llama` and `Mamba2`."""
+        """Divides as `Llama` and `Mamba2` do."""
         config.mamba_n_heads = _bamba_mixer(config).heads_of(config.hidden_size, config.mamba_expand)
         _divide_attention(model, config, heads)
         turns = model.config.num_hidden_layers
@@ -122,7 +122,7 @@ class Bamba(Family):
         config.attn_layer_indices = [layer for layer in layers if layer % turns in attends]
 
     def places(self, name: str, old: Any, new: Any) -> dict[int, Tensor]:
-        """Those of the mixers."""
+        """Returns the places of the mixers."""
         return _bamba_mixer(new).places(name.partition(".mamba.")[2], _bamba_mixer(old).heads)
 
     def silent(self, name: str, new: Any) -> int:
@@ -162,7 +162,7 @@ class _Mixer:
         return self.heads * self.dim
 
     def heads_of(self, width: int, expand: int) -> int:
-        """How many heads a residual stream of `width` gives."""
+        """Returns the number of heads for a residual stream of `width`."""
         heads, rest = divmod(expand * width, self.dim)
         if rest or heads % self.groups:
             unit = self.dim * self.groups

@@ -1,6 +1,6 @@
 """Train Medusa heads on text that their target wrote itself; the target stays as it is.
 
-Head k, counted from 0, learns the token k + 2 places behind the one whose hidden state it reads (Medusa,
+Head k, counted from 0, learns the token k + 2 places after the one whose hidden state it reads (Medusa,
 arXiv 2401.10774, section 2.2.1, Medusa-1). The text is that of `distil.rows`: prompts cut from real text,
 most of them continued greedily, the others by sampling (self-distillation, section 2.3.2).
 """
@@ -27,7 +27,7 @@ GREEDY_AND_SAMPLED = (0.0, 0.0, 0.0, 1.0)
 
 @attrs.frozen(kw_only=True)
 class HeadsRecipe:
-    """How heads are trained. Head k's loss has the weight `decay ** k`; `real` is that of prompts' tokens."""
+    """A recipe for heads. Head k has the weight `decay ** k` in the loss; `real` weighs prompts' tokens."""
 
     heads: int = 3
     decay: float = 0.8
@@ -50,7 +50,7 @@ def new_heads(target: Any, count: int) -> Heads:
 
 @torch.no_grad()
 def states(target: Any, tokens: Tensor) -> Tensor:
-    """What the target's LM head reads, float32 `[rows, length, hidden]`, for int64 `[rows, length]`."""
+    """Returns the LM head's inputs, float32 `[rows, length, hidden]`, for int64 `[rows, length]`."""
     read: list[Tensor] = []
     hook = target.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     try:
@@ -124,7 +124,7 @@ def train_heads(target: Any, shards: Sequence[Rows], *, recipe: HeadsRecipe) -> 
 
 @torch.no_grad()
 def top1(target: Any, heads: Heads, shard: Rows) -> list[float]:
-    """How often each head's first guess is the token that follows, over the shard's continuations."""
+    """Returns how often each head's first guess is the next token, over the shard's continuations."""
     right, total = torch.zeros(heads.count), torch.zeros(heads.count)
     device = next(target.parameters()).device
     for tokens in shard.tokens.split(8):

@@ -1,4 +1,4 @@
-"""Train a small model from scratch, as those of the zoo were."""
+"""Train a small model from scratch, like the zoo's models."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def text_files(folder: Path) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.name.endswith((".txt", ".txt.gz")))
     if not files:
         raise FileNotFoundError(
-            f"no .txt or .txt.gz file stands in {str(folder)!r}; name the folder of training text"
+            f"no .txt or .txt.gz file is in {str(folder)!r}; name the folder of training text"
         )
     return files
 

@@ -124,7 +124,7 @@ def _streams(shared: Any, text: Path) -> dict[str, Any]:
 
 
 def _shares(streams: dict[str, Any]) -> dict[str, float]:
-    """How often each stream is drawn from.
+    """Returns the share of draws for each stream.
 
     The test prompts are problems, code and prose in equal parts; no file is left out entirely.
     """

@@ -8,7 +8,7 @@ projection, write zeros there. Added heads, added intermediate units and added l
 random weights (so that no kernel can shortcut them) and write nothing. The RMS norm divides by the
 mean over all H' channels, of which only H are non-zero, so its weight is scaled by sqrt(H / H') and
 its epsilon by H / H'. Where H' / H is a power of 4 that factor is exact in every dtype. What a
-family of models has besides stands in `families.py`.
+family of models has besides is in `families.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def widen(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """A larger model in eval mode whose logits are those of `model`, up to rounding.
+    """A larger model in eval mode whose logits equal `model`'s, up to rounding.
 
     Args:
         model: a Llama, Mamba-2 or Bamba of transformers, on any device; it is not changed.
@@ -157,7 +157,7 @@ def _fill(model: PreTrainedModel, wide: PreTrainedModel, family: Family, seed: i
                 weight[torch.meshgrid(places, indexing="ij")] = (
                     source * factor if "norm" in name else source
                 ).to(weight.dtype)
-        # The rotary frequencies depend on the size of a head alone, which is kept.
+        # The rotary frequencies depend only on the size of a head, which is kept.
         buffers = dict(model.named_buffers())
         for name, buffer in wide.named_buffers():
             buffer.copy_(buffers[name])

@@ -36,8 +36,8 @@ def bench(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe, POLICY or POLICY+VERIFIER (registered, or package.module:Class of your own), "
-            "generate-assisted or generate-prompt-lookup; options follow behind colons; repeatable."
+            help="A recipe, POLICY or POLICY+VERIFIER (registered, or package.module:Class), "
+            "generate-assisted or generate-prompt-lookup; options come after colons; repeatable."
         ),
     ] = None,
     data: Annotated[
@@ -72,7 +72,7 @@ def bench(
     ] = None,
     paper: Annotated[
         str | None,
-        typer.Option(help="A paper's table, such as dyspec-table1: its setting, and its numbers beside."),
+        typer.Option(help="A paper's table, such as dyspec-table1: its setting and its numbers."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots", help="Draw the plots too; needs matplotlib.")] = False,
     answers: Annotated[
@@ -149,7 +149,7 @@ def bench(
 
 
 def _plan(file: Path | None, flags: dict[str, Any]) -> BenchPlan:
-    """What flags and the file ask for, flags before the file, and both before a paper's setting."""
+    """Returns the plan; flags override the file, and both override a paper's setting."""
     fields = {**(from_file(file) if file else {}), **flags}
     try:
         setting = papers.paper(str(fields["paper"])).fields() if fields.get("paper") else {}
@@ -171,7 +171,7 @@ def _measure(plan: BenchPlan, to: Path) -> list[str]:
 
 
 def _measure_over_ray(plan: BenchPlan, to: Path, address: str, workers: int | None) -> list[str]:
-    """The same by the workers of a cluster."""
+    """Measures the run with the workers of a cluster."""
     from draftwood.apps.bench.spread import spread
 
     sets = data_sets(plan)

@@ -16,7 +16,7 @@ from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import ORDINARY, Spec, measured
 from draftwood.decoding.metrics import METRICS, Sums
 
-Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one behind it, and of the other
+Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one after it, and of the other
 _BOOTSTRAPS = 4000
 _PERMUTATIONS = 2000
 _HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
@@ -25,7 +25,7 @@ _LEAST = 5  # tokens seen fewer times than this are one class of the test
 
 @attrs.frozen
 class Figure:
-    """A metric's value with its 95 % interval, None where one prompt alone cannot give one."""
+    """A metric's value with its 95 % interval, None if a single prompt cannot give one."""
 
     value: float
     low: float | None = None
@@ -34,7 +34,7 @@ class Figure:
 
 @attrs.frozen
 class Check:
-    """What the texts say beside those of ordinary `generate`.
+    """The comparison of a contender's texts with the texts of ordinary `generate`.
 
     Attributes:
         agreement: at temperature 0, the share of tokens before the first that differs; 1 is equality.
@@ -243,7 +243,7 @@ class _Resampled(Mapping[str, NDArray[np.float64]]):
 
 
 def _pairs(race: Race, written: Texts, plain: Texts) -> list[Pair]:
-    """What both wrote behind a prompt and turn, for every repetition that both have."""
+    """Returns both contenders' texts after a prompt and turn, for every repetition that both have."""
     ours, theirs = (
         {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
         for texts in (written, plain)
@@ -270,7 +270,7 @@ def two_sample(pairs: Sequence[Pair]) -> float | None:
     """A permutation test of whether two contenders' texts come from one distribution.
 
     The statistic is the chi-square distance between the two histograms of tokens over all texts. If the
-    distributions are one, the texts behind a prompt can be handed to the contenders in any way; that
+    distributions are one, the texts after a prompt can be handed to the contenders in any way; that
     holds however much the tokens of one text depend on each other.
 
     Args:

@@ -56,7 +56,7 @@ class Folder:
 
 
 def describe(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """What `run.json` says of a run with this configuration, here and now."""
+    """Returns the content of `run.json` for a run with this configuration, here and now."""
     device = find_device(configuration["device"] or None)
     return {
         "format": FORMAT,
@@ -127,7 +127,7 @@ def _is_left_behind(file: Path) -> bool:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """What `run.json` says.
+    """Returns the content of `run.json`.
 
     Raises:
         InvalidInput: there is none, it is damaged, or another version of draftwood wrote it.
@@ -198,7 +198,7 @@ def _read(path: Path, lines: Iterable[tuple[int, bytes]]) -> dict[str, dict[str,
 
 
 def _content(file: Path) -> bytes:
-    """What an ordinary file holds; links are not followed.
+    """Returns the content of an ordinary file; links are not followed.
 
     Raises:
         FileNotFoundError: there is none.

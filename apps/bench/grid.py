@@ -43,11 +43,11 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """Of this cell alone: texts of two contenders are to be independent."""
+        """Returns the seed of only this cell, so that texts of two contenders are independent."""
         return zlib.crc32(self.key.encode())
 
     def answer(self, turn: int) -> Cell:
-        """The cell of the answer that stands in this one's prompt for an earlier `turn`."""
+        """Returns the cell whose text is the answer to an earlier `turn` in this cell's prompt."""
         race = attrs.evolve(self.race, temperature=0.0)
         return Cell("answer", race, prompt=self.prompt, turn=turn)
 

@@ -48,7 +48,7 @@ class Measurer:
     _asked: dict[str, list[list[list[int]]]] = attrs.field(factory=dict)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """What the cell's line says.
+        """Returns the content of the cell's line.
 
         Raises:
             DraftwoodError: the strategy and the models do not fit, or a prompt is too long.
@@ -162,7 +162,7 @@ class Measurer:
         )
 
     def _question(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> dict[str, Any]:
-        """What an answer in Spec-Bench's format says besides, where the prompt is a question of it."""
+        """Returns the extra fields of an answer in Spec-Bench's format, if the prompt is a question of it."""
         data_set = self.sets[cell.race.data]
         question = data_set.prompts[cell.prompt].question
         if question is None:
@@ -172,7 +172,7 @@ class Measurer:
         return {"question": {"id": number, "category": category, "answer": answer, "answered": time()}}
 
     def _baseline(self, cell: Cell) -> list[int]:
-        """What ordinary `generate` wrote behind the prompt."""
+        """Returns the text of ordinary `generate` after the prompt."""
         key = attrs.evolve(cell, kind="text", spec=Spec(ORDINARY)).key
         tokens: list[int] = self.known[key]["tokens"]
         return tokens
@@ -234,7 +234,7 @@ def _passes(loaded: models.Loaded) -> dict[str, Any]:
 def _agreement(
     loaded: models.Loaded, prompt: Sequence[int], text: Sequence[int], temperature: float
 ) -> dict[str, Any]:
-    """What becomes of a token that the draft draws, by its probability there, summed along the text.
+    """Returns acceptance by draft probability, for tokens that the draft draws, summed along the text.
 
     Returns:
         `drawn`: the draft's probability mass by bins of the token's draft probability; `accepted`: the mass
@@ -262,7 +262,7 @@ def _agreement(
 
 
 def _along(backend: StateBackend, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-    """Logits `[positions, vocab]` before every token of `text` behind `prompt`."""
+    """Logits `[positions, vocab]` before every token of `text` after `prompt`."""
     chain = torch.tensor([[prompt[-1], *text[:-1]]])
     backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     try:

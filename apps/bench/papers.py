@@ -1,4 +1,4 @@
-"""The papers' result tables, as data, and what was measured here beside them."""
+"""The papers' result tables, as data, next to measured results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Paper:
         return {**self.plan, "strategies": strategies, "paper": self.name}
 
     def values(self, metric: str) -> dict[tuple[str, float, str], float]:
-        """A metric by data set, temperature and method; `speed_up` is worked out where only speeds stand."""
+        """A metric by data set, temperature and method; `speed_up` is computed if only speeds are given."""
         if metric in self.columns:
             at = self.columns.index(metric)
             by_row = {(d, t, m): float(values[at]) for d, t, m, *values in self.rows}
@@ -151,7 +151,7 @@ def show(table: Paper, rows: Sequence[ResultRow], console: Console) -> None:
 
     pairs = dict.fromkeys(row.race.pair.replace(",", " with ") for row in rows)
     console.print()
-    console.print(f"Beside {table.source}", style="bold")
+    console.print(f"Compared with {table.source}", style="bold")
     console.print(
         f"The paper: {table.models}; {table.hardware}. Here: {', '.join(pairs)}, on the machine above. "
         "Models, text and hardware differ, so compare the order of the methods and how far they lie apart, "

@@ -1,4 +1,4 @@
-"""What a run measures, from flags or a TOML file, and its races."""
+"""The plan of a run, from flags or a TOML file, and its races."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class BenchPlan:
         offload: a folder: the target's layers stay on the disk, and every pass of all contenders, ordinary
             `generate` included, streams them; empty: in memory.
         trust_remote_code: whether code that comes with a model runs.
-        paper: the table of a paper that the results are laid beside; see `papers`.
+        paper: the table of a paper that the results are compared with; see `papers`.
     """
 
     pairs: tuple[str, ...] = attrs.field(
@@ -176,7 +176,7 @@ class BenchPlan:
                     yield spec, spec.strategy(temperature)
 
     def _files(self) -> dict[str, dict[str, str]]:
-        """What drafters of strategies read, such as heads and indices."""
+        """Returns the files that drafters of strategies read, such as heads and indices."""
         found = {spec.label: identity.of_drafter(strategy) for spec, strategy in self._strategies()}
         return {label: files for label, files in found.items() if files}
 
@@ -187,7 +187,7 @@ class BenchPlan:
 
 
 def from_file(file: Path) -> dict[str, Any]:
-    """The fields of a plan that stand in the TOML file; paths in it are relative to its folder.
+    """Returns the fields of a plan for the TOML file; paths in it are relative to its folder.
 
     Raises:
         InvalidInput: it cannot be read, is not TOML, or names what a plan does not have.
@@ -249,7 +249,7 @@ class Race:
 
     @property
     def on_all_data(self) -> Race:
-        """The same for the race on any other data set."""
+        """Returns this race on any other data set."""
         return attrs.evolve(self, data="")
 
     @property
@@ -263,7 +263,7 @@ class Race:
 
 
 def races(plan: BenchPlan, names: Sequence[str]) -> Iterator[Race]:
-    """Every race of a plan over the data sets `names`, those of one pair together."""
+    """Returns every race of a plan over the data sets `names`, grouped by pair."""
     for pair in plan.pairs:
         for data in names:
             for temperature in plan.temperatures:

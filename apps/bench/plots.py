@@ -1,6 +1,6 @@
 """The plots of a run, as PNG files; drawn without a display.
 
-Colours are those of Okabe and Ito, which colour-blind people tell apart; markers differ too.
+Colours are from Okabe and Ito, which colour-blind people tell apart; markers differ too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a results folder may hold: every field that is read is there, and of its kind."""
+"""The schema of a results folder: every field that is read must be there, and of its kind."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, one) for one in inner)
     if kind in (int, float):
         return type(value) in {int, kind} and 0 <= value < _LARGEST
-    # Half a character stands in JSON, and in no file of text.
+    # JSON may hold half a character, a file of text may not.
     return type(value) is kind and (kind is not str or not _HALVES.search(value))

@@ -42,7 +42,7 @@ def _speed_up(row: ResultRow) -> str:
 
 
 def _text(row: ResultRow) -> str:
-    """What became of the comparison with the text of `generate`."""
+    """Returns the result of the comparison with the text of `generate`, in words."""
     check = row.check
     if row.spec.name == ORDINARY:
         return "-"
@@ -103,11 +103,11 @@ def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Consol
 
 
 def _legend(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
-    """What a reader of the tables must know."""
+    """Returns the notes below the tables."""
     words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
     if any(row.prompts < 10 for row in rows):
         least = min(row.prompts for row in rows)
-        words.append(f"Some rest on {least} prompt{'s' if least > 1 else ''} alone; take them for a hint.")
+        words.append(f"Some rest on only {least} prompt{'s' if least > 1 else ''}; take them for a hint.")
     precisions = {row.check.precision for row in rows if row.check.precision}
     if precisions:
         words.append(f"Texts at temperature 0 were compared with those of generate() in {precisions.pop()}.")

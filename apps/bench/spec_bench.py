@@ -73,7 +73,7 @@ def _line(key: str, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add(choices: list[dict[str, Any]], cell: Mapping[str, Any]) -> None:
-    """Append a turn, which comes behind the turns before it."""
+    """Append a turn, which comes after the turns before it."""
     number = cell["repetition"]
     if number == len(choices):
         lists = ("turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths")

@@ -48,7 +48,7 @@ class Spec:
         return None if whole else (policy, verifier or None)
 
     def strategy(self, temperature: float) -> Strategy:
-        """What `draftwood generate` would run under this name.
+        """Returns the strategy that `draftwood generate` would run under this name.
 
         Raises:
             UnknownStrategy: a name or option that does not exist.

@@ -31,11 +31,11 @@ class MeasuringActor:
         self._measurer = Measurer(plan, sets, {})
 
     def description(self) -> dict[str, Any]:
-        """What `run.json` would say of a run here."""
+        """Returns the content of `run.json` for a run here."""
         return describe(self._plan.document())
 
     def measure(self, group: Sequence[Cell], known: Measured) -> Measured:
-        """What the lines of `group` say, by key; `known` are the lines that they may read."""
+        """Returns the lines of `group` by key; `known` are the lines that they may read."""
         cells = self._measurer.known = dict(known)
         for cell in group:
             cells[cell.key] = self._measurer.measure(cell)
@@ -130,7 +130,7 @@ def spread(address: str, plan: BenchPlan, sets: Sets, workers: int | None) -> It
             ]
             if odd:
                 raise InvalidInput(
-                    f"The workers are not alike: {listed(odd)}; what they measure cannot stand in one "
+                    f"The workers are not alike: {listed(odd)}; their figures cannot be in one "
                     "table, so take machines of one kind."
                 )
         yield Spread(first, ActorPool(actors))

@@ -1,4 +1,4 @@
-"""What writes a contender's texts, and what is measured of one."""
+"""The writers of a contender's texts, and the measurements of one text."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Speculative(Writer):
 
 
 def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
-    """What writes for `spec` on the models of a pair.
+    """Returns the writer for `spec` on the models of a pair.
 
     Raises:
         DraftwoodError: the strategy and the models do not fit.

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("draftwood.apps.index", "Index text for the retrieval drafter."),
     "strategies": ("draftwood.apps.strategies", "List what is installed, or show one strategy in full."),
     "prove": ("draftwood.apps.proof.prove", "Prove that verifiers keep the target's law on policies' trees."),
-    "check": ("draftwood.apps.proof.check", "Check a strategy, backend or source of chance of your own."),
+    "check": ("draftwood.apps.proof.check", "Check your strategy, backend or source of randomness."),
 }
 """Module and first line of help of every command; the function has its name, with underscores."""
 
@@ -68,7 +68,7 @@ def _loaded(name: str) -> Any:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` behind the block: in the middle of torch's import it aborts the process."""
+    """Raise `KeyboardInterrupt` after the block: in the middle of torch's import it aborts the process."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # none to a program in the background, or another's business
         return

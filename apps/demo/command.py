@@ -207,7 +207,7 @@ def _show_race(console: Console, texts: list[RaceText], cost: PassCost) -> None:
 
 
 def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
-    """What the table says, in sentences: whether speculation pays here and, where not, why."""
+    """Returns sentences about the table: whether speculation pays here and, if not, why."""
     from draftwood.apps.demo.race import DYSPEC
 
     by_name = {one.contender: one for one in results}

@@ -126,7 +126,7 @@ def distil(
         try:
             _distil(both, streams, plan, recipe, text_of_target, out, target)
         except KeyboardInterrupt:
-            to_stderr(f"The same command goes on from what stands in {out}.")
+            to_stderr(f"The same command continues from the files in {out}.")
             raise
 
 

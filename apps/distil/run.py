@@ -94,7 +94,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def save_draft(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the model and its tokenizer to `folder` by way of a folder beside them."""
+    """Write the model and its tokenizer to `folder` by way of a second folder."""
 
     def save(part: Path) -> None:
         model.save_pretrained(part)

@@ -1,4 +1,4 @@
-"""What a run shows: how far it is, and what came of it."""
+"""The output of a run: its progress and its result."""
 
 from __future__ import annotations
 

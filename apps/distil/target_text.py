@@ -1,4 +1,4 @@
-"""What a target writes for others to learn from: how long, from which texts, and what is held out."""
+"""The text that a target writes for training: its length, its sources, and the held-out part."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shown(target: Any, streams: dict[str, Any], folder: Path, plan: RowPlan, wha
 
 
 def exam(plan: RowPlan) -> RowPlan:
-    """What is held out: every temperature behind middling and behind the longest prompts."""
+    """Returns the held-out rows: every temperature, after middling and after the longest prompts."""
     temperatures = tuple(sorted(set(plan.temperatures)))
     prompts = tuple(sorted({median_low(plan.prompts), max(plan.prompts)}))
     return attrs.evolve(

@@ -46,7 +46,7 @@ def known_by(files: dict[str, list[Path]]) -> dict[str, dict[str, str]]:
 
 
 def streams(files: dict[str, list[Path]], encoder: Any, *, longest: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """The tokens of every argument, each document behind an end of text; the last 2 % apart, held out.
+    """The tokens of every argument, each document after an end of text; the last 2 % apart, held out.
 
     Raises:
         InvalidInput: a file that cannot be read, or an argument too short for a prompt of `longest` tokens.

@@ -26,7 +26,7 @@ class Prompt:
     Attributes:
         text: what the model continues.
         answer: the number that a right answer ends with, where the data set has it.
-        later: what stands behind the model's answers in a conversation, one text for each later turn.
+        later: the texts after the model's answers in a conversation, one for each later turn.
         question: number and category of a question of Spec-Bench.
     """
 
@@ -44,7 +44,7 @@ class DataSet:
         name: the file's name without its ending.
         layout: how it was read; one of the keys of `LAYOUTS`, or `"text"` or `"wikitext"`.
         prompts: in the file's order.
-        stops: strings behind which an answer has ended, should a text go on.
+        stops: strings after which an answer has ended, should a text go on.
     """
 
     name: str
@@ -67,10 +67,10 @@ class DataSet:
 
 @attrs.frozen
 class Layout:
-    """How the rows of a JSONL file become prompts.
+    """A way in which the rows of a JSONL file become prompts.
 
     Attributes:
-        field: the field that shows the layout and must stand in every row.
+        field: the field that shows the layout and must be in every row.
         prompt: makes the prompt of a row; raises `WrongField`.
         stops: as in `DataSet`.
     """
@@ -100,7 +100,7 @@ def read(file: Path) -> DataSet:
     """The data set in `file`: JSON lines where it ends in `.jsonl`, else plain text.
 
     JSON lines: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, what a user
-    says in a conversation), or `prompt` (HumanEval and anyone's own; continued as it stands). Plain
+    says in a conversation), or `prompt` (HumanEval and anyone's own; continued unchanged). Plain
     text: the long paragraphs of WikiText, or else every paragraph.
 
     Raises:
@@ -143,7 +143,7 @@ def rows(file: Path, text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     Raises:
         InvalidInput: a line that is no JSON object.
     """
-    # splitlines would also split within a JSON string, at characters that JSON lets stand there.
+    # splitlines would also split within a JSON string, at characters that JSON allows there.
     for line, words in enumerate(text.split("\n"), start=1):
         if not words.strip():
             continue

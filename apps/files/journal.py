@@ -27,14 +27,14 @@ _ATTEMPTS = 20  # to open a name under which files come and go
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What a journal is of: all that decides what its lines hold.
+    """The work that a journal belongs to: everything that determines its lines.
 
     Attributes:
         format: the name of the journal's format.
         version: of that format; journals of another are refused.
         program: what writes such journals, for messages.
         description: the other fields of the first line; JSON.
-        same: those of them that the work of a journal must have in common with this one; each is a mapping.
+        same: the ones that the work of a journal must have in common with this one; each is a mapping.
         free: keys in them that may differ: the journal's own value counts.
         remedy: what to do about a journal of other work, as the end of a sentence.
         before: why a journal of an older version cannot go on, as the end of a sentence.
@@ -124,7 +124,7 @@ class Journal:
         return self._end == self._records
 
     def records(self) -> Iterator[tuple[int, Place, bytes]]:
-        """Of every record the number of its line, its place, and the line."""
+        """Yields the line number, the place, and the line of every record."""
         number = 1
         for begins, line in _lines(self._handle, self._records):
             if begins >= self._end:
@@ -337,7 +337,7 @@ def _lines(handle: int, begins: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _end_of_lines(handle: int) -> int:
-    """The byte behind the last end of a line."""
+    """The byte after the last end of a line."""
     at = os.fstat(handle).st_size
     while at > 0:
         begins = max(at - _CHUNK, 0)
@@ -388,12 +388,12 @@ def _lock(handle: int, path: Path) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, within: str = "") -> list[str]:
-    """What differs between two descriptions of a run, each as a piece of a sentence.
+    """Returns the differences between two descriptions of a run, each as a piece of a sentence.
 
     Args:
         old: one that was read.
         new: the other.
-        within: what their keys are written behind.
+        within: the prefix of their keys.
     """
     found = list[str]()
     for name in dict.fromkeys((*old, *new)):

@@ -1,4 +1,4 @@
-"""What the programs run on, and what a pass of a model costs there."""
+"""The machine that the programs run on, and the cost of a model's pass there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PassCost:
 
     @property
     def ratio(self) -> float:
-        """How many plain steps a tree pass costs: what speculation must earn in tokens per round."""
+        """Returns the cost of a tree pass in plain steps: the tokens per round that speculation must gain."""
         return self.tree / self.step
 
     @property
@@ -60,7 +60,7 @@ class PassCost:
 
 
 def pass_cost(model: Any, *, nodes: int) -> PassCost:
-    """Time passes of `model` over one token and over `nodes`, behind a context of 128 tokens."""
+    """Time passes of `model` over one token and over `nodes`, after a context of 128 tokens."""
     times = pass_seconds(registry.load(model), sizes=(1, nodes))
     return PassCost(model.dtype, nodes, min(times[1]), min(times[nodes]))
 

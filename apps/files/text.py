@@ -15,7 +15,7 @@ class IncrementalText:
     """Turns a growing list of tokens into text without ever showing half a character.
 
     A byte-level tokenizer may spread one character over several tokens, and some tokenizers write a
-    word differently at the start of a text; so new tokens are decoded behind the ones shown last, and
+    word differently at the start of a text; so new tokens are decoded after the ones shown last, and
     kept back until they end in a whole character.
 
     Attributes:
@@ -38,7 +38,7 @@ class IncrementalText:
         return new
 
     def rest(self) -> str:
-        """What was kept back, at the end of the text."""
+        """Returns the part that was kept back, at the end of the text."""
         new = self._new()
         self._advance()
         return new
@@ -55,7 +55,7 @@ class IncrementalText:
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of `tokens` without special ones, spaces as they stand."""
+    """The text of `tokens` without special ones, with unchanged spaces."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 

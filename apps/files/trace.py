@@ -53,7 +53,7 @@ def document(
 
 
 def _texts(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """What each of `tokens` adds to the text behind `prompt`.
+    """Returns the text that each of `tokens` adds after `prompt`.
 
     A token that ends within a character adds nothing; the one that completes it adds it whole.
     """

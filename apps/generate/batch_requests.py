@@ -116,7 +116,7 @@ def read(row: dict[str, Any], *, number: int) -> PromptLine:
     """
     name, body = row.get("custom_id"), row.get("body")
     if not isinstance(name, str) or not name:
-        raise WrongField(f'"custom_id" is {_short(name)}; give every request a name of its own')
+        raise WrongField(f'"custom_id" is {_short(name)}; give every request its own name')
     kind = _URLS.get(str(row.get("url")), "completion")
     try:
         _check_row(row)
@@ -156,7 +156,7 @@ def _check_row(row: Mapping[str, Any]) -> None:
 
 
 def _rows(body: Mapping[str, Any], kind: Kind) -> list[Prompt]:
-    """What each choice goes on from, `n` not counted."""
+    """Returns the tokens from which each choice continues, `n` not counted."""
     if kind == "chat":
         return [_chat(body.get("messages"))]
     prompt = body.get("prompt")
@@ -208,7 +208,7 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _settings(body: Mapping[str, Any], kind: Kind) -> TextSettings:
-    """What the choices are written with.
+    """Returns the settings of the choices.
 
     Raises:
         _Refused: a field that is not known, not supported, or of another type.

@@ -136,7 +136,7 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End the text behind this string; repeatable.")
+        list[str] | None, typer.Option(help="End the text after this string; repeatable.")
     ] = None,
     json_schema: Annotated[
         Path | None, typer.Option(help="A file with a JSON schema: the text is JSON that fits it.")
@@ -271,7 +271,7 @@ def generate(
 def _as_json(
     generation: Generation, tokenizer: Any, prompts: Sequence[Sequence[int]], *, lossless: bool
 ) -> Iterator[dict[str, Any]]:
-    """An object for every prompt; the statistics are those of the call."""
+    """An object for every prompt; the statistics describe the whole call."""
     for prompt, tokens, reason in zip(prompts, generation.tokens, generation.finish_reasons, strict=True):
         yield {
             "text": decode(tokenizer, tokens),

@@ -1,4 +1,4 @@
-"""The same work over a Ray cluster: decoders are actors, proofs are tasks, and Ray does what died again."""
+"""Texts and proofs over a Ray cluster: decoders are actors, proofs are tasks, and Ray repeats lost work."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class DecoderActor:
         """The line of texts for `line`.
 
         Raises:
-            DraftwoodError: the models cannot be loaded here, or are others than those of the run.
+            DraftwoodError: the models cannot be loaded here, or differ from the models of the run.
         """
         with self._lock:
             # Not with the actor, whose constructor cannot fail in one sentence.
@@ -117,10 +117,10 @@ class DecoderActor:
 
 
 def _check_files(asked: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise `InvalidInput` where a worker's models are not those of the machine that keeps the texts."""
+    """Raises `InvalidInput` if a worker's models differ from those where the texts are kept."""
     if odd := next((name for name in {*asked, *here} if asked.get(name) != here.get(name)), None):
         raise InvalidInput(
-            f"The {odd.replace('_', ' ')} of a worker on {socket.gethostname()!r} are not those of this "
+            f"The {odd.replace('_', ' ')} of a worker on {socket.gethostname()!r} differ from those on this "
             "machine; give both the same, under one name."
         )
 

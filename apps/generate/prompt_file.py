@@ -132,7 +132,7 @@ def _kept(row: Mapping[str, Any], layout: str) -> dict[str, Any]:
     kept = {name: value for name, value in row.items() if name != "prompt" or layout != "prompt"}
     if taken := next((name for name in kept if name in WRITTEN or name == "prompt"), None):
         raise datasets.WrongField(
-            f'the field "{taken}" is called as one that --out has of its own; give it another name'
+            f'the field "{taken}" has the name of a field that --out writes; give it another name'
         )
     try:
         parse_json(json.dumps(kept).encode())

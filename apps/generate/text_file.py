@@ -62,7 +62,7 @@ class TextFile:
 
     @property
     def missing(self) -> list[PromptLine]:
-        """What is not written yet."""
+        """Returns the prompts that are not written yet."""
         return [line for line in self.lines if line.number not in self.done]
 
     def add(self, record: Record) -> None:
@@ -285,7 +285,7 @@ def _for_all(method: Method, lines: Sequence[PromptLine]) -> Method:
 
 
 def configuration(method: Method, asked: PromptFile, files: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what is written, as JSON: where and by how many rows it is written is no part of it."""
+    """Returns everything that determines the texts, as JSON; the place and the number of rows do not."""
     words = method.words
     read = {
         name: identity.of_file(path)

@@ -1,4 +1,4 @@
-"""What writes the texts of many prompts: on this machine, and in an actor of a cluster."""
+"""Writers of the texts of many prompts: on this machine, and in an actor of a cluster."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _begun(shared: SharedDecoder, asked: TextRequest) -> SharedText:
 
 
 def _status(text: QueuedText) -> int:
-    """Of HTTP: the request is at fault where its error is one of ours, unless the machine is."""
+    """Returns the HTTP status: the request is at fault if the error is one of ours, unless the machine is."""
     return 400 if isinstance(text.error, DraftwoodError) and _kind(text.error) is None else 500
 
 

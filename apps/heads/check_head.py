@@ -29,7 +29,7 @@ def check_head(
         typer.Option("--prompts", help="Prompts (.jsonl, .txt); default: built-in ones.", show_default=False),
     ] = None,
     count: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
-    tokens: Annotated[int, typer.Option(help="Tokens that the target writes behind each.", min=8)] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=8)] = 64,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
@@ -97,7 +97,7 @@ def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
     table.add_column("setting", overflow="fold")
     for depth in range(len(found[0].by_depth)):
         table.add_column(f"token {depth + 1}", justify="right")
-    table.add_column("beside configured", justify="right")
+    table.add_column("vs configured", justify="right")
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)

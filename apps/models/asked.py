@@ -29,7 +29,7 @@ Prompt = str | tuple[int, ...] | Chat
 
 @attrs.frozen(kw_only=True)
 class TextSettings:
-    """The options of one text; None: those of the command.
+    """The options of one text; None: the command's.
 
     Attributes:
         max_new_tokens: its longest length.

@@ -55,7 +55,7 @@ class Dtype(StrEnum):
 
 @attrs.frozen
 class Loader:
-    """How the models of one command are loaded; every name is a folder, a model of the zoo or a hub name."""
+    """A loader of the models of one command; every name is a folder, a model of the zoo or a hub name."""
 
     dtype: Dtype
     device: torch.device
@@ -91,7 +91,7 @@ class Loaded:
 
     @cached_property
     def token_map(self) -> Any:
-        """How the target's tokens read in the draft's vocabulary; None where they share a tokenizer.
+        """Returns the map from the target's tokens to the draft's vocabulary; None if they share a tokenizer.
 
         Raises:
             IncompatibleModels: the tokenizers have no token in common.
@@ -164,7 +164,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
-    """What two tokenizers share exactly if they give every token the same number."""
+    """Returns a digest that two tokenizers share exactly if they give every token the same number."""
     pairs = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
@@ -202,7 +202,7 @@ def model_drafter(loaded: Loaded) -> Drafter:
 
 
 def shared_tokens(loaded: Loaded, texts: Sequence[Sequence[int]]) -> dict[str, Any] | None:
-    """What a draft of another tokenizer shares with the target, for a record; None where it is the same.
+    """Returns a record of the tokens shared by target and draft; None if they have one tokenizer.
 
     Returns:
         `shared`: tokens that both have; `target`: all of the target; `coverage`: the share of `texts` that
@@ -223,7 +223,7 @@ def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
     """The drafter that `name` stands for, and the options that it brings; None where it is a model.
 
     A registered drafter and `package.module:Class` bring none. A folder goes before both: one that holds a
-    head, as those of the zoo do, is for the drafter whose `reads` says so.
+    head, like the zoo's heads, is for the drafter whose `reads` says so.
     """
     if (folder := Path(locate(name))).is_dir():
         for drafter in registry.names("drafters"):
@@ -243,7 +243,7 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
     """The drafter `name`; what it must know of the target is filled in.
 
     The members of `several` are names with commas between them: `llama-draft,prompt-lookup`. Options of
-    a member follow it, each behind a colon: `llama-draft,retrieval:index=FOLDER:longest=8`.
+    a member follow it, each after a colon: `llama-draft,retrieval:index=FOLDER:longest=8`.
 
     Raises:
         IncompatibleModels: it was made for another tokenizer than the target's.
@@ -315,7 +315,7 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
             raise
         if "trust_remote_code" in str(error):
             raise UnsupportedModel(
-                f"The tokenizer of {folder!r} asks to run code of its own; that needs --trust-remote-code."
+                f"The tokenizer of {folder!r} asks to run its own code; that needs --trust-remote-code."
             ) from error
         if not Path(folder).is_dir():
             return None  # the model's own loading says what is wrong with the name

@@ -112,7 +112,7 @@ def of_method(method: Method) -> dict[str, Any]:
 
 
 def of_strategy(strategy: Strategy) -> dict[str, Any]:
-    """What a strategy drafts with, and its code where that is not of this package."""
+    """Returns the identity of a strategy's drafter, and of its code if that is not part of this package."""
     files: dict[str, Any] = {"drafter_files": of_model(strategy.model)}
     if strategy.drafter is not None:
         files = {f"drafter_{name}_files": digest for name, digest in of_drafter(strategy).items()}
@@ -121,13 +121,13 @@ def of_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def of_drafter(strategy: Strategy) -> dict[str, str]:
-    """What a drafter that is no model reads, such as a head or an index, by the option that names it."""
+    """Returns the files of a drafter without a model, such as a head or an index, by the naming option."""
     found = {name: _of_option(value) for name, value in strategy.drafter_options.items()}
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
 def _of_option(value: Any) -> str | None:
-    """The digest of folders and files that an option names, alone or among others: `a,b:index=FOLDER`."""
+    """The digest of folders and files that an option names, also among others: `a,b:index=FOLDER`."""
     word = str(value) if isinstance(value, str | Path) else ""
     digests = []
     for name in dict.fromkeys([word, *re.split("[,:=]", word)]):

@@ -1,4 +1,4 @@
-"""What a command line says of models, method and sampling, and the decoder that it asks for."""
+"""Options of a command line for models, method and sampling, and the decoder that they ask for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from draftwood.protocols.compatibility import check_strategy_fits
 
 @attrs.frozen
 class Strategy:
-    """What the command line chose, before any model is loaded."""
+    """The choices of the command line, before any model is loaded."""
 
     policy: TreePolicy
     verifier: Verifier
@@ -96,7 +96,7 @@ def strategy_of_parts(
 def strategy_of_tuned(
     tuned: TunedMethod, *, target: str | None, drafter: str | None, temperature: float, flags: dict[str, Any]
 ) -> Strategy:
-    """What `draftwood tune` found, unless the command line asks for something else besides.
+    """Returns the choice of `draftwood tune`, unless the command line also asks for something else.
 
     Raises:
         InvalidInput: one of `flags` that chooses a strategy.
@@ -189,7 +189,7 @@ class Words:
     chosen_for: float | None = None
 
     def absolute(self) -> Words:
-        """The same from any folder: names of files and folders that are there are spelt out."""
+        """Returns the words with absolute names of existing files and folders."""
         there = {
             name: type(value)(Path(value).resolve())
             for name in ("target", "drafter", "tokenizer", "tuned", "json_schema")
@@ -198,7 +198,7 @@ class Words:
         return attrs.evolve(self, **there)
 
     def method(self) -> Method:
-        """What they ask for; nothing is loaded yet.
+        """Returns the method that the words ask for; nothing is loaded yet.
 
         Raises:
             DraftwoodError: they do not go together, or name what is not there.
@@ -248,7 +248,7 @@ class Words:
 
 @attrs.frozen(eq=False)
 class Method:
-    """What `words` ask for.
+    """The method that `words` ask for.
 
     Attributes:
         known: what `draftwood tune` found, where it is asked for.
@@ -308,7 +308,7 @@ class Method:
         return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
 
     def constraint(self, loaded: models.Loaded) -> Constraint | None:
-        """What may be written."""
+        """Returns the constraint that the options ask for."""
         ends = tuple(loaded.target.eos_token_ids)
         return structured.constraint(self.words.json_schema, self.words.regex, loaded.tokenizer, ends)
 

@@ -1,4 +1,4 @@
-"""How long a prompt may be: the target's positions, and what their tokens can hold of any text."""
+"""Limits of a prompt's length: the target's positions, and the text that its tokens can hold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PromptLimit:
         )
 
     def check_text(self, text: str) -> None:
-        """Raise `InvalidInput` where the length of `text` alone says that it has too many tokens."""
+        """Raise `InvalidInput` if the length of `text` already shows that it has too many tokens."""
         if self.text_bytes is not None and len(text) > self.text_bytes // 4:
             size = len(text.encode("utf-8", "replace"))
             if size > self.text_bytes:
@@ -60,7 +60,7 @@ class PromptLimit:
 def longest_token(tokenizer: Any) -> int | None:
     """The most bytes of a text that one token can stand for; None where it may be any number.
 
-    Byte-level tokenizers and those that fall back to bytes lose nothing of a text: each token stands for what
+    Tokenizers that are byte-level or fall back to bytes lose nothing of a text: each token stands for what
     its own text says. Others replace what they do not know, however long it is, by one token.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)

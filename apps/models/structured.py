@@ -1,4 +1,4 @@
-"""What may be written, from the command line: JSON of a schema, or a regular expression."""
+"""Constraints from the command line: JSON of a schema, or a regular expression."""
 
 from __future__ import annotations
 

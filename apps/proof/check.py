@@ -42,7 +42,7 @@ REMEDIES: Mapping[str, str] = {
     "proposal-law": "Usual causes: a drawn node was dropped for its own token (decide before the draw), the "
     "children were not drawn from the proposal that the tree names, or the number of a node's children "
     "depends on their tokens, or on what came below them, and the class does not declare adaptive = True.",
-    "lossless": "Usual causes for a policy: those of the check proposal-law. For a verifier: after a "
+    "lossless": "Usual causes for a policy: see the check proposal-law. For a verifier: after a "
     "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
     "sibling against the first one's distribution instead of conditional(k, earlier).",
     "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
@@ -54,7 +54,7 @@ REMEDIES: Mapping[str, str] = {
     "learnt": "A policy that has learnt something draws by law P too: what a state says counts as known "
     "before anything is drawn, so it may decide which nodes are drawn, and never which drawn ones are kept.",
     "wide": "Look for a limit on siblings or tokens: a top-k, a buffer, a kernel's block.",
-    "deep": "Look for what is done at the first levels alone, for children taken to be numbered one after "
+    "deep": "Look for code that runs only at the first levels, for children taken to be numbered one after "
     "another, and for padding taken for nodes.",
     "arithmetic": "Compute in the dtype that is given, or above; draw from the very tensor that the proposal "
     "names, and do not round before a comparison.",
@@ -82,12 +82,12 @@ REMEDIES: Mapping[str, str] = {
     "tree": "A node's distribution is that of the text and its own path; its parent's number counts on over "
     "the requests of a round.",
     "shapes": "See Drafter.distributions: padded to the longest request, -inf where nothing is proposed.",
-    "rows": "Keep the rows apart, and let those behind a released row move up.",
+    "rows": "Keep the rows apart, and let those after a released row move up.",
     "commit": "Keep outcome.tokens, root first, and drop every other node that was asked for.",
     "many-rounds": "Look for what is cut off, or one too few, when rows grow over many commits.",
     "deterministic": "Draw nothing at random, and forget a row's text when it is released.",
 }
-"""By the check's name, or by what stands before its law: where to look first."""
+"""Where to look first, by the check's name or by the part before its law."""
 FOLLOWS: Mapping[str, str] = {
     "proposal-law": "repeatable",
     "learnt": "proposal-law",
@@ -124,7 +124,7 @@ def check(
         list[str] | None,
         typer.Option("--option", "-o", help="name=value for the class or function; repeatable."),
     ] = None,
-    models: Annotated[int, typer.Option(min=1, help="Random toy models beside the chosen ones.")] = 2,
+    models: Annotated[int, typer.Option(min=1, help="Random toy models in addition to the chosen ones.")] = 2,
     oracle: Annotated[
         str | None,
         typer.Option(
@@ -139,7 +139,7 @@ def check(
         typer.Option(help="CHECK=REASON: this check must fail, for this reason; repeatable."),
     ] = None,
 ) -> None:
-    """Check a strategy, backend or source of chance of your own.
+    """Check your strategy, backend or source of randomness.
 
     Says which law fails, on which tree, and where to look first; what one mistake explains is told once.
     Policies and verifiers are proved: every random outcome on small random models is visited. Backends and
@@ -279,7 +279,7 @@ def _is_proved(kind: type) -> bool:
 
 
 def _protocol(kind: type) -> str:
-    """What a class is, in words; empty where it is derived from none of the protocols."""
+    """Returns the kind of a class, in words; empty if it is derived from none of the protocols."""
     return next((words for protocol, words in PROTOCOLS.items() if protocol in kind.__mro__), "")
 
 
@@ -344,7 +344,7 @@ class Failure:
         return self.check if self.check in REMEDIES else self.check.partition("-")[0]
 
     def cause(self, failed: Sequence[Failure]) -> Hashable:
-        """What is equal for failures that one mistake explains."""
+        """Returns a key that is equal for failures with one cause."""
         if self.raised:
             return self.raised
         if self.law:
@@ -372,7 +372,7 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
         raised = _raised(error, type(check.strategy))
         remedy = f"Mend this first: {raised}." if raised else _remedy(check)
         backend = StateBackend in type(check.strategy).__mro__
-        # What malformed calls do is a matter of its own, unless an answer is wrong before them.
+        # Malformed calls are judged separately, unless an answer is wrong before them.
         law = "S" if backend and (not name.startswith("bad-") or failure.startswith("node ")) else ""
         return Failure(name, f"{name}: {check.demand}\n{failure}\n{remedy}", raised, law)
     if reason is None:

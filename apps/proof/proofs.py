@@ -49,7 +49,7 @@ class Toys:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of both models' logits."""
+        """Returns the dtype of both models' logits."""
         import torch
 
         if self.exact:
@@ -127,7 +127,7 @@ class Pair:
 
     @property
     def grower(self) -> tuple[str, type[Proposal] | None]:
-        """What grows the trees; pairs with an equal one are proved on the same trees."""
+        """Returns the part that grows the trees; pairs with an equal one are proved on the same trees."""
         return self.policy_in_words, self.law
 
     @property
@@ -177,7 +177,7 @@ _Drawn: TypeAlias = dict[Hashable, "Sequence[WeightedTree]"]
 
 @attrs.frozen
 class Verdict:
-    """What came of a pair.
+    """The result of a pair.
 
     Attributes:
         error: the largest difference from the target's joint law in float64; None where none was found.
@@ -276,7 +276,7 @@ def prove_pairs(
 ) -> list[Verdict]:
     """The largest error of every pair over the toy models; a pair's first failure ends it.
 
-    Those of one policy, with one law, share the trees that it draws on a model.
+    Pairs of one policy with one law share the trees that it draws on a model.
     """
     verdicts = [Verdict(pair, None, "ok") for pair in pairs]
     for toys in models:
@@ -324,7 +324,7 @@ def _error_on(
     from draftwood.testing.diagnosis.tolerances import rounding
 
     target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
-    # A verifier for temperature 0 alone is lossless there.
+    # A verifier only for temperature 0 is lossless there.
     temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
     case: dict[str, Any] = {
         "target": target,
@@ -352,7 +352,7 @@ def _error_on(
 
 
 def known_options(kind: str, name: str) -> Mapping[str, Parameter]:
-    """What a strategy takes; nothing where it cannot be loaded, which its verdict will say."""
+    """Returns the options of a strategy; none if it cannot be loaded, which its verdict will say."""
     try:
         return registry.options(kind, name)
     except UnknownStrategy:

@@ -80,7 +80,7 @@ def prove(
 
 
 def _say_lossy(asked: Sequence[str], proved: Collection[str]) -> None:
-    """Name the verifiers that were asked for and are none to prove; one alone is an error."""
+    """Names the verifiers that were asked for and cannot be proved; only such ones are an error."""
     left = [name for name in asked if name not in proved]
     if left == list(asked):
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""What a user can cause ends in one sentence and an exit code, never in a traceback."""
+"""Errors that a user can cause end in one sentence and an exit code, never in a traceback."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def never_dropped() -> Iterator[None]:
 
 
 def _interrupt() -> None:
-    """Send this process SIGINT, from a thread beside the main one."""
+    """Send this process SIGINT, from a second thread."""
     if sys.platform == "win32":
         signal.raise_signal(signal.SIGINT)  # there os.kill ends the process instead
     else:

@@ -71,7 +71,7 @@ def assign(words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
 
 
 def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:
-    """`word` as a value of the parameter's declared type; as it stands where that is not a plain one."""
+    """`word` as a value of the parameter's declared type; unchanged if that is not a plain one."""
     types = _type_names(parameter)
     if word.lower() == "none" and "None" in types:
         return None

@@ -162,7 +162,7 @@ def train(
         try:
             _train(teacher, training, streams, plan, text_of_target, out, target)
         except KeyboardInterrupt:
-            to_stderr(f"The same command goes on from what stands in {out}.")
+            to_stderr(f"The same command continues from the files in {out}.")
             raise
 
 

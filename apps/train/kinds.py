@@ -54,7 +54,7 @@ _OWN: dict[Kind, Mapping[str, Any]] = {
 
 @attrs.frozen
 class Training:
-    """How a head of some kind comes about.
+    """The training of a kind of head.
 
     Attributes:
         config: its sizes; JSON.
@@ -95,7 +95,7 @@ def training_of(
     given: Mapping[str, Any],
     name: str,
 ) -> Training:
-    """How a head of `kind` comes about for the model `target`, called `name`.
+    """Returns the training of a head of `kind` for the model `target`, called `name`.
 
     Args:
         recipe: steps, batch and seed.

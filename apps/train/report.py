@@ -1,4 +1,4 @@
-"""What a trained head is worth, as a table."""
+"""The report on a trained head, as a table."""
 
 from __future__ import annotations
 

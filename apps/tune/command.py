@@ -39,13 +39,13 @@ def tune(
         str,
         typer.Option(
             help="The same for the draft, or a drafter (registered or package.module:Class); its options "
-            "follow behind colons."
+            "come after colons."
         ),
     ] = models.DRAFT,
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe to try, options behind colons; repeatable; default: leviathan and dyspec.",
+            help="A recipe to try, options after colons; repeatable; default: leviathan and dyspec.",
             show_default=False,
         ),
     ] = None,
@@ -175,7 +175,7 @@ def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None)
 def measure(
     trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
 ) -> tuple[Costs, list[Estimate], list[RaceResult]]:
-    """What passes cost, all candidates by their expected gain, and how the best of them raced."""
+    """Returns the costs of passes, all candidates by their expected gain, and the race of the best."""
     from draftwood.apps.terminal.plain_console import PlainConsole
 
     console = PlainConsole(stderr=True)
@@ -196,7 +196,7 @@ def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dic
     words = {name: word for name, word in parse(spec.options).items() if name != "drafter"}
     known = registry.options("recipes", spec.name)
     own = {name: word for name, word in words.items() if name in known}
-    if chosen.draft_temperature is not None:  # which the file has beside the options
+    if chosen.draft_temperature is not None:  # which the file has in addition to the options
         own.pop("draft_temperature", None)
     (options,) = assign(own, [("recipes", spec.name)])
     pays = best.gain > 1
@@ -243,5 +243,5 @@ def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, An
     if best.equal is False:
         to_stderr(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
     drafter = content["drafter"]
-    beside = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
-    to_stderr(f"{to}: draftwood generate --tuned {to}{beside} takes it.")
+    named = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
+    to_stderr(f"{to}: draftwood generate --tuned {to}{named} takes it.")

@@ -1,4 +1,4 @@
-"""What is fitted to a pair on the prompts of its tuning: the draft's temperature, options of recipes."""
+"""Values fitted to a pair on the prompts of its tuning: the draft's temperature, options of recipes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _shown(words: str, steps: Sequence[Any]) -> Iterable[Any]:
 
 
 def _fit(spec: Spec) -> Fit | None:
-    """How the candidate is fitted; None where it cannot be, or was."""
+    """Returns the fit of the candidate; None if it cannot be fitted, or was already."""
     if spec.parts or spec.is_transformers:
         return None
     fit: Fit | None = getattr(registry.get("recipes", spec.name), "fit", None)

@@ -1,4 +1,4 @@
-"""What candidates cost and bring, by STree's cost model and by a race."""
+"""Cost and gain of candidates, by STree's cost model and by a race."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from draftwood.apps.models import by_name as models
 from draftwood.decoding.pass_time import PassTime
 
 _WARM = 4  # tokens that a candidate writes before it is timed
-_CONTEXT = 128  # tokens behind which passes are timed
+_CONTEXT = 128  # tokens after which passes are timed
 
 
 @attrs.frozen
 class Costs:
-    """What passes of a pair cost.
+    """The costs of a pair's passes.
 
     Attributes:
         target: seconds of a target pass by its tokens.
@@ -31,7 +31,7 @@ class Costs:
 
 @attrs.frozen
 class Estimate:
-    """What the cost model expects of a candidate.
+    """The cost model's estimate of a candidate.
 
     Attributes:
         label: the candidate.
@@ -42,7 +42,7 @@ class Estimate:
         draft_seconds: of a round, for its draft calls.
         target_seconds: of a target pass over the tree.
         other_seconds: of a round, for all else: growing the tree, verification, commit.
-        gain: tokens a second over those of ordinary decoding.
+        gain: tokens per second divided by ordinary decoding's.
     """
 
     label: str
@@ -58,14 +58,14 @@ class Estimate:
 
 @attrs.frozen
 class RaceResult:
-    """How a candidate did in the race.
+    """A candidate's result in the race.
 
     Attributes:
         label: the candidate.
-        gain: tokens a second over those of ordinary `generate`, all prompts together.
+        gain: tokens per second divided by ordinary `generate`'s, all prompts together.
         won: prompts on which it was faster.
         prompts: of the race.
-        equal: whether all texts are those of `generate`; None above temperature 0, where chance decides.
+        equal: whether all texts equal `generate`'s; None above temperature 0, where chance decides.
     """
 
     label: str
@@ -115,7 +115,7 @@ def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
     one_call = costs.draft(max(per_call, 1)) if costs.draft else (draft_spent / calls if calls else 0.0)
     draft = calls / rounds * one_call
     target = costs.target(1 + round(tree))
-    # An accelerator's passes go on behind their calls, so a pass is charged at the longer of both times.
+    # An accelerator's passes go on after their calls, so a pass is charged at the longer of both times.
     passes = max(draft_spent, draft * rounds) + max(target_spent, target * rounds)
     other = max(sum(text.seconds for text in texts) - prompts_spent - passes, 0.0) / rounds
     tokens = 1 + accepted / rounds
@@ -176,7 +176,7 @@ class TuneTrial:
 
 
 def race_result(label: str, race: Sequence[dict[str, Text]], *, greedy: bool) -> RaceResult:
-    """How `label` did against ordinary `generate`."""
+    """Returns the result of `label` against ordinary `generate`."""
     pairs = [(texts[label], texts[ORDINARY]) for texts in race]
     return RaceResult(
         label=label,

@@ -35,7 +35,14 @@ function showRow(row) {
   markBar = timeline(rounds(), showRound);
   makeRoom();
   byId("slider").max = Math.max(1, rounds().length);
-  showRound(0);
+  showRound(opening());
+}
+
+/** The first round with several accepted tokens, else the first with a tree, else the first. */
+function opening() {
+  const several = rounds().findIndex((round) => round.path.length > 2);
+  const drafted = rounds().findIndex((round) => round.tree.tokens.length > 1);
+  return Math.max(0, several < 0 ? drafted : several);
 }
 
 /** The frame's height depends on the window; a hidden frame has none. */

@@ -1,7 +1,7 @@
 """The page: plain files of this folder put together, and the trace as data.
 
-Nothing but the page's own style and script may run or load: both stand in the content policy by their
-hashes. Token texts are data. They stand in a JSON block, and the script writes them as text.
+Nothing but the page's own style and script may run or load: the content policy names both by their
+hashes. Token texts are data. They are in a JSON block, and the script writes them as text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def html(shown: Mapping[str, Any], name: str) -> str:
 
 
 def embedded(content: Any) -> str:
-    """JSON that cannot end the script block it stands in, whatever its texts are.
+    """JSON that cannot end the script block that contains it, whatever its texts are.
 
     Everything beyond ASCII is written as an escape too: line separators, and halves of surrogate pairs,
     which no UTF-8 file can hold.

@@ -19,7 +19,7 @@ _NUMBERS = ("tokens_per_round", "acceptance_rate", "new_tokens", "seconds", "pre
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What the page shows of the trace in `file`.
+    """Returns the parts of the trace in `file` that the page shows.
 
     Raises:
         InvalidInput: no JSON, not a trace, a trace of another version, or a field that is missing or
@@ -71,7 +71,7 @@ def _load(file: Path) -> Any:
 
 @attrs.frozen
 class _Entry:
-    """A value in a trace, and where it stands there."""
+    """A value in a trace, and its place there."""
 
     file: str
     name: str

@@ -1,1 +1,1 @@
-"""What times kernels, passes and verification, on the machine that it runs on."""
+"""Times of kernels, passes and verification, on the machine that runs it."""

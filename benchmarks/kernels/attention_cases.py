@@ -1,4 +1,4 @@
-"""Tree attention beside attention with a dense mask, FlexAttention, and attention without a tree."""
+"""Tree attention compared with attention with a dense mask, FlexAttention, and attention without a tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from draftwood.kernels.tree_attention.mask import TreeMask
 
 
 def ragged(device: torch.device, *, nodes: int = 70, prefix: int = 300) -> list[Case]:
-    """Rows of differing length and shape, heads that share keys, in two dtypes; ours alone."""
+    """Rows of differing length and shape, heads that share keys, in two dtypes; only ours."""
     chance, cases = random.Random(0), []
     trees = [
         TOPOLOGIES[name](n, chance) for name, n in (("random", nodes), ("chain", nodes // 2), ("star", 1))
@@ -81,12 +81,12 @@ def behind_a_prefix(
     kv_heads: int = 8,
     dim: int = 128,
 ) -> list[Case]:
-    """A random tree behind a long prefix, with the heads of Llama 3 8B."""
+    """A random tree after a long prefix, with the heads of Llama 3 8B."""
     tree = random_tree(nodes, random.Random(1))
     seen = _seen(tree, depth_first(tree))
     return [
         _case(
-            f"{nodes} nodes behind {prefix} tokens, rows: {count}, {heads} heads of {dim} on {kv_heads}",
+            f"{nodes} nodes after {prefix} tokens, rows: {count}, {heads} heads of {dim} on {kv_heads}",
             seen.expand(count, -1, -1),
             prefix=prefix,
             heads=heads,
@@ -99,7 +99,7 @@ def behind_a_prefix(
 
 
 def _seen(tree: TokenTree, order: Sequence[int]) -> Tensor:
-    """Which nodes see which in that order, `[1, nodes, nodes]`."""
+    """Returns which nodes see which in that order, `[1, nodes, nodes]`."""
     return tree.ancestor_mask[order][:, order][None]
 
 

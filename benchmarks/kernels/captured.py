@@ -1,6 +1,6 @@
-"""Passes of fixed shape, compiled once a shape, beside the same passes as they are: one, and whole decoding.
+"""Passes of fixed shape, compiled once per shape, against uncompiled ones: one, and whole decoding.
 
-Decoding is measured beside transformers' `generate()` and beside it with a compiled static cache.
+Decoding is compared with transformers' `generate()`, with and without a compiled static cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOSE = 1e-5
 """Largest difference that may pass between the logits of the two, over the logits' largest."""
 
 Writer = Callable[[list[int], int], list[int]]
-"""Writes so many tokens behind a prompt."""
+"""Writes so many tokens after a prompt."""
 
 
 def pass_times(
@@ -111,12 +111,12 @@ def captured(
     device: Annotated[str, typer.Option(help="Where both run.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of both.")] = "float32",
     recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
-    budget: Annotated[int, typer.Option(help="Its nodes beside the root.", min=1)] = 15,
+    budget: Annotated[int, typer.Option(help="Its nodes, without the root.", min=1)] = 15,
     depth: Annotated[int, typer.Option(help="Its levels, and calls of the draft.", min=1)] = 6,
     nodes: Annotated[str, typer.Option(help="Sizes of the trees of single passes.")] = "1,2,4,8,16,32",
     context: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 200,
     repetitions: Annotated[int, typer.Option(help="Timed passes of each, in turns.", min=2)] = 50,
-    tokens: Annotated[int, typer.Option(help="Written behind every prompt; 0: none.", min=0)] = 128,
+    tokens: Annotated[int, typer.Option(help="Written after every prompt; 0: none.", min=0)] = 128,
     prompts: Annotated[int, typer.Option(help="Prompts a domain.", min=1)] = 2,
     data: Annotated[Path | None, typer.Option(help="Held-out prompts; default: built-in ones.")] = None,
 ) -> None:

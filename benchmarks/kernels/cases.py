@@ -42,7 +42,7 @@ class Contender:
 
 @attrs.frozen
 class Bound:
-    """What the card allows at best, as the time in which `bytes` pass through its memory.
+    """The best that the card allows, as the time in which `bytes` pass through its memory.
 
     Attributes:
         name: as printed.
@@ -84,7 +84,7 @@ class Case:
     bound: Bound | None = None
 
     def complaint(self, contender: Contender) -> str | None:
-        """What is wrong with the result of `contender`; None where nothing is."""
+        """Returns the fault in the result of `contender`; None if there is none."""
         self.reset()
         with patch.object(
             Configuration, "launch", autospec=True, side_effect=Configuration.launch

@@ -1,4 +1,4 @@
-"""Every kernel on a GPU against its reference, then its times beside those of what else could do it."""
+"""Every kernel on a GPU against its reference, then its times next to the times of alternatives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ragged(device: torch.device) -> list[Case]:
 
 
 def timed(device: torch.device) -> list[Case]:
-    """What is timed, which takes about 10 GB of memory; DySpec's table 5 comes first."""
+    """Returns the timed cases, which take about 10 GB of memory; DySpec's table 5 comes first."""
     return [
         *attention_cases.trees(device),
         *attention_cases.behind_a_prefix(device),
@@ -136,7 +136,7 @@ def printed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def requirements(case: Case, rows: Sequence[Mapping[str, Any]], limits: Card) -> list[str]:
-    """How the kernel of `case` compares with others, a line each; by a cold cache it counts."""
+    """Returns a line for each comparison of the kernel of `case` with others, timed with a cold cache."""
     medians = {(row["contender"], row["cache"]): row["median_ms"] for row in rows}
     ours = [medians[case.contenders[0].name, cache] for cache in ("cold", "warm")]
     compared_with = [
@@ -206,12 +206,12 @@ def compared(
 def kernels(
     to: Annotated[Path | None, typer.Option("--csv", help="Write the raw rows here.", dir_okay=False)] = None,
 ) -> None:
-    """Kernels against their references on this GPU, then their times beside those of others.
+    """Kernels against their references on this GPU, then their times next to the times of others.
 
-    No time is printed where a kernel is wrong. Shares are those of what the card can do at most: the bytes
+    No time is printed where a kernel is wrong. Shares are of the card's maximum: the bytes
     that must pass through memory once, and the arithmetic. Times are of the GPU; what the host takes to
-    launch stands beside them, and counts where a call waits for the GPU or launches for more than 20 ms.
-    The last lines say where the kernels stand beside what they are compared with.
+    launch is next to them, and counts where a call waits for the GPU or launches for more than 20 ms.
+    The last lines compare the kernels with their requirements.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ def synchronize(device: torch.device) -> None:
 
 @attrs.frozen
 class Times:
-    """How long a call takes, in milliseconds.
+    """The time of a call, in milliseconds.
 
     Attributes:
         gpu: of every repetition, from the first instruction to the last.
@@ -78,7 +78,7 @@ CARDS = {
 
 
 def card(device: torch.device, timer: Timer) -> Card:
-    """What `device` can do: from its data sheet, else the bandwidth of a copy of 1 GiB, read and written."""
+    """Returns the limits of `device`: from its data sheet, else the bandwidth of a copy of 1 GiB."""
     if (known := CARDS.get(torch.cuda.get_device_name(device))) is not None:
         return known
     source, target = (torch.zeros(2**30, dtype=torch.uint8, device=device) for _ in range(2))

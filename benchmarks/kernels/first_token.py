@@ -1,4 +1,4 @@
-"""Time to the first token beside generate()'s, by the length of the prompt."""
+"""Time to the first token, compared with generate()'s, by the length of the prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwood.apps.files.machine import device_name
 def first_token_times(
     writers: dict[str, Writer], prompt: list[int], *, repetitions: int
 ) -> dict[str, list[float]]:
-    """Seconds until the first token behind `prompt` is there, of every writer, in turns."""
+    """Seconds until the first token after `prompt` is there, of every writer, in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in writers}
     for turn in range(repetitions + 1):
         for name, writer in writers.items():

@@ -19,7 +19,7 @@ from draftwood.base.errors import DraftwoodError
 
 @attrs.frozen
 class Part:
-    """One measurement, run as a process of its own, so that none ends another.
+    """One measurement, run as a separate process, so that none ends another.
 
     Attributes:
         name: of its file.
@@ -68,7 +68,7 @@ REHEARSAL = (
 
 
 def run(part: Part, folder: Path) -> dict[str, Any]:
-    """What became of a part; what it printed goes into the folder."""
+    """Runs a part and returns its result; its output is written to the folder."""
     started = perf_counter()
     try:
         done = subprocess.run(
@@ -95,7 +95,7 @@ def gpu(
     """Everything that needs a GPU, into one folder.
 
     Kernels, captured rounds at the shapes of a 7B target, rounds at real vocabularies, streamed weights.
-    Takes under ten minutes, and each part has a limit of its own. summary.json says what ran and how it
+    Takes under ten minutes, and each part has its own limit. summary.json says what ran and how it
     ended; the other files are what the parts printed.
 
     \b

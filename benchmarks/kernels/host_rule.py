@@ -35,7 +35,7 @@ from draftwood.strategies.verifiers.orders.race_laws import SetLaw
 
 
 def host_walk(verifier: Verifier, case: TreeCase, waits: Tensor | None = None) -> Walk | None:
-    """What `verifier` makes of the tree of `case`, whose distributions are on the CPU.
+    """Returns the outcome of `verifier` on the tree of `case`, whose distributions are on the CPU.
 
     Args:
         verifier: judges by its `verify`.

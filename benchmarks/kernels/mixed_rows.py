@@ -1,4 +1,4 @@
-"""Throughput of rows of which one has filters of its own, next to as many equal rows."""
+"""Throughput of rows of which one has its own filters, next to as many equal rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host does in one plain round: files entered, functions, calls, and the time outside the models.
+"""Host work of one plain round: files entered, functions, calls, and the time outside the models.
 
 Calls are counted under `sys.setprofile`, times without it, in other rounds of the same text.
 """

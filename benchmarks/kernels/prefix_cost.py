@@ -1,4 +1,4 @@
-"""What a processor that reads the prefix adds to a round, by the length of the text.
+"""Cost per round of a processor that reads the prefix, by the length of the text.
 
 A processor that does nothing is timed, so that what is left is the cost of showing it every node's prefix.
 """
@@ -51,7 +51,7 @@ PAIRS = {
 
 
 def outside_passes(decoder: SpeculativeDecoder, length: int, *, reads: bool, rounds: int) -> list[float]:
-    """Milliseconds of every round that are neither draft pass nor target pass, behind `length` tokens."""
+    """Milliseconds of every round that are neither draft pass nor target pass, after `length` tokens."""
     sampling = SamplingParams(processors=[Nothing()] if reads else [])
     prompt = torch.randint(5, 4096, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     milliseconds = []

@@ -39,7 +39,7 @@ class Model:
         state: of a layer and row.
         columns: what a layer keeps for every node, by name: its shape, and its dtype.
         fixed: what it has besides, as columns.
-        exact: whether numbers are moved alone.
+        exact: whether numbers are only moved.
         work: operations for a number of the state and a node of the path.
         arithmetic: as in `Card.arithmetic`.
     """
@@ -115,7 +115,7 @@ MODELS: tuple[Callable[[], Model], ...] = (mamba_1, mamba_2, deltas, convolution
 
 
 def ragged(device: torch.device) -> list[Case]:
-    """Three rows that keep much, nothing and something of the same columns; ours alone."""
+    """Three rows that keep much, nothing and something of the same columns; only ours."""
     kept = torch.zeros(3, 40, dtype=torch.bool, device=device)
     kept[0, ::3] = kept[2, 5:7] = True
     small = (

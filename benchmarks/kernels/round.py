@@ -1,4 +1,4 @@
-"""The time of a round beside its passes, at real sizes, in softmaxes over the tree's logits."""
+"""The host time of a round, without its passes, at real sizes, in softmaxes over the tree's logits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PAIRS = {
 
 @attrs.frozen
 class Size:
-    """What a round is timed at.
+    """The size of a timed round.
 
     Attributes:
         vocab: tokens.
-        nodes: of a tree, beside the root.
+        nodes: of a tree, without the root.
         rows: batch rows.
         text: tokens of every prompt.
     """
@@ -147,7 +147,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, *, title: str) -> None:
             line = sorted((row[number], row["ms"]) for row in shown if row["pair"] == name)
             if line:
                 axes.plot(*zip(*line, strict=True), marker="o", label=name)
-        axes.set(xscale="log", yscale="log", xlabel=number, ylabel="ms beside passes", title=title)
+        axes.set(xscale="log", yscale="log", xlabel=number, ylabel="ms without passes", title=title)
         axes.legend(frameon=False)
         figure.savefig(folder / f"round-{number}.png", dpi=120, bbox_inches="tight")
         pyplot.close(figure)
@@ -155,7 +155,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, *, title: str) -> None:
 
 def round_times(
     vocab: Annotated[list[int] | None, typer.Option(help="Tokens; repeatable.")] = None,
-    nodes: Annotated[list[int] | None, typer.Option(help="Nodes beside the root; repeatable.")] = None,
+    nodes: Annotated[list[int] | None, typer.Option(help="Nodes without the root; repeatable.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows; repeatable.")] = None,
     text: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt; repeatable.")] = None,
     pair: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PAIRS)}; repeatable.")] = None,

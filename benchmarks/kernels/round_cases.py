@@ -1,4 +1,4 @@
-"""What ends a round: verification, draws without replacement, and the commit of keys and values."""
+"""The end of a round: verification, draws without replacement, and the commit of keys and values."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def judged(
 def raced(
     device: torch.device, *, rows: int = 1, nodes: int = 64, vocab: int = 128_256, children: int = 4
 ) -> Case:
-    """The same trees by race verification, at times that are the same for all contenders but the last.
+    """Returns the trees judged by race verification, at times that are equal for all contenders but the last.
 
     That one, the plain verifier, draws its own.
     """
@@ -231,7 +231,7 @@ def raced(
 
 
 def _passes(tree: TokenTree, walk: Walk) -> int:
-    """How often the kernel goes over the vocabulary (kernels/tree_rejection/README.md, cost)."""
+    """Returns the kernel's number of passes over the vocabulary (kernels/tree_rejection/README.md, cost)."""
     passes = 2
     for node, after in zip(walk.path, [*walk.path[1:], None], strict=True):
         siblings = tree.children(node)

@@ -1,4 +1,4 @@
-"""The Mamba-2 scan along a tree beside its reference and scans over unrolled paths."""
+"""The Mamba-2 scan along a tree, compared with its reference and with scans over unrolled paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from draftwood.kernels.testing import TOLERANCE, TOPOLOGIES, visible
 def ragged(
     device: torch.device, *, sizes: Sequence[tuple[int, int]] = ((5, 0), (40, 3), (70, 40))
 ) -> list[Case]:
-    """Trees of every shape behind older columns, in two dtypes; ours alone."""
+    """Trees of every shape after older columns, in two dtypes; only ours."""
     chance, cases = random.Random(0), []
     for dtype in (torch.float32, torch.float16):
         for nodes, old in sizes:
@@ -129,7 +129,7 @@ def _unrolled(arguments: dict[str, Any], tree: Unrolled) -> Callable[[], Tensor]
 def _foreign(
     arguments: dict[str, Any], tree: Unrolled, *, inputs: Tensor, steps: Tensor, rates: Tensor
 ) -> list[Contender]:
-    """What mamba_ssm offers, over a row for every path; nothing where it is not installed."""
+    """Returns mamba_ssm's contender, over one row per path; nothing if it is not installed."""
     if find_spec("mamba_ssm") is None:
         return []
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update

@@ -22,7 +22,7 @@ from draftwood.trees.growth import by_distributions
 def synthetic(
     nodes: int, vocab: int, *, branching: int, spread: float, correlation: float, seed: int
 ) -> tuple[TokenTree, Tensor]:
-    """A tree of `nodes` nodes beside the root, drawn without replacement, and the target's rows, float32.
+    """A tree of `nodes` nodes and a root, drawn without replacement, and the target's rows, float32.
 
     Args:
         nodes: the tree's size.
@@ -52,7 +52,7 @@ def synthetic(
 
 
 def speed(
-    nodes: Annotated[int, typer.Option(help="Nodes beside the root.", min=1)] = 64,
+    nodes: Annotated[int, typer.Option(help="Nodes without the root.", min=1)] = 64,
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.", min=8)] = 32_000,
     branching: Annotated[int, typer.Option(help="Children of a node.", min=2)] = 2,
     spread: Annotated[float, typer.Option(help="Standard deviation of the logits.")] = 3.0,

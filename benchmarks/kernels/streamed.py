@@ -1,4 +1,4 @@
-"""Texts of a target whose layers are read from the disk in every pass, beside its ordinary decoding."""
+"""Texts of a target whose layers are read from the disk in every pass, against its ordinary decoding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def forget(folder: Path) -> None:
 
 @contextmanager
 def behind_every_pass(model: torch.nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile `action` is done behind every pass of `model`."""
+    """Meanwhile `action` is done after every pass of `model`."""
     handle = model.register_forward_hook(lambda *_: action())
     try:
         yield
@@ -71,7 +71,7 @@ def streamed(
         bool, typer.Option("--cold", help="Drop the weights from the system's cache after every pass.")
     ] = False,
 ) -> None:
-    """Seconds a token over those of ordinary decoding, which reads ahead too, and the tokens of a round.
+    """Seconds per token divided by ordinary decoding's, which reads ahead too, and the tokens of a round.
 
     \b
     Examples:
@@ -136,15 +136,15 @@ def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, he
 
 
 def _sum(texts: list[Text], name: str) -> float:
-    """Of what a writer of rounds tells of each text."""
+    """Returns the sum over the figures that a writer of rounds gives for each text."""
     return sum(float(getattr(text, name)) for text in texts)
 
 
 def _new(text: Text) -> int:
-    """The tokens behind the prompt's passes."""
+    """The tokens after the prompt's passes."""
     return len(text.tokens) - text.first_tokens
 
 
 def _pace(texts: list[Text]) -> float:
-    """Seconds a token behind the first ones."""
+    """Seconds a token after the first ones."""
     return sum(text.seconds - text.first_token_seconds for text in texts) / sum(map(_new, texts))

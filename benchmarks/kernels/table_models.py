@@ -1,4 +1,4 @@
-"""A target and a draft that cost nothing, for the time of a round beside its passes."""
+"""A target and a draft that cost nothing, for the time of a round without its passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogitsTable:
     logits: Tensor
 
     def after(self, tokens: Tensor) -> Tensor:
-        """Logits `[rows, nodes, vocab]`, in memory of their own, as a model gives them."""
+        """Logits `[rows, nodes, vocab]`, in fresh memory, as a model gives them."""
         rows, nodes = tokens.shape
         device = self.logits.device
         out = torch.empty(rows * nodes, self.logits.shape[1], device=device)
@@ -41,7 +41,7 @@ def tables(
 
 @attrs.define(eq=False)
 class TableBackend(StateBackend):
-    """A target whose logits depend on the last token alone."""
+    """A target whose logits depend only on the last token."""
 
     table: LogitsTable
     max_length = None
@@ -76,7 +76,7 @@ class TableBackend(StateBackend):
 
 @attrs.define(eq=False)
 class TableDraft(Drafter):
-    """A draft whose logits depend on the node's token alone."""
+    """A draft whose logits depend only on the node's token."""
 
     table: LogitsTable
 

@@ -1,4 +1,4 @@
-"""Mamba-1, the gated delta rule, convolution and gated linear recurrences along a tree, beside other ways."""
+"""Mamba-1, the gated delta rule, convolution and gated linear recurrences along a tree."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Problem:
 def ragged(
     device: torch.device, *, sizes: Sequence[tuple[int, int]] = ((5, 0), (40, 3), (70, 40))
 ) -> list[Case]:
-    """Trees of every shape behind older columns, in two dtypes; ours alone."""
+    """Trees of every shape after older columns, in two dtypes; only ours."""
     chance, cases = random.Random(0), []
     for dtype in (torch.float32, torch.float16):
         for nodes, old in sizes:

@@ -1,4 +1,4 @@
-"""A full binary tree as a row for every path, for contenders that know sequences alone."""
+"""A full binary tree as a row for every path, for contenders that know only sequences."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What answers research questions, on texts, trees and exact laws."""
+"""Answers to research questions, on texts, trees and exact laws."""

@@ -1,4 +1,4 @@
-"""How well a draft follows a target on held-out prompts, at temperatures 0, 0.6 and 1."""
+"""Agreement of a draft with a target on held-out prompts, at temperatures 0, 0.6 and 1."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def agreement(
     ] = None,
     to: Annotated[Path | None, typer.Option(help="A JSON file for all figures.")] = None,
 ) -> None:
-    """Overlap and tokens a round with a chain of four, on what TARGET writes behind the prompts of DATA.
+    """Overlap and tokens a round with a chain of four, on what TARGET writes after the prompts of DATA.
 
     At temperature 0 the overlap is the share of the target's tokens that the draft's most likely token is.
 

@@ -1,4 +1,4 @@
-"""Blocks that attention over a tree computes, in several orders of its nodes, beside the paper's counts."""
+"""Blocks that attention over a tree computes, in several orders of its nodes, with the paper's counts."""
 
 from __future__ import annotations
 

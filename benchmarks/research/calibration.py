@@ -95,7 +95,7 @@ def calibrated_shares(
     largest: int,
     draft_temperature: float | None = None,
 ) -> SiblingShares:
-    """What siblings receive by race verification, on what the pair writes after `prompts`."""
+    """Returns the shares of siblings in race verification, on texts of the pair after `prompts`."""
     target, model = pair(draft)
     return measured_shares(
         target,

@@ -1,4 +1,4 @@
-"""How often drawn children are accepted, by the draft's probability of them (DySpec's Figure 2).
+"""Acceptance of drawn children by the draft's probability of them (DySpec's Figure 2).
 
 And which exponent of `DySpec(acceptance=...)` describes it best, on texts that no other benchmark decodes.
 """

@@ -1,4 +1,4 @@
-"""JSON by schema: valid texts, the same as those of `generate()`, and tokens a round with and without.
+"""JSON by schema: valid texts, equality with `generate()`, and tokens a round with and without.
 
 Text i is prompt i under schema i mod 8. `generate()` has the grammar package's own logits processor, which
 shares no line with ours. Without the constraint the same prompts are written on for as many tokens.
@@ -30,7 +30,7 @@ MOST = 1024  # tokens; no text of the schemas is as long
 
 @attrs.define
 class Tally:
-    """What was counted over some texts."""
+    """Counts over some texts."""
 
     texts: int = 0
     valid: int = 0

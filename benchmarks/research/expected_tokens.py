@@ -47,14 +47,14 @@ class Possible(TreeLaw):
         return self._after(seen).shape.proposals[node]
 
     def _after(self, seen: Mapping[int, int]) -> Possible:
-        """What is possible with the tokens in `seen`, looked at in their order."""
+        """Returns the optimum with the tokens in `seen`, looked at in their order."""
         left = self
         for node, token in seen.items():
             left = left._look(node)[token]
         return left
 
     def _look(self, node: int) -> dict[int, Possible]:
-        """What is possible with each token that `node` may hold."""
+        """Returns the optimum with each token that `node` may hold."""
         if node not in self._looks:
             by_token: dict[int, list[WeightedTree]] = {}
             for one in self.trees:

@@ -1,4 +1,4 @@
-"""Every decoder family of the installed transformers, tiny: what serves it, and whether its text is right."""
+"""Every decoder family of the installed transformers, tiny: its backend, and whether its text is right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def families(
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     output: Annotated[
-        Path, typer.Option(help="The table; where families are named, their lines alone are made anew.")
+        Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
     ] = TABLE,
 ) -> None:
     """Build every family tiny and compare trees and texts with transformers' own `generate()`.
@@ -69,7 +69,7 @@ def families(
 
 
 def write(path: Path, finding: Finding) -> None:
-    """One line a family, in alphabetical order; those of others stay."""
+    """Writes one line per family, in alphabetical order; lines of other families stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = [field.name for field in attrs.fields(Finding)]
     lines: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def _cell(value: Any) -> str:
 
 
 def _each(names: list[str], limit: float, jobs: int) -> Iterator[Finding]:
-    """The findings as they come, each from a process of its own, which a hang or a crash ends alone."""
+    """The findings as they come, each from its own process, so that a hang or a crash ends only that one."""
     # A fork has transformers imported already; this process has no threads, of which a fork keeps the locks.
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(names)), dict[Connection, tuple[str, Any, float]]()
@@ -129,7 +129,7 @@ def _send(to: Connection, name: str) -> None:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """What tiny configurations make transformers say is of no use here."""
+    """Silences transformers' remarks about tiny configurations."""
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),

@@ -1,6 +1,6 @@
-"""What becomes of one family of models: the backend that `load` takes, law S, and greedy text.
+"""The check of one family of models: the backend that `load` takes, law S, and greedy text.
 
-The truth for a row is transformers' own `generate()` of that row alone: its tokens, and for the nodes of a
+The truth for a row is transformers' own `generate()` of only that row: its tokens, and for the nodes of a
 tree the logits that it gives where it is made to write a node's path.
 """
 
@@ -25,7 +25,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 
 LENGTHS, NEW = (45, 3, 21), 28
-"""Tokens of the prompts, and how many are written behind each: short of every window, and beyond."""
+"""Tokens of the prompts, and how many are written after each: short of every window, and beyond."""
 
 NEAR, FAR = 8, 32
 """Where windows, chunks, scales and switches are put: within what `load` reads of the model, and beyond."""
@@ -75,7 +75,7 @@ class Written(LogitsProcessor):
 
 
 def logits_along(model: Any, prompt: Sequence[int], path: Sequence[int]) -> Tensor:
-    """`generate`'s own logits `[len(path) + 1, vocab]` behind `prompt` and behind every token of `path`."""
+    """`generate`'s own logits `[len(path) + 1, vocab]` after `prompt` and after every token of `path`."""
     out = model.generate(
         torch.tensor([list(prompt)]),
         do_sample=False,
@@ -93,7 +93,7 @@ def logits_along(model: Any, prompt: Sequence[int], path: Sequence[int]) -> Tens
 
 
 def text_of(model: Any, prompt: Sequence[int]) -> list[int]:
-    """What `generate` writes greedily behind `prompt`."""
+    """Returns the greedy text of `generate` after `prompt`."""
     ids = torch.tensor([list(prompt)])
     out = model.generate(ids, do_sample=False, max_new_tokens=NEW, eos_token_id=None, pad_token_id=0)
     tokens: list[int] = out[0, len(prompt) :].tolist()
@@ -146,7 +146,7 @@ class Known(StateBackend):
 
 
 def rows_equal(target: Any, prompts: Sequence[list[int]], expected: Sequence[list[int]]) -> int:
-    """Of these rows decoded at once, how many are as expected."""
+    """Returns how many of these rows, decoded at once, are as expected."""
     backend = load(target)
     texts = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
     drafter = ModelDrafter(Known(texts, backend.vocab_size))
@@ -183,7 +183,7 @@ def worst_node(model: Any, prompts: Sequence[list[int]], *, rounds: int = 2) -> 
 
 
 def check(family: str) -> Finding:
-    """What becomes of `family`, with every window and switch at `NEAR` tokens and then at `FAR`."""
+    """Returns the result for `family`, with every window and switch at `NEAR` tokens and then at `FAR`."""
     start, worst = time.perf_counter(), None
     for reach in (NEAR, FAR):
         finding = _check(family, reach)
@@ -245,7 +245,7 @@ def _check(family: str, reach: int) -> Finding:
 
 
 def _refused_as_due(finding: Finding, model: Any) -> Finding:
-    """What transformers writes no text with from words alone must be refused by a sentence."""
+    """Returns the finding of a model that transformers cannot write text with, which `load` must refuse."""
     try:
         load(model)
     except DraftwoodError as error:
@@ -256,7 +256,7 @@ def _refused_as_due(finding: Finding, model: Any) -> Finding:
 
 
 def _tree(chance: random.Random, root: int) -> tuple[list[int], list[int]]:
-    """Tokens and parents: a root, siblings, and a chain far behind them."""
+    """Tokens and parents: a root, siblings, and a chain far after them."""
     parents = [-1, 0, 0, 0, *[chance.choice([1, 2, 3]) for _ in range(2)]]
     parents += [0, 6, 7, 8]
     return [root, *[chance.randrange(5, 60) for _ in parents[1:]]], parents

@@ -44,7 +44,7 @@ SIZES: dict[str, int] = {
         (64, "encoder_hash_byte_group_vocab"),
         (8, "mamba_chunk_size chunk_size mamba_d_state state_size ssm_state_size"),
         (CONTEXT, "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length"),
-        # Longer than the texts, as models whose rotation switches are served up to there.
+        # Longer than the texts, as models whose rotation switches end there.
         (SWITCH, "original_max_position_embeddings"),
         (8, "mamba_n_heads mamba_num_heads"),
         (16, "mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim"),
@@ -203,7 +203,7 @@ def small(
         overrides: what else to say, by name; for a part, by the part's name, a mapping.
         reach: tokens of every window, chunk, scale and switch.
         text: whether it describes what writes text.
-        cut: names of what is made small in the other parts, beside their depth; nothing: they are left.
+        cut: names of what is made small in the other parts, besides their depth; nothing: they are left.
     """
     changed: dict[str, Any] = {}
     parts = {

@@ -68,7 +68,7 @@ class OneByOne(TreePolicy):
 
 
 class Tied(Randomness):
-    """Randomness that draws by its weights alone: equal weights give equal tokens, in any order."""
+    """Randomness that draws only by its weights: equal weights give equal tokens, in any order."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed.to_bytes(8, "little")
@@ -91,7 +91,7 @@ class Grown:
 
 @attrs.define
 class Draft:
-    """The draft model behind one prompt. With `known`, a text's distribution is computed once and kept, so
+    """The draft model after one prompt. With `known`, a text's distribution is computed once and kept, so
     that two policies see the same bits; passes of other shapes round otherwise."""
 
     drafter: Drafter

@@ -1,4 +1,4 @@
-"""Where greedy texts in bfloat16 part from those of `generate()` in bfloat16, and how near a tie that is.
+"""Places where greedy texts in bfloat16 differ from `generate()` in bfloat16, and the gaps there.
 
 A pass over a tree and a pass over one token add the same products in another order, so that logits differ
 in their last bits. A text parts where its two best logits are closer than that.
@@ -56,7 +56,7 @@ def half_precision(
     target: Annotated[str, typer.Option(help="A model of the zoo.")] = models.TARGET,
     draft: Annotated[str, typer.Option(help="Its draft.")] = models.DRAFT,
 ) -> None:
-    """How many greedy texts part from those of generate(), and the gap of the two best logits there.
+    """Counts greedy texts that differ from generate()'s, and measures the gap of the two best logits there.
 
     \b
     Examples:

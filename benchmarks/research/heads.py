@@ -1,4 +1,4 @@
-"""A head beside a draft model at equal nodes: tokens a round on held-out prompts, and tokens a second."""
+"""A head and a draft model at equal nodes: tokens per round on held-out prompts, and tokens per second."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def heads(
 ) -> None:
     """Tokens a round with each of DRAFTERS, on the same prompts, strategies and seeds, with 95 % intervals.
 
-    On a widened target tokens a second too, beside ordinary decoding; all take turns on every prompt.
+    On a widened target also tokens per second and ordinary decoding; all take turns on every prompt.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def heads(
 
 @attrs.define(eq=False)
 class Contenders:
-    """What writes texts, on one target that is loaded once.
+    """The writers of texts, on one target that is loaded once.
 
     Attributes:
         target: its name.
@@ -104,12 +104,12 @@ class Contenders:
         return writer(Spec(ORDINARY), attrs.evolve(self._small, target=self._backend()), temperature)
 
     def writer(self, temperature: float, strategy: str, name: str) -> Writer:
-        """Decoding with the drafter `name`, a head, a draft model, or another one with options behind it."""
+        """Decoding with the drafter `name`, a head, a draft model, or another one with options after it."""
         # Options of a drafter may follow its name: medusa:heads=FOLDER.
         is_model = not models.is_drafter(name.partition(":")[0])
         chosen = parse(strategy if is_model else f"{strategy}:drafter={name}").strategy(temperature)
         if name not in self._loaded:
-            # Features are kept for one head alone, so each has a backend of its own over the same weights.
+            # Features are kept for only one head, so each has its own backend over the same weights.
             self._loaded[name] = attrs.evolve(self._load(name if is_model else None), target=self._backend())
         loaded, options = self._loaded[name], chosen.drafter_options
         if self._wide is not None and "head" in options:
@@ -157,7 +157,7 @@ class Contenders:
 
 
 def _write(writers: dict[Key, Writer], rows: list[list[int]], tokens: int, found: Texts) -> None:
-    """Have all of `writers` write behind every prompt; they take turns, and each is first on some prompts."""
+    """Have all of `writers` write after every prompt; they take turns, and each is first on some prompts."""
     for one in writers.values():
         one.write(rows[0], min(_WARM, tokens), 0)
     keys = list(writers)
@@ -168,7 +168,7 @@ def _write(writers: dict[Key, Writer], rows: list[list[int]], tokens: int, found
 
 
 def _line(temperature: float, strategy: str, drafter: str, texts: list[Text]) -> dict[str, Any]:
-    """What the JSON file says of one contender; lists are by prompt."""
+    """Returns the JSON file's entry for one contender; lists are by prompt."""
     made = {"tokens": _of_rounds(texts), "rounds": [text.rounds for text in texts]}
     times = {name: [getattr(text, name) for text in texts] for name in ("seconds", "first_token_seconds")}
     return {"temperature": temperature, "strategy": strategy, "drafter": drafter, **made, **times}
@@ -198,4 +198,4 @@ def _show(found: Texts, drafters: list[str]) -> None:
         typer.echo(f"{f'T={temperature:g} {strategy}':<30}" + "".join(f"{cell:>24}" for cell in cells))
         for other in drafters[1:]:
             ratio, low, high = interval(counted[other][1], counted[name][1])
-            typer.echo(f"  {name} beside {other}: {ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})")
+            typer.echo(f"  {name} vs {other}: {ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})")

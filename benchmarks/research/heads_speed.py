@@ -1,4 +1,4 @@
-"""What texts of several drafters on one widened target say of their speed."""
+"""The speed of several drafters on one widened target, from their texts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ _SPEED, _PER_TOKEN, _A_ROUND = (
 
 
 def show(found: Texts, drafters: Sequence[str]) -> None:
-    """A line a contender: tokens a round, tokens a second, and its speed beside ordinary decoding's.
+    """A line a contender: tokens a round, tokens per second, and its speed over ordinary decoding's.
 
     Tokens a second are the median over prompts, of whole calls. Ratios are of sums over prompts, with 95 %
     intervals by the bootstrap: of whole calls, and of what follows a text's first token.
     """
-    typer.echo(
-        f"{'':<30}{'tokens a round':>22}{'tokens/s':>10}{'beside generate()':>24}{'behind token 1':>24}"
-    )
+    typer.echo(f"{'':<30}{'tokens a round':>22}{'tokens/s':>10}{'vs generate()':>24}{'after token 1':>24}")
     for (temperature, strategy, name), texts in found.items():
         plain = found[temperature, ORDINARY, ""]
         if strategy == ORDINARY:
@@ -51,13 +49,13 @@ def show(found: Texts, drafters: Sequence[str]) -> None:
         if name != drafters[0]:
             first = sums_of(found[temperature, strategy, drafters[0]], beside=texts)
             typer.echo(
-                f"    {f'{drafters[0]} beside it':<48}{'':>10}"
+                f"    {f'{drafters[0]} vs it':<48}{'':>10}"
                 f"{_cell(first, _SPEED):>24}{_cell(first, _later_speed):>24}"
             )
 
 
 def sums_of(texts: Sequence[Text], *, beside: Sequence[Text]) -> dict[str, Any]:
-    """The sums of `draftwood.decoding.metrics` by prompt, `[prompts]`; those of `beside` as `plain_...`."""
+    """Returns sums of `draftwood.decoding.metrics` by prompt, `[prompts]`; for `beside` as `plain_...`."""
     of: dict[str, Any] = {}
     for prefix, some in (("", texts), ("plain_", beside)):
         for name in ("seconds", "first_token_seconds", "first_tokens", "rounds", "prefill_tokens"):
@@ -68,7 +66,7 @@ def sums_of(texts: Sequence[Text], *, beside: Sequence[Text]) -> dict[str, Any]:
 
 
 def _later_speed(sums: Mapping[str, Any]) -> Any:
-    """How many times faster tokens behind the first come than beside."""
+    """Returns the ratio of speeds after the first token."""
     plain = {name.removeprefix("plain_"): values for name, values in sums.items() if name[:6] == "plain_"}
     return _PER_TOKEN(plain) / _PER_TOKEN(sums)
 

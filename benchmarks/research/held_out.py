@@ -39,7 +39,7 @@ def prompts(
     Of a file every second prompt is for what is measured and reported, and the others for `calibration`:
     what chooses shapes and acceptance vectors decodes no prompt of a table.
 
-    Problems are put as in the training text (`Question: ...`, `Answer:`), code as it stands, prose as the
+    Problems are put as in the training text (`Question: ...`, `Answer:`), code unchanged, prose as the
     first 64 tokens of a paragraph, and the first turn of a chat as the user's.
 
     Raises:

@@ -74,7 +74,7 @@ def set_laws(draft: Tensor, count: int) -> list[tuple[float, SetLaw]]:
 
 
 def race_and_bound(target: Tensor, draft: Tensor, count: int) -> tuple[float, float]:
-    """What race order accepts in the mean, and the bound."""
+    """Returns the mean acceptance of race order, and the bound."""
     laws = set_laws(draft, count)
     total = sum(weight for weight, _ in laws)
     race = sum(weight * float(flows_of(law, target).flows.sum()) for weight, law in laws) / total

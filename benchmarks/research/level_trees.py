@@ -76,7 +76,7 @@ class LevelTrees:
         return [self._tree(prefixes, weight) for prefixes, weight in self._grown([()])]
 
     def _grown(self, level: Sequence[Text]) -> Iterator[tuple[list[Text], float]]:
-        """The prefixes below those of a level, in every way that they may be drawn, with its weight."""
+        """Yields the prefixes below a level, in every way that they may be drawn, with its weight."""
         if not level or len(level[0]) == len(self.branching):
             yield [], 1.0
             return

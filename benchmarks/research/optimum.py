@@ -87,7 +87,7 @@ def contenders(policy: TreePolicy) -> dict[str, Verifier]:
 def optimum(
     trees: Annotated[list[str] | None, typer.Argument(help="Kinds of tree; default: all.")] = None,
     models: Annotated[int, typer.Option(help="Random pairs of models a kind.", min=1)] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="These verifiers alone, by label.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only these verifiers, by label.")] = None,
     first: Annotated[int, typer.Option(help="Number of the first pair of models.", min=0)] = 0,
     to: Annotated[
         Path | None, typer.Option("--csv", help="Append every pair's figures here, as they come.")

@@ -12,7 +12,7 @@ from draftwood import TokenTree
 def blocks_of(tree: TokenTree, order: Sequence[int], *, size: int = 32) -> int:
     """Blocks of `size` by `size` of the ancestor mask that hold anything; node `order[i]` comes i-th.
 
-    That is what a block-sparse attention pass over the tree alone computes. `order` is any permutation of
+    That is what a block-sparse attention pass over only the tree computes. `order` is any permutation of
     the nodes. Source: DySpec, appendix C, definition 1 and table 5.
     """
     blocks = -(-len(tree) // size)

@@ -1,4 +1,4 @@
-"""How much a draft overlaps with the target, by the temperature at which it is drawn from."""
+"""Overlap of a draft with the target, by the temperature at which the draft is drawn from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def overlaps(
     prompts: Annotated[int, typer.Option(help="Prompts a domain that `recipes` decodes.", min=1)] = 20,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
 ) -> None:
-    """How often a single drawn token is accepted, by the draft's temperature, on calibration prompts.
+    """Measures the acceptance of a single drawn token, by the draft's temperature, on calibration prompts.
 
     \b
     Examples:

@@ -69,7 +69,7 @@ class Cell:
 
 @attrs.frozen
 class Task:
-    """What all cells share; prompts are rows of tokens by domain."""
+    """The settings that all cells share; prompts are rows of tokens by domain."""
 
     prompts: Mapping[str, Sequence[Sequence[int]]]
     tokens: int
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def words(self) -> str:
-        """What two runs must have in common to share a file."""
+        """Returns the words that two runs must have in common to share a file."""
         return f"{sum(map(len, self.prompts.values()))} prompts, {self.tokens} tokens, {self.draft}"
 
 
@@ -128,7 +128,7 @@ def measure(cell: Cell, task: Task, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(setting: Setting, known: Mapping[str, Any]) -> Recipe:
-    """The recipe of a setting, with those of the `known` options that it has."""
+    """The recipe of a setting, with the `known` options that it has."""
     from draftwood.protocols import registry
 
     has = registry.options("recipes", setting.recipe)
@@ -145,7 +145,7 @@ def recipes(
     tokens: Annotated[int, typer.Option(help="Tokens a text.", min=1)] = 32,
     temperatures: Annotated[list[float] | None, typer.Option("--temperature", help="Repeatable.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="These recipes alone; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only these recipes; repeatable.")] = None,
     draft: Annotated[str, typer.Option(help="The draft model of the zoo.")] = models.DRAFT,
     draft_temperature: Annotated[
         float | None, typer.Option(help="The draft's own; default: the target's, 1 at 0.", min=0.01)
@@ -273,7 +273,7 @@ def efficiency(cell: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def best(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[float, int, str], Mapping[str, Any]]:
-    """Of the settings of one label, the one with the most tokens a round."""
+    """Returns the setting with the most tokens per round for every label."""
     chosen: dict[tuple[float, int, str], Mapping[str, Any]] = {}
     for cell in cells:
         key = (cell["temperature"], cell["budget"], cell["label"])

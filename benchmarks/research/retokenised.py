@@ -1,4 +1,4 @@
-"""An index of text in another tokenizer's tokens: as it stands, and written anew in the target's."""
+"""An index of text in another tokenizer's tokens: unchanged, and converted to the target's."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def retokenised(
 ) -> None:
     """Tokens a round of llama-7m with retrieval (recipe `rest`) from one text under three tokenizations.
 
-    In the target's tokens; in those of a byte-level BPE that is trained on the text, behind
-    `shared-tokens`; and in these, but written anew.
+    In the target's tokens; in the tokens of a byte-level BPE that is trained on the text, through
+    `shared-tokens`; and in these, but converted.
 
     \b
     Examples:
@@ -56,11 +56,11 @@ def retokenised(
     )
     anew = list(written_anew(in_other, other, own))
     size = zoo.load("llama-7m").config.vocab_size
-    behind = SharedTokens.between(drafter(in_other, len(other)), own, other, vocab_size=size)
+    through = SharedTokens.between(drafter(in_other, len(other)), own, other, vocab_size=size)
     drafters = {
         "own tokens": drafter(in_own, size),
         "another's, written anew": drafter(anew, size),
-        "another's, shared tokens": behind,
+        "another's, shared tokens": through,
     }
     rows = prompts_of(data, own, prompts)
     jobs = [(name, temperature) for name in drafters for temperature in TEMPERATURES]
@@ -70,8 +70,8 @@ def retokenised(
     same = sum(map(np.array_equal, in_own, anew)) / len(texts)
     typer.echo(
         f"{device_name()}: {len(texts)} documents, {sum(map(len, in_own))} tokens of the target's and "
-        f"{sum(map(len, in_other))} of the other's, which has {behind.tokens.overlap:.1%} of the target's; "
-        f"written anew, {same:.1%} of the documents are those of the target's tokenizer"
+        f"{sum(map(len, in_other))} of the other's, which has {through.tokens.overlap:.1%} of the target's; "
+        f"written anew, {same:.1%} of the documents are as the target's tokenizer makes them"
     )
     for line in table(found):
         typer.echo(line)
@@ -112,7 +112,7 @@ def drafter(rows: Sequence[np.ndarray], size: int) -> RetrievalDrafter:
 def measured(
     drafter: Drafter, temperature: float, prompts: list[list[int]], *, tokens: int, budget: int
 ) -> dict[str, float]:
-    """The sums of all texts behind `prompts`."""
+    """The sums of all texts after `prompts`."""
     recipe = registry.create("recipes", "rest", {"budget": budget})
     target = load(zoo.load("llama-7m"))
     decoder = SpeculativeDecoder(target, drafter, recipe.policy, recipe.verifier)

@@ -42,7 +42,7 @@ def samples(
 ) -> None:
     """Tokens a round of llama-7m by sample number: first samples of all prompts, then second ones, and so on.
 
-    `suffix-decoding` with a cache that begins empty and keeps all texts, beside `prompt-lookup`.
+    `suffix-decoding` with a cache that begins empty and keeps all texts, compared with `prompt-lookup`.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def samples(
 def written(
     name: str, temperature: float, prompts: list[torch.Tensor], *, count: int, tokens: int, budget: int
 ) -> Any:
-    """One `Sample` after another; seeds depend on prompt and number alone."""
+    """One `Sample` after another; seeds depend only on prompt and number."""
     target = load(zoo.load("llama-7m"))
     size = "length" if name == "prompt-lookup" else "budget"
     recipe: Recipe = registry.create("recipes", name, {size: budget})
@@ -99,7 +99,7 @@ def written(
 
 
 def table(done: list[Sample], count: int) -> list[str]:
-    """Tokens a round, and the nodes a round behind them, by sample number."""
+    """Tokens a round, and the nodes a round after them, by sample number."""
     numbers = range(1, count + 1)
     lines = [f"{'sample':28}" + "".join(f"{number:7}" for number in numbers) + f"{'all':>7}{'nodes':>7}"]
     for name, temperature in dict.fromkeys((one.recipe, one.temperature) for one in done):

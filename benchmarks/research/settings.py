@@ -13,7 +13,7 @@ from draftwood.strategies.policies.shapes import Shape, as_text
 BUDGETS = (6, 14, 30, 64)
 
 # Where a method leaves the shape open, all shapes of a budget run and the best is shown, as in RSD's
-# figure 5. Its appendix D.3.2 has those of 6, 14 and 30 nodes (of paths that are to fill the budget).
+# figure 5. Its appendix D.3.2 has the settings of 6, 14 and 30 nodes (of paths that are to fill the budget).
 _PATHS = {
     6: [(2, 3), (3, 2)],
     14: [(2, 7), (7, 2)],
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """The row of the table that it stands in; settings of one label compete for it."""
+        """The row of the table that holds it; settings of one label compete for it."""
         if self.recipe == "dyspec" and "acceptance" in self.options:
             return "dyspec, measured acceptance"
         if self.draft_temperature is None:
@@ -83,15 +83,15 @@ def settings(
     shape: Shape | None,
     drafter_options: Mapping[str, Mapping[str, Any]],
 ) -> list[Setting]:
-    """What runs at a budget.
+    """Returns the settings that run at a budget.
 
     Args:
         budget: which `check_budget` lets pass.
         temperature: of the target. At 0 recipes that differ from another by verification
-            or by the law of drawing alone are left out.
+            or by only the law of drawing are left out.
         acceptance: measured, for the trees that are made for it.
         shape: searched, for race verification; None where there is none.
-        drafter_options: the options of recipes that have drafters of their own and can run here.
+        drafter_options: the options of recipes that have their own drafters and can run here.
     """
     vector = tuple(acceptance)
     sampled = temperature > 0

@@ -1,7 +1,7 @@
 """Every verifier on the same trees of the Llama pair: tokens a round, and the time each takes.
 
 The texts are written once; in every round all verifiers judge the tree that was drawn there, several
-times each, so that differences are those of the rules alone. Intervals are bootstrapped over prompts.
+times each, so that only the rules differ. Intervals are bootstrapped over prompts.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def interval(totals: Tensor, below: Tensor) -> tuple[float, float, float]:
 
 
 def verifiers(
-    names: Annotated[list[str] | None, typer.Argument(help="Verifiers beside recursive rejection.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Verifiers to compare.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Folder with gsm8k_test.jsonl, humaneval.jsonl and wikitext2_test.txt."),

@@ -1,4 +1,4 @@
-"""A draft that lacks some of the target's tokens, beside the same draft with all of them."""
+"""A draft that lacks some of the target's tokens, compared with the same draft with all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPERATURES = (0.0, 1.0)
 
 @attrs.frozen
 class Cell:
-    """What a draft gave: `missing` is None for the one with the target's own vocabulary."""
+    """The results of a draft: `missing` is None for the draft with the target's own vocabulary."""
 
     missing: float | None
     temperature: float

@@ -1,7 +1,7 @@
-"""What the site adds to the pages: tables from the registry, and the READMEs that lie beside the code.
+"""Hooks of the site: they add the pages outside docs/, such as READMEs in the folders of the code.
 
-mkdocs calls these functions while it builds. Pages of the repository outside docs/ become pages of the
-site, and links to them lead there.
+mkdocs calls these functions while it builds. Links to those pages lead to their places in the site. Tables
+are in the pages already (`make pages`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import tables
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,12 +27,12 @@ OUTSIDE = {
     "kernels/README.md": "kernels/index.md",
     "kernels/COMPILED.md": "kernels/compiled.md",
 }
-"""Pages beside docs/, and where they stand in the site; the READMEs of kernels are looked for."""
+"""Pages outside docs/, and their places in the site; READMEs of kernels are found by pattern."""
 KERNELS = list(ROOT.glob("kernels/*/README.md"))
 
 
 def outside() -> dict[str, str]:
-    """Every page of the repository that the site holds beside those of docs/."""
+    """Returns every page outside docs/ that the site holds, with its place there."""
     kernels = sorted(ROOT.glob("kernels/**/README.md"))
     pages = {"kernels/README.md": "kernels/index.md"}
     for path in kernels:
@@ -48,7 +47,7 @@ def outside() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Lay the layers side by side for the reference, and put the kernels into the navigation."""
+    """Links the layers into one package for the reference, and puts the kernels into the navigation."""
     package = SOURCES / "draftwood"
     package.mkdir(parents=True, exist_ok=True)
     for old in package.iterdir():
@@ -56,25 +55,20 @@ def on_config(config: Any) -> Any:
     entries = [path for path in (ROOT / "framework").iterdir() if path.name != "__pycache__"]
     for path in [*entries, *(ROOT / layer for layer in ("apps", "strategies", "backends", "zoo"))]:
         os.symlink(path, package / path.name)
-    for section in config["nav"]:
-        if "Kernels" in section:
-            section["Kernels"] = [page for page in outside().values() if page.startswith("kernels/")]
+    (reference,) = (section["Reference"] for section in config["nav"] if "Reference" in section)
+    reference[-1]["Kernels"] = [page for page in outside().values() if page.startswith("kernels/")]
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Adds the pages outside docs/."""
     for source, page in outside().items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in the tables, and lead links to where their pages stand in the site."""
-    for name, table in tables.TABLES.items():
-        marker = f"<!-- table: {name} -->"
-        if marker in markdown:
-            markdown = markdown.replace(marker, table())
+    """Returns the page with every link changed to the place of its page in the site."""
     here = page.file.src_uri
     origin = {site: source for source, site in outside().items()}.get(here, f"docs/{here}")
     return re.sub(r"(\]\()([^)#\s]+)([)#])", lambda m: m[1] + _target(m[2], origin, here) + m[3], markdown)

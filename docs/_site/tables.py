@@ -1,4 +1,4 @@
-"""Tables of the site, made from the code (methods, strategies, what the errors say) and from results."""
+"""Tables of the pages, made from the code (methods, strategies, messages of errors) and from results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import csv
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from draftwood.apps.strategies import entries
@@ -15,18 +15,19 @@ from draftwood.protocols import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = tuple(ROOT / "docs" / "results" / name / "results.csv" for name in ("greedy", "sampled"))
-FAMILIES = ROOT / "benchmarks" / "data" / "families.csv"
+DATA = ROOT / "benchmarks" / "data"
+FAMILIES = DATA / "families.csv"
 LAYERS = ("framework", "apps", "backends", "strategies")
 CLASSES = {
     name: kind
     for name, kind in vars(errors).items()
     if inspect.isclass(kind) and issubclass(kind, errors.DraftwoodError)
 }
-GAP = "…"  # stands for what a message fills in
+GAP = "…"  # in place of each value of a message
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """The class of an error and what it says, `…` for each value, in the order of the files."""
+    """Yields the class of every error in the code and its message, with `…` for each value."""
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -47,14 +48,14 @@ def _text(node: ast.expr) -> str:
 
 
 def all_messages() -> str:
-    """What the errors say, by class, with what the class means."""
+    """Returns all messages of errors, by class, with the docstring of each class."""
     every = list(messages())
     parts = []
     for name, kind in CLASSES.items():
         texts = sorted({text for of, text in every if of == name}, key=_alphabetical)
         if texts:
             lines = "\n".join(f"- `{' '.join(text.split()).replace('`', chr(39))}`" for text in texts)
-            parts.append(f"### {name}\n\n{(kind.__doc__ or '').strip()}\n\n{lines}\n")
+            parts.append(f"## {name}\n\n{(kind.__doc__ or '').strip()}\n\n{lines}\n")
     return "\n".join(parts)
 
 
@@ -63,7 +64,7 @@ def _alphabetical(text: str) -> str:
 
 
 def recipes() -> str:
-    """The methods: what each is made of, its law, and how to run it, from the registry."""
+    """Returns a section for every method: its parts, its law, and the command that runs it."""
     parts = []
     for entry in entries():
         if entry.kind != "recipes":
@@ -88,7 +89,7 @@ def recipes() -> str:
 
 
 def strategies(kind: str) -> str:
-    """One row a registered strategy of a kind."""
+    """Returns a table with one row for every registered strategy of a kind."""
     rows = []
     for entry in entries():
         if entry.kind == kind:
@@ -107,7 +108,7 @@ def _results() -> list[dict[str, str]]:
 
 
 def results(cell: Callable[[Mapping[str, str]], str]) -> str:
-    """What `cell` says of every line of the results: a table a temperature, contenders by data sets."""
+    """Returns a table for every temperature: contenders by data sets, with `cell` of each line."""
     lines = _results()
     parts = []
     for temperature in dict.fromkeys(line["temperature"] for line in lines):
@@ -126,7 +127,7 @@ def results(cell: Callable[[Mapping[str, str]], str]) -> str:
 
 
 def figure(name: str) -> Callable[[Mapping[str, str]], str]:
-    """The metric `name` of a line with its interval."""
+    """Returns a function that gives the metric `name` of a line with its interval."""
 
     def cell(line: Mapping[str, str]) -> str:
         value, low, high = (line[name + end] for end in ("", "_low", "_high"))
@@ -137,7 +138,7 @@ def figure(name: str) -> Callable[[Mapping[str, str]], str]:
 
 
 def texts(line: Mapping[str, str]) -> str:
-    """How a line's texts compare with those of `generate`."""
+    """Returns the comparison of a line's texts with the texts of `generate`."""
     if line["agreement"]:
         share = float(line["agreement"])
         return "equal" if share == 1 else f"{share:.1%} equal"
@@ -145,7 +146,7 @@ def texts(line: Mapping[str, str]) -> str:
 
 
 def together() -> str:
-    """Above temperature 0, the p-value of every contender's texts over all data sets."""
+    """Returns the p-value of every contender's texts over all data sets, above temperature 0."""
     lines = [line for line in _results() if line["p_together"]]
     p_values = {(line["temperature"], line["contender"]): float(line["p_together"]) for line in lines}
     rows = [f"| {float(temperature):g} | `{name}` | {p:.2f} |" for (temperature, name), p in p_values.items()]
@@ -153,13 +154,13 @@ def together() -> str:
 
 
 def machine() -> str:
-    """What the results were measured on."""
+    """Returns one sentence with the machine and the versions of the results."""
     said = (
         f"{line['device']}; Python {line['python']}, draftwood {line['draftwood']}, torch {line['torch']}, "
         f"transformers {line['transformers']}"
         for line in _results()
     )
-    return " and ".join(dict.fromkeys(said))
+    return f"Measured on {' and '.join(dict.fromkeys(said))}."
 
 
 def _families(*results: str) -> list[dict[str, str]]:
@@ -168,7 +169,7 @@ def _families(*results: str) -> list[dict[str, str]]:
 
 
 def families() -> str:
-    """One row a family that is served, or differs."""
+    """Returns a table with one row for every family that is supported, or differs."""
     rows = [
         f"| `{line['family']}` | {line['backend']} | {line['law_s']} | {line['one']} of 3 | "
         f"{line['three']} of 3 |"
@@ -178,19 +179,78 @@ def families() -> str:
 
 
 def families_refused() -> str:
-    """One row a family that is not served, with what `load` or transformers says."""
+    """Returns a table with one row for every refused family, with the message of `load` or transformers."""
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['reason'].replace('|', '/').replace('<', '(')} |"
         for line in _families("refused", "no text alone", "encoder-decoder", "not built")
     ]
-    return "\n".join(["| family | | what is said |", "|---|---|---|", *rows])
+    return "\n".join(["| family | | message |", "|---|---|---|", *rows])
 
 
 def families_counts() -> str:
-    """How many families came out how."""
+    """Returns the number of families for every kind of result."""
     counts = Counter(line["result"] for line in _families())
     rows = [f"| {result} | {count} |" for result, count in counts.most_common()]
     return "\n".join(["| | families |", "|---|---|", *rows])
+
+
+def _rows(name: str, **wanted: str) -> list[dict[str, str]]:
+    with (DATA / name).open(newline="", encoding="utf-8") as file:
+        return [line for line in csv.DictReader(file) if all(line[key] == wanted[key] for key in wanted)]
+
+
+def _best(lines: Iterable[Mapping[str, str]], *keys: str) -> dict[tuple[str, ...], Mapping[str, str]]:
+    """Returns the line with the most tokens per round for every combination of the `keys`."""
+    chosen: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for line in lines:
+        key = tuple(line[name] for name in keys)
+        if key not in chosen or float(line["tokens_per_round"]) > float(chosen[key]["tokens_per_round"]):
+            chosen[key] = line
+    return chosen
+
+
+def _cell(line: Mapping[str, str] | None) -> str:
+    if line is None:
+        return ""
+    mean, low, high = (float(line[name]) for name in ("tokens_per_round", "low", "high"))
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
+
+
+def methods(name: str) -> str:
+    """Returns a table for every temperature: recipes by budgets, the best shape of each, from a file."""
+    lines = _rows(name)
+    best = _best(lines, "temperature", "recipe", "budget")
+    parts = []
+    for temperature in sorted({line["temperature"] for line in lines}, key=float):
+        here = [line for line in lines if line["temperature"] == temperature]
+        budgets = sorted({line["budget"] for line in here}, key=int)
+        named = dict.fromkeys(line["recipe"] for line in here)
+        rows = [f"| temperature {float(temperature):g} | {' | '.join(f'{size} nodes' for size in budgets)} |"]
+        rows.append("|---" * (1 + len(budgets)) + "|")
+        for recipe in named:
+            cells = (_cell(best.get((temperature, recipe, budget))) for budget in budgets)
+            rows.append(f"| {recipe} | {' | '.join(cells)} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def longer_texts() -> str:
+    """Returns a table of Sequoia's trees, class order and race on texts of 64 and 256 tokens, by draft."""
+    recipes = ("sequoia", "class-ordered-sequoia", "race")
+    columns = [(heat, budget) for heat in ("0.6", "1.0") for budget in ("14", "64")]
+    shown = ", ".join(f"{float(heat):g}, {budget} nodes" for heat, budget in columns).replace(
+        " nodes, ", " nodes | "
+    )
+    rows = [f"| tokens | draft | method | {shown} |", "|---" * (3 + len(columns)) + "|"]
+    for tokens in (64, 256):
+        lines = _rows(f"recipes-{tokens}-tokens.csv")
+        best = _best(lines, "draft", "recipe", "temperature", "budget")
+        for draft in dict.fromkeys(line["draft"] for line in lines):
+            for recipe in recipes:
+                cells = [_cell(best.get((draft, recipe, *column))) for column in columns]
+                if any(cells):
+                    rows.append(f"| {tokens} | {draft} | {recipe} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -204,6 +264,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "results_rounds": lambda: results(figure("tokens_per_round")),
     "results_texts": lambda: results(texts),
     "results_together": together,
+    "methods_greedy_draft": lambda: methods("recipes.csv"),
+    "methods_sampled_draft": lambda: methods("recipes-deep-draft.csv"),
+    "methods_longer_texts": longer_texts,
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,

@@ -1,4 +1,4 @@
-"""A tree policy of one's own: thirty lines with its proof, then it writes text."""
+"""A new tree policy in thirty lines: it is proved, then it writes text."""
 
 import attrs
 
@@ -10,7 +10,7 @@ from draftwood.verifiers import RecursiveRejection
 
 @attrs.frozen
 class Comb(TreePolicy):
-    """A chain of the draft's best guesses, each with its runner-up beside it."""
+    """A chain of the draft's best guesses, each with its runner-up as a sibling."""
 
     length: int = 3
     laws = frozenset({Deterministic})

@@ -1,4 +1,4 @@
-"""Several prompts at once: each row draws from its own seed, so it writes what it would write alone."""
+"""Several prompts at once: each row draws from its own seed, so no text depends on other rows."""
 
 from draftwood import SamplingParams, SpeculativeDecoder, load, zoo
 from draftwood.drafters import ModelDrafter
@@ -6,7 +6,7 @@ from draftwood.policies import LayeredDySpec
 from draftwood.verifiers import RecursiveRejection
 
 decoder = SpeculativeDecoder(
-    load(zoo.load("llama-7m")),  # in float32: in bfloat16 a row alone rounds otherwise than among others
+    load(zoo.load("llama-7m")),  # in float32: in bfloat16 rounding depends on the other rows
     ModelDrafter(load(zoo.load("llama-draft"))),
     LayeredDySpec(budget=16),
     RecursiveRejection(),
@@ -22,4 +22,4 @@ for prompt, tokens, reason in zip(prompts, together.tokens, together.finish_reas
 
 alone = decoder.generate(rows[1:2], seed=[2], return_dict_in_generate=True, **settings)
 assert alone.tokens[0] == together.tokens[1]
-print("--- The second row alone writes the same text.")
+print("--- The second row by itself writes the same text.")

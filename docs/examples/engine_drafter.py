@@ -15,7 +15,7 @@ LIKELY = 0.3  # a chain ends where it is less likely than this to be right
 
 
 class SuffixDrafter:
-    """What followed the last tokens in this text, in those beside it and in earlier ones."""
+    """Proposes tokens that followed the last tokens in this text, in concurrent texts and in earlier ones."""
 
     def __init__(self, vllm_config):
         model = vllm_config.model_config

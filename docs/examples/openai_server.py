@@ -1,4 +1,4 @@
-"""A small server of OpenAI's protocol over one decoder, for trying strategies behind a chat window.
+"""A small server of OpenAI's protocol over one decoder, for trying strategies in a chat window.
 
     python openai_server.py --port 8000 --target big/ --drafter small/ --temperature 0.7
 
@@ -24,14 +24,14 @@ from draftwood.verifiers import RecursiveRejection
 
 
 def decoder_of(target: str, drafter: str, budget: int) -> SpeculativeDecoder:
-    # A CPU computes fastest in float32, and there a text does not feel who is beside it in the batch.
+    # A CPU computes fastest in float32, and there a text does not depend on the other rows.
     dtype = None if torch.cuda.is_available() else torch.float32
     models = [load(name, dtype=dtype) for name in (target, drafter)]
     return SpeculativeDecoder(models[0], ModelDrafter(models[1]), LayeredDySpec(budget), RecursiveRejection())
 
 
 def ask(address: tuple[str, int], question: dict[str, object]) -> str:
-    """One streamed answer, by the standard library alone."""
+    """One streamed answer, with only the standard library."""
     client, pieces = HTTPConnection(*address), list[str]()
     client.request("POST", "/v1/completions", json.dumps({**question, "stream": True}))
     for line in client.getresponse():

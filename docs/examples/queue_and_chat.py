@@ -31,4 +31,4 @@ with decoder.session(max_rows=3, max_new_tokens=16, seed=1) as session:
 
 alone = decoder.generate(queue[2:3], max_new_tokens=16)
 assert alone[0].tolist() == texts[2]
-print("--- A row of the queue alone writes the same text.")
+print("--- A row of the queue by itself writes the same text.")

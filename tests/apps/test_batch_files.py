@@ -304,9 +304,9 @@ def test_fields_that_change_nothing_are_taken(asked):
         ([request("a"), request("b"), request("a")], "has the custom_id 'a' 2 times; give every request one"),
         (
             [request("a"), {**request("b"), "custom_id": ""}],
-            'line 2: "custom_id" is ""; give every request a',
+            'line 2: "custom_id" is ""; give every request its',
         ),
-        ([request("a"), {"prompt": "x"}], 'line 2: "custom_id" is null; give every request a name'),
+        ([request("a"), {"prompt": "x"}], 'line 2: "custom_id" is null; give every request its own name'),
         ([{"prompt": "x"}, request("a")], 'line 2: "prompt" is missing'),
     ],
 )

@@ -57,7 +57,7 @@ def test_heads_and_drafts_race_on_a_widened_target(measure, tmp_path):
     first, _, ordinary, _, *lines = result.stdout.splitlines()
     assert re.search("llama-7m widened to 8.[0-9]M parameters, float32, llama-7m-eagle3 [23].[0-9]M", first)
     assert ordinary.split()[:2] == ["T=0", "generate()"]
-    assert [line.split()[-1] for line in lines if " beside it " not in line] == ["100.0%"] * 3
+    assert [line.split()[-1] for line in lines if " vs it " not in line] == ["100.0%"] * 3
     by_drafter = {one["drafter"]: one for one in json.loads((tmp_path / "found.json").read_text())}
     assert by_drafter.keys() == {"", "llama-7m-eagle3", "llama-7m-dspark", "llama-draft"}
     assert all(len(one["seconds"]) == len(one["rounds"]) == 5 for one in by_drafter.values())

@@ -92,7 +92,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_draft(draftwood, monkeypa
         patched.setattr(command, "trained", interrupted)
         stopped = call(tmp_path / "broken")
     assert stopped.exit_code == 130
-    assert "goes on from what stands in" in stopped.stderr
+    assert "continues from the files in" in stopped.stderr
     assert not (tmp_path / "broken" / "model.safetensors").exists()
     steps: list[int] = []
 

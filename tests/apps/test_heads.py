@@ -69,7 +69,7 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
         patched.setattr(kinds, "trained_head", interrupted)
         stopped = call(tmp_path / "broken")
     assert stopped.exit_code == 130
-    assert "goes on from what stands in" in stopped.stderr
+    assert "continues from the files in" in stopped.stderr
     assert not (tmp_path / "broken" / "model.safetensors").exists()
     assert call(tmp_path / "broken").exit_code == 0
     mended = load_file(tmp_path / "broken" / "model.safetensors")

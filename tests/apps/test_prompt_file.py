@@ -270,9 +270,9 @@ def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
     [
         (
             '{"prompt": "a", "text": "b"}',
-            'line 1: the field "text" is called as one that --out has of its own',
+            'line 1: the field "text" has the name of a field that --out writes',
         ),
-        ('{"question": "a", "prompt": "b"}', 'the field "prompt" is called as one'),
+        ('{"question": "a", "prompt": "b"}', 'the field "prompt" has the name of a field'),
         ('{"prompt": "a", "score": NaN}', "a field cannot be kept in --out (NaN is no number)"),
         ('{"prompt": "a", "score": 1e999}', "a field cannot be kept in --out (Infinity is no number)"),
         ('{"prompt": "a", "id": 99999999999999999999999}', "a field cannot be kept in --out (the number"),

@@ -26,10 +26,10 @@ def driver(tmp_path_factory):
 
 @pytest.fixture
 def opened(driver, tmp_path):
-    """Open the page of a trace document; whatever the page then complains of fails the test."""
+    """Opens the page of a trace at its first round; whatever the page complains of fails the test."""
     browser = Browser(driver)
 
-    def open_page(document):
+    def open_page(document, *, at_first=True):
         file = tmp_path / "trace.json"
         file.write_text(json.dumps(document), encoding="utf-8")
         shown = read(file)
@@ -37,6 +37,8 @@ def opened(driver, tmp_path):
         where.write_text(page.html(shown, file.name), encoding="utf-8")
         browser.errors()
         driver.get(where.as_uri())
+        if at_first:
+            browser.press("HOME")
         return browser, shown["rows"]
 
     yield open_page
@@ -59,6 +61,21 @@ def overlapping(boxes):
         return a[2] <= b[0] + 0.5 or b[2] <= a[0] + 0.5 or a[3] <= b[1] + 0.5 or b[3] <= a[1] + 0.5
 
     return [pair for pair in itertools.combinations(boxes, 2) if not apart(*pair)]
+
+
+def opening(row):
+    """Returns the place of the round that a row opens on."""
+    several = [place for place, one in enumerate(row["rounds"]) if len(one["path"]) > 2]
+    drafted = [place for place, one in enumerate(row["rounds"]) if len(one["tree"]["tokens"]) > 1]
+    return next(iter(several or drafted), 0)
+
+
+def test_it_opens_on_a_round_with_something_to_see(opened, document):
+    browser, rows = opened(document, at_first=False)
+    place = opening(rows[0])
+    assert place > 0  # the first round has no tree
+    assert browser.place == f"{place + 1} of {len(rows[0]['rounds'])}"
+    assert len(browser.find("#tree .node.lit")) == len(rows[0]["rounds"][place]["path"]) + 1
 
 
 def test_keys_and_clicks_step_through_the_rounds(opened, document):
@@ -191,7 +208,7 @@ def test_rows_are_chosen(opened, document):
     browser.run("document.querySelector('#row').focus()")
     browser.press("END")  # the list's own key: its last row, not the last round
     assert browser.text("#text .prompt") == rows[1]["prompt"]
-    assert browser.place == f"1 of {len(rows[1]['rounds'])}"
+    assert browser.place == f"{opening(rows[1]) + 1} of {len(rows[1]['rounds'])}"
 
 
 def test_one_row_needs_no_chooser_and_no_round_is_no_error(opened, document):

@@ -1,4 +1,4 @@
-"""How well a draft follows a target, on text that the target wrote."""
+"""Agreement of a draft with its target, on text that the target wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bin:
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """How well a draft follows a target at one temperature, on the target's own text at it.
+    """The agreement of a draft with its target at one temperature, on the target's own text at it.
 
     Attributes:
         temperature: of target and draft; 0 is greedy.
@@ -127,7 +127,7 @@ def round_starts(chance: Tensor, *, length: int) -> Tensor:
     """The chance that a round begins at each token of a text, float64 `[rows, tokens]`.
 
     Args:
-        chance: of each token to be an accepted draft token where one stands, float64 `[rows, tokens]`.
+        chance: of each token to be an accepted draft token where there is one, float64 `[rows, tokens]`.
         length: of the drafted chain. A round gives what is accepted and one token more.
     """
     rows, tokens = chance.shape

@@ -1,4 +1,4 @@
-"""What a draft learns from its target at a position.
+"""The losses by which a draft learns from its target at a position.
 
 On real and on sampled text that is the overlap of the two distributions, the chance that a draft token is
 accepted (Leviathan et al., arXiv 2211.17192, corollary 3.6). Its complement is their total variation
@@ -48,7 +48,7 @@ def distribution_loss(
     divergence: float,
 ) -> Tensor:
     """`variation` times the total variation plus `divergence` times the KL divergence, the mean over
-    `temperatures`, float32 `[...]`; logits are as in `distances`, and the draft's alone get a gradient."""
+    `temperatures`, float32 `[...]`; logits are as in `distances`, and only the draft's get a gradient."""
     losses: Tensor = _DistributionLoss.apply(  # type: ignore[no-untyped-call]
         draft_logits.flatten(0, -2), target_logits.flatten(0, -2), temperatures, variation, divergence
     )
@@ -58,7 +58,7 @@ def distribution_loss(
 class _DistributionLoss(torch.autograd.Function):
     """The loss with its gradient at once, a few positions at a time.
 
-    What autograd would keep of every position is many times the logits; here it is the gradient alone, and on
+    What autograd would keep of every position is many times the logits; here it is only the gradient, and on
     a CPU a few positions stay in its cache. With q the draft's law at temperature t and q' its part below the
     target's p, the gradients by its logits are `q (sum(q') - [q < p]) / t` and `(q - p) / t`.
     """

@@ -36,7 +36,7 @@ class Rows:
 
 @attrs.frozen(kw_only=True)
 class RowPlan:
-    """Which rows are written.
+    """A plan of the rows to write.
 
     Every pair of a temperature and a prompt length has its turn, a shard of about 16,000 tokens at a time.
 
@@ -62,7 +62,7 @@ class RowPlan:
 
 
 def ends_of_text(model: Any) -> tuple[int, ...]:
-    """The tokens behind which `model.generate` stops."""
+    """The tokens after which `model.generate` stops."""
     config = getattr(model, "generation_config", None) or model.config
     ends = getattr(config, "eos_token_id", None)
     if ends is None:
@@ -121,7 +121,7 @@ def written(
         shares: how often prompts are cut from each stream, by name; a stream without one has 1.
 
     Raises:
-        InvalidInput: a stream is shorter than a prompt, or a shard that stands there cannot be read.
+        InvalidInput: a stream is shorter than a prompt, or a shard that is there cannot be read.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     inner_folder(folder)
@@ -159,7 +159,7 @@ def save_whole(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def load_whole(file: Path) -> dict[str, Any]:
-    """What `save_whole` wrote, on the CPU; code in it is not run."""
+    """Returns the content of a file of `save_whole`, on the CPU; code in it is not run."""
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise many kinds for a damaged file

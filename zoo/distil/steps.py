@@ -21,7 +21,7 @@ _RECENT = 50  # steps over which the loss is averaged
 
 @attrs.frozen
 class Trained:
-    """How far training is.
+    """The progress of a training.
 
     Attributes:
         step: steps taken.
@@ -35,7 +35,7 @@ class Trained:
 
 
 class Schedule(Protocol):
-    """What a recipe says of its steps and of how fast they learn.
+    """A recipe's steps and learning rates.
 
     Attributes:
         steps: in all.
@@ -61,7 +61,7 @@ def stepped(
     """Train `draft` in place, step by step; it learns while the iterator is consumed.
 
     Every `every` steps and at the end, weights and optimiser are written to `checkpoint` (whole or not at
-    all), and a run goes on from what stands there: on a CPU to the very weights that it would have had
+    all), and a run goes on from what is there: on a CPU to the very weights that it would have had
     without the break.
 
     Args:

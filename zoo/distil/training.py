@@ -22,7 +22,7 @@ SEEDS = 1_000_003  # between the seeds of two runs, so that no steps of theirs s
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """How a draft learns.
+    """A recipe for training a draft.
 
     Attributes:
         steps: of the optimiser.
@@ -30,7 +30,7 @@ class Recipe:
         learning_rate: the peak; see `rate`.
         temperatures: at which distributions are compared, on sampled and on real text.
         variation: the weight of the total variation there; that of greedy text's cross-entropy is 1.
-        divergence: the weight of the KL divergence beside it.
+        divergence: the weight of the KL divergence.
         real: the share of a prompt's positions, drawn anew in every step, that are learnt too.
         seed: of the order of the rows.
     """
@@ -51,7 +51,7 @@ def trained(
     """Train `draft` in place, step by step; it learns while the iterator is consumed.
 
     Every `every` steps and at the end, weights and optimiser are written to `checkpoint` (whole or not at
-    all), and a run goes on from what stands there: on a CPU to the very weights that it would have had
+    all), and a run goes on from what is there: on a CPU to the very weights that it would have had
     without the break.
 
     Args:
@@ -106,13 +106,13 @@ def _loss(
     # Of two models with one tokenizer, one may pad its vocabulary further.
     shared = min(wanted.shape[-1], guess.shape[-1])
     guess, wanted = guess[..., :shared], wanted[..., :shared]
-    # Places rise, so those of real text, which greedy rows begin with too, come first.
+    # Places rise, so places of real text, which greedy rows begin with too, come first.
     real = int((places < rows.prompt - 1).sum()) if rows.temperature == 0 else len(places)
     return (weights * losses(guess, wanted, real, recipe=recipe)).sum() / weights.sum()
 
 
 def losses(guess: Tensor, wanted: Tensor, real: int, *, recipe: Recipe) -> Tensor:
-    """What `guess` is apart from `wanted`, both logits `[rows, places, vocab]`: `[rows, places]`.
+    """Returns the losses of `guess` against `wanted`, both logits `[rows, places, vocab]`: `[rows, places]`.
 
     By their distributions in the first `real` places, and by the target's token in the others.
     """

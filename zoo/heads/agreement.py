@@ -1,4 +1,4 @@
-"""How often a head follows its target, by the depth of what it drafts, on text that the target wrote."""
+"""Agreement of a head with its target, by the depth of the drafted token, on text that the target wrote."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPTHS = 4
 
 @attrs.frozen(kw_only=True)
 class Agreement:
-    """How well a head follows a target at one temperature, on the target's own text at it.
+    """The agreement of a head with a target at one temperature, on the target's own text at it.
 
     Attributes:
         temperature: of target and head; 0 is greedy.
@@ -48,7 +48,7 @@ def agreement_of_rows(
 ) -> tuple[Tensor, Tensor]:
     """The chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and their weights.
 
-    Places are those of `KnownText` whose guess is part of the continuation. Weights are 0 behind an end of
+    Places are `KnownText`'s whose guess is part of the continuation. Weights are 0 after an end of
     text, and where a draft would have begun in front of the text.
     """
     text = known_text(target, rows.tokens, taps)

@@ -29,10 +29,10 @@ from .place_loss import place_loss
 
 @attrs.frozen(kw_only=True)
 class BlockRecipe(Recipe):
-    """How a block drafter learns; see `Recipe`, and:
+    """A recipe for a block drafter; see `Recipe`, and:
 
     Attributes:
-        decay: the weight of a slot's loss beside that of the slot before it.
+        decay: the weight of a slot's loss over the weight of the slot before it.
         share: of the places of a step at which a block begins.
     """
 
@@ -56,7 +56,7 @@ def new_block_config(
 ) -> BlockConfig:
     """A block drafter's sizes for `target`: its own, apart from those that are given.
 
-    It has as many heads of keys as of queries: the text reaches its slots through values alone.
+    It has as many heads of keys as of queries: the text reaches its slots only through values.
 
     Args:
         target: a causal language model.
@@ -175,7 +175,7 @@ def trained_block(
 
     Args:
         target: a causal language model in eval mode. Where it is in bfloat16, the head's passes are too.
-        head: in float32 on the same device, with neither embeddings nor an output head of its own.
+        head: in float32 on the same device, without embeddings and output head.
         shards: what the target wrote.
         recipe: how it learns; a checkpoint is to be of the same.
         checkpoint: the file.

@@ -28,11 +28,11 @@ from .place_loss import place_loss
 
 @attrs.frozen(kw_only=True)
 class HeadRecipe(Recipe):
-    """How a head learns; see `Recipe`, and:
+    """A recipe for a head; see `Recipe`, and:
 
     Attributes:
-        depths: how far its own states are recycled; the first depth reads the target's alone.
-        decay: the weight of a depth's loss beside that of the depth before it.
+        depths: how far its own states are recycled; the first depth reads only the target's.
+        decay: the weight of a depth's loss over the weight of the depth before it.
         share: of the places of a step at which a depth is judged, drawn anew for each. Logits cost more than
             the head's layer, and other places tell more than all of one text.
     """
@@ -48,7 +48,7 @@ class HeadRecipe(Recipe):
 
 
 def tokens_written(shards: Sequence[Rows], vocabulary: int) -> Tensor:
-    """How often the target wrote each token, int64 `[vocabulary]`."""
+    """Returns the number of times that the target wrote each token, int64 `[vocabulary]`."""
     counts = torch.zeros(vocabulary, dtype=torch.int64)
     for shard in shards:
         counts += shard.tokens[:, shard.prompt :].flatten().bincount(minlength=vocabulary)
@@ -154,7 +154,7 @@ def _begin_as_last_layer(head: Eagle3Head, body: Any) -> None:
 
 
 def _scale(norm: Any, width: int) -> Tensor | None:
-    """What an RMS norm multiplies each of `width` numbers by; some keep it less one."""
+    """Returns the factors of an RMS norm for each of `width` numbers; some norms keep them less one."""
     weight = getattr(norm, "weight", None)
     if weight is None or weight.shape != (width,) or getattr(norm, "bias", None) is not None:
         return None
@@ -190,7 +190,7 @@ def trained_head(
     def loss(step: int) -> tuple[Tensor, int]:
         rows, places = batch(shards, recipe, step)
         generator = Generator().manual_seed(recipe.seed * SEEDS + step)
-        # Token i + 2 is guessed at place i, and its weight stands one further.
+        # Token i + 2 is guessed at place i, and its weight is one place further.
         places = places[places >= 1] - 1
         chosen = [
             places[torch.rand(len(places), generator=generator) < recipe.share] for _ in range(recipe.depths)

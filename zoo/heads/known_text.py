@@ -38,7 +38,7 @@ class KnownText:
     logits: Tensor
 
     def drafted(self, head: PairHead, *, depths: int, shift: int = 0) -> Iterator[Tensor]:
-        """What the head's layer gives at every place and depth; see `unrolled`."""
+        """Returns the output of the head's layer at every place and depth; see `unrolled`."""
         embeddings = self.embeddings if head.embed_tokens is None else head.embed_tokens(self.tokens)
         yield from unrolled(head, embeddings, head.project(self.features), depths=depths, shift=shift)
 
@@ -69,7 +69,7 @@ class KnownText:
             if head.markov_head is not None:
                 change, after = head.markov_head(self.tokens, out, before)
                 logits = logits + change[:, first:]
-                # What was drafted at a place stands before the next one.
+                # The drafts of a place come before the next place.
                 before = None if after is None else pad(after[:, :-1], (0, 0, 1, 0))
             yield head.over_target(logits)
 
@@ -81,7 +81,7 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     Args:
         target: a transformers model.
         tokens: on any device.
-        taps: layers whose input is read, counted from 0; behind the last one, what the output head reads.
+        taps: layers whose input is read, counted from 0; after the last one, what the output head reads.
 
     Raises:
         UnsupportedModel: the model gives no hidden states.
@@ -91,7 +91,7 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     hidden = getattr(output, "hidden_states", None)
     parameters = signature(target.forward).parameters
     if hidden and "output_hidden_states" in parameters and "position_ids" not in parameters:
-        # Pure state-space models put out nothing of what their first layer reads, and what lies behind the
+        # Pure state-space models put out nothing of what their first layer reads, and what lies after the
         # last one twice, without and with the norm.
         hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])
     if not hidden or len(hidden) <= max(taps):

@@ -23,7 +23,7 @@ from draftwood.strategies.mtp.head import MtpHead
 
 
 def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | BlockHead | MtpHead:
-    """The head in `folder`, in the target's dtype on its device; an MTP layer may stand in a checkpoint.
+    """The head in `folder`, in the target's dtype on its device; an MTP layer may be in a checkpoint.
 
     Raises:
         InvalidInput: as `load_head` and `load_block`, one that taps layers which the target does not have, or

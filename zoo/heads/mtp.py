@@ -1,7 +1,7 @@
 """Make an MTP layer for a target that was trained without one; it learns as an EAGLE-3 head does.
 
 The layer has Nemotron-H's form: one block of attention without positions and one MLP, over the projection
-of a token's embedding and of what the target's output head read. So it may stand beside any target.
+of a token's embedding and of what the target's output head read. So it fits any target.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def new_layer(target: Any, layout: Layout, *, seed: int) -> MtpHead:
         seed: of its weights.
 
     Raises:
-        UnsupportedModel: the target's logits are not those of its output head alone.
+        UnsupportedModel: the target's logits are not only its output head's.
     """
     torch.manual_seed(seed)
     head = MtpHead(layout)
@@ -69,7 +69,7 @@ def new_layer(target: Any, layout: Layout, *, seed: int) -> MtpHead:
     states, output = read.hidden_states[-1], target.get_output_embeddings()
     if not torch.allclose(output(states).float(), read.logits.float(), rtol=1e-2, atol=1e-2):
         raise UnsupportedModel(
-            f"{type(target).__name__} scales or caps its logits behind its output head, which training of "
+            f"{type(target).__name__} scales or caps its logits after its output head, which training of "
             "MTP layers does not follow; train an EAGLE-3 head."
         )
     # The target's states have the size that its last norm gives them.

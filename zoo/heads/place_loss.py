@@ -1,4 +1,4 @@
-"""What a head learns at places of a text, whatever kind of head it is."""
+"""The loss of a head at places of a text, for every kind of head."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def place_loss(
     """The mean loss of guesses of what follows at places of a text.
 
     Args:
-        guess: logits `[rows, places, vocab]`, or of the tokens `target_ids` alone.
+        guess: logits `[rows, places, vocab]`, or only of the tokens `target_ids`.
         text: as the target reads it.
         places: int64, ascending, on the CPU.
-        rows: the text. Greedy rows teach their tokens behind the prompt, and all others distributions.
+        rows: the text. Greedy rows teach their tokens after the prompt, and all others distributions.
         weights: of all places, `[rows, n]`.
         recipe: how distributions are compared.
         target_ids: the target's tokens that the head can propose; None: all.
     """
-    # Places ascend, so those of real text come first.
+    # Places ascend, so places of real text come first.
     real = int((places < rows.prompt - 2).sum()) if rows.temperature == 0 else len(places)
     places = places.to(guess.device)
     wanted, weight = text.logits[:, places], weights[:, places]

@@ -45,7 +45,7 @@ class Setting:
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """How a head agrees with its target under a setting.
+    """The agreement of a head with its target under a setting.
 
     Attributes:
         name: of the setting.
@@ -92,7 +92,7 @@ def settings(head: Eagle3Head | BlockHead | MtpHead, layers: int) -> Iterator[Se
 
 
 def _of_blocks(head: BlockHead, taps: tuple[int, ...]) -> Iterator[Setting]:
-    """What files of block drafters leave open: which slots see those behind them, and which guesses first."""
+    """Returns open settings of block drafters: which slots see later slots, and which guesses first."""
     config = head.config
     causal = not any(config.causal)
     changed: list[tuple[str, dict[str, Any]]] = [
@@ -113,7 +113,7 @@ def _of_a_layer(head: MtpHead, taps: tuple[int, ...]) -> Iterator[Setting]:
     if head.layout.family.rotary is not None:
         for shift in (-1, 1):
             yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift)
-    # A copy of the module alone, over the same weights.
+    # A copy of only the module, over the same weights.
     exchanged, family = copy(head), head.layout.family
     exchanged.layout = attrs.evolve(
         head.layout, family=attrs.evolve(family, state_first=not family.state_first)
@@ -123,7 +123,7 @@ def _of_a_layer(head: MtpHead, taps: tuple[int, ...]) -> Iterator[Setting]:
 
 
 def switched(head: Eagle3Head, config: Eagle3Config) -> Eagle3Head:
-    """The same weights under another `config`, which may leave out norms."""
+    """Returns the same weights under another `config`, which may leave out norms."""
     with torch.device("meta"):
         other = Eagle3Head(config, target_ids=head.target_ids.cpu())
     weights = head.state_dict()
@@ -134,13 +134,13 @@ def switched(head: Eagle3Head, config: Eagle3Config) -> Eagle3Head:
 def compared(
     target: Any, head: Eagle3Head | BlockHead | MtpHead, prompts: Sequence[Rows], *, depths: int
 ) -> Iterator[Found]:
-    """Every setting on the target's own greedy text behind each of `prompts`, the configured one first.
+    """Every setting on the target's own greedy text after each of `prompts`, the configured one first.
 
     Raises:
         InvalidInput: a text that is too short, or none.
     """
     if not prompts or any(rows.tokens.shape[1] < 4 for rows in prompts):
-        raise InvalidInput("A text of four tokens or more behind each of the prompts is needed; give some.")
+        raise InvalidInput("A text of four tokens or more after each of the prompts is needed; give some.")
     if isinstance(head, BlockHead):
         depths = min(depths, max(head.config.block_size - 1, 1))
     before: torch.Tensor | None = None

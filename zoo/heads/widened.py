@@ -1,7 +1,7 @@
 """A head for a widened target, which drafts there what it drafts for the narrow one.
 
 A widened target's residual stream holds the narrow one's in its first channels, unscaled, and zeros in all
-others (`zoo.widen`); its layers have the narrow ones' numbers, and added ones stand behind them. So a head's
+others (`zoo.widen`); its layers have the narrow ones' numbers, and added ones come after them. So a head's
 taps stay, its projection gets columns of zeros, and norms over features are scaled as the target's own are.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["widened_head"]
 
 
 def widened_head(head: Module, narrow: PreTrainedModel, wide: PreTrainedModel) -> Eagle3Head | BlockHead:
-    """A head whose logits on `wide` are those of `head` on `narrow`, up to rounding.
+    """A head whose logits on `wide` equal the logits of `head` on `narrow`, up to rounding.
 
     All but its projection is as small as in `head`: a real head for a target of that width is about as wide
     as its target, and costs more. So `parameter_count` of both belongs to every time that is taken of it.
@@ -90,7 +90,7 @@ def widened_head(head: Module, narrow: PreTrainedModel, wide: PreTrainedModel) -
 
 
 def _padded(weight: Tensor, old: int, new: int) -> Tensor:
-    """`weight` `[..., taps * old]` as `[..., taps * new]`, with zeros behind the channels of every tap."""
+    """`weight` `[..., taps * old]` as `[..., taps * new]`, with zeros after the channels of every tap."""
     taps = weight.unflatten(-1, (-1, old))
     return torch.nn.functional.pad(taps, (0, new - old)).flatten(-2)
 

@@ -36,7 +36,7 @@ MEANINGS = {
 
 
 def document(*, longest: int, most: int) -> dict[str, Any]:
-    """Returns the OpenAPI document; `longest` and `most` are those of the server."""
+    """Returns the OpenAPI document; `longest` and `most` are the server's."""
     paths: dict[str, Any] = {
         path: {"get": {"responses": {"200": _content("An object.", {"type": "object"})}}}
         for path in ("/health", "/v1/models")

@@ -174,7 +174,7 @@ class Asked(Part):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are shown at each position; None: no log-probabilities."""
+        """Returns the number of most likely tokens to show at each position; None: no log-probabilities."""
         raise NotImplementedError
 
 

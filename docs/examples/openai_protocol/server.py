@@ -65,7 +65,7 @@ class Server:
         longest_prompt: int = 4096,
         limits: Limits | None = None,
     ) -> None:
-        # The thread that reads requests has a tokenizer of its own, since one is for one thread at a time.
+        # The thread that reads requests has its own tokenizer, because one is for one thread at a time.
         self.tokenizer, self._decoding = copy.deepcopy(tokenizer), tokenizer
         self.name, self.temperature = name, temperature
         self.most, self.longest, self.longest_prompt = most, longest, longest_prompt

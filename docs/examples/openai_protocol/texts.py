@@ -80,7 +80,7 @@ class Choice:
         tokenizer: of the target.
         stops: strings at which it ends; they are not part of it.
         likeliest: how many likely tokens are named at each place; None: no log-probabilities.
-        count: tokens that were written for it, with those of a stop string.
+        count: tokens that were written for it, with the tokens of a stop string.
         finish: why it ended, in OpenAI's words; None before.
     """
 
