@@ -42,7 +42,7 @@ class LineWatch:
     def __exit__(self, *_: object) -> None:
         if self._watches:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if (lines := self._ran.get(frame.f_code)) is None:

@@ -87,7 +87,7 @@ class _Ranks:
 
     def test(self, what: str) -> float:
         """The smallest bias that is seen in all of them; raises `LawBroken` for one that there is."""
-        law = {(place,): 1 / _BINS for place in range(_BINS)}
+        law: dict[tuple[int, ...], float] = {(place,): 1 / _BINS for place in range(_BINS)}
         smallest = 1.0
         for group, counts in self.counts.items():
             found = chi_square_test(

@@ -34,6 +34,7 @@ class Form(Enum):
     GUMBEL = "-log T"
 
 
+_NO_FORM: Form | None = None
 SMALLEST_WINS = {Form.TIME, Form.LOG_TIME}
 LARGEST_WINS = {Form.MINUS_TIME, Form.INVERSE, Form.GUMBEL}
 
@@ -164,7 +165,7 @@ class LazyNumber:
 
     def __add__(self, other: Any) -> LazyNumber:
         c = _number(other)
-        form, rate = None, 1.0
+        form, rate = _NO_FORM, 1.0
         if self.form in (Form.GUMBEL, Form.LOG_TIME):
             form, rate = self.form, self.rate * math.exp(c if self.form is Form.GUMBEL else -c)
         elif self.form is Form.MINUS_UNIFORM and c == 1:
@@ -193,8 +194,9 @@ class LazyNumber:
     def __mul__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
-            return -(self * -c)
-        form, rate = None, 1.0
+            opposite: LazyNumber = self * -c
+            return -opposite
+        form, rate = _NO_FORM, 1.0
         if self.form in (Form.TIME, Form.MINUS_TIME):
             form, rate = self.form, self.rate / c if c else math.inf
         elif self.form is Form.INVERSE:
@@ -208,8 +210,9 @@ class LazyNumber:
     def __truediv__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
-            return -(self / -c)
-        form, rate = None, 1.0
+            opposite: LazyNumber = self / -c
+            return -opposite
+        form, rate = _NO_FORM, 1.0
         if self.form in (Form.TIME, Form.MINUS_TIME):
             form, rate = self.form, self.rate * c
         elif self.form is Form.INVERSE:
@@ -219,8 +222,9 @@ class LazyNumber:
     def __rtruediv__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
-            return -(-c / self)
-        form, rate = None, 1.0
+            opposite: LazyNumber = -c / self
+            return -opposite
+        form, rate = _NO_FORM, 1.0
         if self.form is Form.TIME:
             form, rate = Form.INVERSE, self.rate * c
         elif self.form is Form.INVERSE:

@@ -125,11 +125,11 @@ class LazyArray(np.ndarray[Any, Any]):
             held[place] = numbers()
         return held.view(cls)
 
-    def argmax(self, axis: int | None = None, *_: Any, **__: Any) -> Any:
+    def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         """Returns the place of the largest."""
         return _places_won(np.asarray(self), axis, largest=True)
 
-    def argmin(self, axis: int | None = None, *_: Any, **__: Any) -> Any:
+    def argmin(self, axis: Any = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         """Returns the place of the smallest."""
         return _places_won(np.asarray(self), axis, largest=False)
 
@@ -239,8 +239,8 @@ def entries(one: Any) -> Any:
         return one.numbers
     if not isinstance(one, Tensor):
         return one
-    plain = one.detach().cpu()
-    plain = (plain.double() if plain.dtype is torch.bfloat16 else plain).numpy()
+    exact = one.double() if one.dtype is torch.bfloat16 else one
+    plain = exact.detach().cpu().numpy()
     held = np.empty(plain.shape, object)
     for place in np.ndindex(plain.shape):
         held[place] = plain[place]

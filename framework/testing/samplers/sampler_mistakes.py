@@ -198,7 +198,7 @@ def _or(weights: Tensor, otherwise: Tensor) -> Tensor:
 def _cooled(step: _Step, side: str, temperature: float) -> _Step:
     rows = step.drafts if side == "draft" else step.targets
     cooled = torch.stack([_sharpened(row, temperature) for row in rows])
-    return attrs.evolve(step, **{f"{side}s": cooled})
+    return attrs.evolve(step, drafts=cooled) if side == "draft" else attrs.evolve(step, targets=cooled)
 
 
 def _law(draft: Draft, mistake: Mistake) -> Emitted:

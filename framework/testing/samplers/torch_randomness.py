@@ -113,10 +113,8 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     def randint(*given: Any, **options: Any) -> Tensor:
         size = options.get("size", given[-1])
         ends = [*(given if "size" in options else given[:-1])]
-        low, high = (
-            options.get("low", 0 if len(ends) < 2 else ends[0]),
-            options.get("high", ends[-1] if ends else None),
-        )
+        low: Any = options.get("low", 0 if len(ends) < 2 else ends[0])
+        high: Any = options["high"] if "high" in options else ends[-1]
         numbers = _many(lambda: chance.integer(int(low), int(high)), size)
         device = options.get("device") or "cpu"
         if any(isinstance(one, LazyNumber) for one in numbers.reshape(-1)):
@@ -258,7 +256,7 @@ def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     def normal(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
         return LazyArray.of(lambda: loc + scale * chance.normal(), size)
 
-    shared = {
+    shared: dict[str, Callable[..., Any]] = {
         "random": random_,
         "uniform": uniform,
         "choice": choice,
@@ -281,7 +279,7 @@ def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
             )
         },
     }
-    legacy = {
+    legacy: dict[str, Callable[..., Any]] = {
         "random_sample": random_,
         "ranf": random_,
         "sample": random_,
