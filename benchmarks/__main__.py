@@ -6,6 +6,7 @@ import typer
 
 from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
+from benchmarks.kernels.engines import engines
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
 from benchmarks.kernels.mixed_rows import mixed_rows
@@ -43,6 +44,7 @@ measurement: Any
 for measurement in (
     gpu,
     captured,
+    engines,
     first_token,
     kernels,
     mixed_rows,

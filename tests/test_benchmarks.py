@@ -45,6 +45,18 @@ def test_the_rounds_numbers_are_drawn_where_they_vary(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-nodes.png", "round-vocab.png"]
 
 
+def test_engines_are_compared_by_the_texts_that_they_write() -> None:
+    words = "engines --target llama-draft --engines eager --tokens 5 --prompts 1 --repetitions 1 --depth 2"
+    called = CliRunner().invoke(app, [*words.split(), "--budgets", "0,3", "--threads", "1"])
+    assert called.exit_code == 0, called.output
+    lines = [line for line in called.output.splitlines() if re.search(r"\d of \d+$", line)]
+    assert len(lines) == 4
+    assert all(re.search(r"(\d+) of \1$", line) for line in lines), called.output
+    refused = CliRunner().invoke(app, ["engines", "--engines", "tvm"])
+    assert refused.exit_code == 1
+    assert "The engine 'tvm' is not here; name some of eager, inductor" in " ".join(refused.output.split())
+
+
 def test_a_plain_round_asks_little_of_the_host() -> None:
     called = CliRunner().invoke(app, ["plain-round", "--rounds", "3"])
     assert called.exit_code == 0, called.output

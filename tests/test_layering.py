@@ -63,6 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "recurrent",
         "model",
         "passes",
+        "openvino",
         "kinds",
         "loading",
     ),

@@ -61,6 +61,7 @@ def bench(
         float | None, typer.Option(help="Parameters that a target of the zoo is widened to.")
     ] = None,
     offload: models.Offload = None,
+    engine: models.ChosenEngine = None,
     trust_remote_code: models.TrustRemoteCode = False,
     ray: Annotated[
         str | None,
@@ -118,6 +119,7 @@ def bench(
         "device": device,
         "widen": widen,
         "offload": offload and str(offload),
+        "engine": engine and str(engine),
         "trust_remote_code": trust_remote_code or None,
         "paper": paper,
     }

@@ -203,6 +203,7 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
         other_tokens=True,
         # What another precision or pair has left there may still be read.
         offload=Path(plan.offload, f"{plan.pairs.index(pair)}-{dtype}") if plan.offload else None,
+        engine=models.EngineName(plan.engine),
     )
     if not plan.widen:
         return loaded
@@ -212,7 +213,9 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
 
     small: Any = loaded.target
     wide: Any = widen_to(small.model, parameters=plan.widen, dtype=small.model.dtype)
-    return attrs.evolve(loaded, target=registry.load(wide.to(small.model.device)))
+    return attrs.evolve(
+        loaded, target=registry.load(wide.to(small.model.device), engine=loaded.loader.engine.value)
+    )
 
 
 def _passes(loaded: models.Loaded) -> dict[str, Any]:

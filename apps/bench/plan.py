@@ -99,6 +99,7 @@ class BenchPlan:
             cost in practice; 0: as it is.
         offload: a folder: the target's layers stay on the disk, and every pass of all contenders, ordinary
             `generate` included, streams them; empty: in memory.
+        engine: what runs the models in draft trees; ordinary `generate` runs them as they are.
         trust_remote_code: whether code that comes with a model runs.
         paper: the table of a paper that the results are compared with; see `papers`.
     """
@@ -128,6 +129,7 @@ class BenchPlan:
     device: str = attrs.field(default="", validator=_is(str))
     widen: float = attrs.field(default=0.0, validator=_is(int, float))
     offload: str = attrs.field(default="", validator=_is(str))
+    engine: str = attrs.field(default="eager", validator=_one_of(*models.EngineName))
     trust_remote_code: bool = attrs.field(default=False, validator=_is(bool))
     paper: str = attrs.field(default="", validator=_is(str))
 

@@ -149,6 +149,7 @@ def generate(
     ] = models.Dtype.auto,
     device: models.Device = None,
     offload: models.Offload = None,
+    engine: models.ChosenEngine = None,
     trust_remote_code: models.TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt instead.")] = False,
     trace_file: Annotated[
@@ -171,6 +172,7 @@ def generate(
       draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
       draftwood generate --target big/ --offload tmp --prompt "Hi"
+      draftwood generate --target big/ --drafter small/ --engine openvino --prompt "Hi"
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
       draftwood generate --json-schema review.json --prompt "A fine film."
       draftwood generate --prompts questions.jsonl --out answers.jsonl --seed 1
@@ -198,6 +200,7 @@ def generate(
         device=device,
         offload=offload,
         trust_remote_code=trust_remote_code,
+        engine=engine,
     )
     method = words.method()
     if prompts is not None:

@@ -292,7 +292,9 @@ def configuration(method: Method, asked: PromptFile, files: Mapping[str, Any]) -
         for name in ("tuned", "json_schema")
         if (path := getattr(words, name)) is not None
     }
-    said = attrs.asdict(words, filter=lambda field, _: field.name not in ("device", "offload")) | read
+    said = (
+        attrs.asdict(words, filter=lambda field, _: field.name not in ("device", "offload", "engine")) | read
+    )
     said |= {"option": list(words.option), "stop": list(words.stop), "dtype": str(words.dtype)}
     return {
         "prompts": {"count": len(asked.lines), "sha256": asked.digest},

@@ -26,6 +26,16 @@ from draftwood.protocols import registry
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
 
+
+class EngineName(StrEnum):
+    """Engines that the command line offers."""
+
+    eager = "eager"
+    inductor = "inductor"
+    openvino = "openvino"
+    auto = "auto"
+
+
 Offload = Annotated[
     Path | None,
     typer.Option(
@@ -35,6 +45,21 @@ Offload = Annotated[
     ),
 ]
 """The option of every command whose target may be larger than memory."""
+
+Engine = Annotated[
+    EngineName,
+    typer.Option(
+        help="What runs the models: eager; inductor compiles them; openvino, on a CPU, needs "
+        "draftwood[openvino]; auto takes openvino where it serves."
+    ),
+]
+"""The option of every command that grows trees."""
+
+ChosenEngine = Annotated[
+    EngineName | None,
+    typer.Option(help="As for tune; default: the tuned file's, else eager.", show_default=False),
+]
+"""The same where a tuned file may have chosen one."""
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")]
 """The option of every command that loads models."""
@@ -60,6 +85,7 @@ class Loader:
     dtype: Dtype
     device: torch.device
     trust_remote_code: bool
+    engine: EngineName = EngineName.eager
 
     def backend(self, name: str, *, offload: Path | None = None) -> StateBackend:
         return registry.load(
@@ -68,6 +94,7 @@ class Loader:
             device=self.device,
             trust_remote_code=self.trust_remote_code,
             offload=offload,
+            engine=self.engine.value,
         )
 
     def tokenizer(self, name: str) -> Any:
@@ -129,17 +156,19 @@ def load(
     trust_remote_code: bool,
     other_tokens: bool = False,
     offload: Path | None = None,
+    engine: EngineName = EngineName.eager,
 ) -> Loaded:
     """Both models and their tokenizer; every name is a folder, a model of the zoo or a hub name.
 
-    With `offload` the target's layers stay on the disk (see `draftwood.backends.loading.loader.load`).
+    With `offload` the target's layers stay on the disk; `engine` runs both models (see
+    `draftwood.backends.loading.loader.load`).
 
     Raises:
         IncompatibleModels: target and draft come with different tokenizers, and not `other_tokens`.
         InvalidInput: a name or device that does not exist, or a corrupt folder.
         UnsupportedModel: a model that cannot be served, or loaded safely.
     """
-    loader = Loader(dtype, find_device(device), trust_remote_code)
+    loader = Loader(dtype, find_device(device), trust_remote_code, engine)
     own = loader.tokenizer(target)
     shared = loader.tokenizer(tokenizer) if tokenizer else own
     if shared is None and tokenizer is None:

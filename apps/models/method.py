@@ -186,6 +186,7 @@ class Words:
     device: str | None = None
     offload: Path | None = None
     trust_remote_code: bool = False
+    engine: models.EngineName | None = None
     chosen_for: float | None = None
 
     def absolute(self) -> Words:
@@ -283,6 +284,7 @@ class Method:
             trust_remote_code=words.trust_remote_code,
             other_tokens=known is None or known.draft_vocabulary is not None,
             offload=words.offload,
+            engine=words.engine or models.EngineName(known.engine if known else "eager"),
         )
         if known:
             check_pair(known, loaded)

@@ -69,6 +69,7 @@ def tune(
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
     device: models.Device = None,
     offload: models.Offload = None,
+    engine: models.Engine = models.EngineName.eager,
     trust_remote_code: models.TrustRemoteCode = False,
 ) -> None:
     """Find the strategy and budget that pay for a pair of models.
@@ -84,6 +85,7 @@ def tune(
       draftwood tune --drafter prompt-lookup --strategy dyspec --budget 8
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
       draftwood tune --target big/ --drafter small/ --offload tmp --dtype bfloat16
+      draftwood tune --engine openvino --budget 4 --budget 8
     """
     check_writable(to)
     if new_tokens < 2:
@@ -110,6 +112,7 @@ def tune(
         trust_remote_code=trust_remote_code,
         other_tokens=True,
         offload=offload,
+        engine=engine,
     )
     texts = [prompt.text for data_set in sets.values() for prompt in data_set.prompts]
     tokens = loaded.tokenizer(texts)["input_ids"]
@@ -130,6 +133,7 @@ def tune(
         "draft_vocabulary": shared and models.vocabulary_digest(loaded.draft_tokenizer),
         "temperature": temperature,
         "dtype": str(plan.dtype),
+        "engine": str(engine),
         "race": [attrs.asdict(one) for one in results],
         "estimates": [attrs.asdict(one) for one in estimates],
         "pass_seconds": {

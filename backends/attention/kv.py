@@ -143,6 +143,14 @@ class RowCache(Cache):
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
 
     @property
+    def arenas(self) -> Sequence[Tensor]:
+        """The arenas `[buffers, rows, kv_heads, slots, head_dim]`, one for every kind of buffer.
+
+        Their buffers are the keys and the values of every layer in turn, each in the arena of its kind.
+        """
+        return self._arenas
+
+    @property
     def settled(self) -> bool:
         """Whether the model's shapes are known, so that room made now is made once."""
         return self._settled > 0

@@ -253,6 +253,8 @@ class PackedBackend(PackedPasses):
             if self.model.training != self._training:
                 self._refuse_mode()
             found = self._runner.grow(inputs, plan, widths=widths, temperature=temperature, first=first)
+            if found is None:
+                return None
             levels = Levels.of(found, widths=widths, vocab_size=self.vocab_size)
             if levels.misses(plan):
                 return None

@@ -29,7 +29,7 @@ def with_capture(backend: StateBackend, capture: Capture) -> PackedBackend:
             f"{name} is on the {backend.device.type.upper()}, which has no CUDA graphs; load it onto a GPU, "
             'or with capture="compile".'
         )
-    if (reason := _objection(backend)) is not None:
+    if (reason := objection(backend)) is not None:
         raise UnsupportedModel(
             f'{name} {reason}, so its passes are not captured; load it with capture="off".'
         )
@@ -48,8 +48,8 @@ def _as_traced(graph: Any, inputs: Any) -> Any:
     return graph
 
 
-def _objection(backend: StateBackend) -> str | None:
-    """Why passes of `backend` are not captured, behind the model's name; None where they may be."""
+def objection(backend: StateBackend) -> str | None:
+    """Why passes of `backend` run as they are, following the model's name; None where they need not."""
     if isinstance(backend, LongRopeBackend):
         return "is rotated by the length of its text"
     if not isinstance(backend, PackedBackend):

@@ -20,12 +20,13 @@ from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
 from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading import mamba_in_llama, mamba_ssm
-from draftwood.backends.loading.captured_loading import with_capture
 from draftwood.backends.loading.checkpoints import first_line, move_to
+from draftwood.backends.loading.engines import Engine, check_engine, with_engine
 from draftwood.backends.loading.offloading import disk_options
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.loading.tested_versions import warn_if_untested
 from draftwood.backends.model.model_backend import ModelBackend, served_part
+from draftwood.backends.openvino.conversion import Weights
 from draftwood.backends.recurrent.rebuild import clamps_steps, held_forward, recurrent_layers, reference
 from draftwood.backends.structure.auto_class import auto_class
 from draftwood.backends.structure.context import rope_depends_on_length
@@ -67,6 +68,8 @@ def load(
     offload: str | os.PathLike[str] | None = None,
     attention: Attention = "auto",
     capture: Literal["off", "compile", "cuda-graphs"] = "off",
+    engine: Engine = "eager",
+    weights: Weights | None = None,
 ) -> StateBackend:
     """A backend that serves a decoder-only model.
 
@@ -91,18 +94,23 @@ def load(
         capture: whether passes over trees run in a few fixed shapes, each of which is compiled when it is
             first met: `"compile"` by torch.compile, `"cuda-graphs"` by it and CUDA graphs; `"off"`: never.
             How many were is the backend's `captured.graphs`.
+        engine: what runs passes: `"eager"`, the model's own code; `"inductor"`, the same as
+            `capture="compile"`; `"openvino"`, on a CPU, in the dtype of the weights, which must be float32 or
+            bfloat16; `"auto"`, OpenVINO where it is installed and serves the model, else the model's own
+            code, which of the two is logged. OpenVINO holds a copy of the weights of its own.
+        weights: what OpenVINO rounds its copy of the weights to: `"int8"` or `"int4"`, None: nothing. The
+            backend then is one of another model, whose greedy texts are its own.
 
     Raises:
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
         UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
-            kind, a model that fails the self-check, or one whose passes cannot be captured.
+            kind, a model that fails the self-check, or one whose passes the engine does not run.
         OutOfMemory: the weights or the self-check did not fit.
     """
     warn_if_untested()
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
-    if capture not in ("off", "compile", "cuda-graphs"):
-        raise InvalidInput(f'capture is {capture!r}; it must be "off", "compile" or "cuda-graphs".')
+    check_engine(engine, capture, weights)
     if isinstance(model, str | os.PathLike):
         model = load_model(
             model, trust_remote_code=trust_remote_code, dtype=dtype, device=device, offload=offload
@@ -116,11 +124,15 @@ def load(
         model = mamba_ssm.converted(model)
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidInput(f"{model!r:.80} is no model; give a transformers model, a folder or a hub name.")
-    return _backend(served_part(model), attention, capture)
+    return _backend(served_part(model), attention, capture, engine, weights)
 
 
 def _backend(
-    model: Any, attention: Attention, capture: Literal["off", "compile", "cuda-graphs"]
+    model: Any,
+    attention: Attention,
+    capture: Literal["off", "compile", "cuda-graphs"],
+    engine: Engine,
+    weights: Weights | None,
 ) -> StateBackend:
     """The backend of a model as it is now, which takes up later changes by being made here again."""
     refuse_unserved(model.config)
@@ -131,9 +143,8 @@ def _backend(
         backend = with_longrope(model, UnrolledBackend)
     else:
         backend = _checked(model, by_mask=attention == "auto")
-    if capture != "off":
-        backend = with_capture(backend, capture)
-    backend.made_by(model, lambda: _backend(model, attention, capture))
+    backend = with_engine(backend, engine, capture, weights)
+    backend.made_by(model, lambda: _backend(model, attention, capture, engine, weights))
     return backend  # type: ignore[no-any-return]
 
 

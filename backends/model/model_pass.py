@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from draftwood.backends.attention.kv import RowCache
 from draftwood.backends.attention.number_masks import Masks, NumberMasks
@@ -118,13 +119,19 @@ class ModelPass:
             return self.forward(tokens, positions, mask, kept=kept)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Masks, *, kept: int | Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Masks,
+        *,
+        kept: int | Tensor | None = None,
+        cache: Cache | None = None,
     ) -> list[Tensor]:
-        """The model alone: as above, under what `attention_mask=` takes."""
+        """The model alone: as above, under what `attention_mask=` takes; over another `cache`, if given."""
         options: dict[str, Any] = {
             "input_ids": tokens,
             "attention_mask": mask,
-            self._cache_name: self.cache,
+            self._cache_name: self.cache if cache is None else cache,
             "use_cache": True,
             "return_dict": True,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -39,7 +39,8 @@ class Runner(Protocol):
 
     Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
     `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has
-    changed is made anew, and so is its runner.
+    changed is made anew, and so is its runner. Only one that holds copies of weights says whether their
+    values have changed (`outdated`).
     """
 
     @property
@@ -75,15 +76,37 @@ class Runner(Protocol):
         widths: Sequence[int],
         temperature: float,
         first: dict[str, Ints | None],
-    ) -> Tensor:
-        """Run all levels of `plan` in one pass; see `LevelsShape`. Only called where it `grows`."""
+    ) -> Tensor | None:
+        """Run all levels of `plan` in one pass; see `LevelsShape`. Only called where it `grows`.
+
+        Returns:
+            The candidates, as `GrowingLevels.packed`; None where it turns out that such a pass cannot be had.
+        """
         raise UnsupportedModel(
             f"{type(self).__name__} runs one level of a tree at a time; ask for its levels one by one."
         )
 
+    def outdated(self) -> bool:
+        """Whether values of weights have changed in place of which the runner holds a copy."""
+        return False
+
     def replayed(self, chosen: Chosen) -> Sequence[Tensor] | None:
         """Recurrent states after a commit of these columns, or None to have them computed as they are."""
         return None
+
+
+class RunnerMaker(Protocol):
+    """Makes the runner of a backend."""
+
+    def __call__(self, model_pass: ModelPass, *, model: Any, vocab: int, longest: int | None) -> Runner:
+        """Returns what runs `model_pass`.
+
+        Args:
+            model_pass: the pass.
+            model: that it is a pass of.
+            vocab: width of its logits.
+            longest: where its context ends, if it does.
+        """
 
 
 class AsItIs(Runner):

@@ -13,7 +13,7 @@ from draftwood.backends.attention.kv import RowCache
 from draftwood.backends.model.features import Pieces
 from draftwood.backends.model.model_backend import ModelBackend
 from draftwood.backends.model.model_pass import ModelPass
-from draftwood.backends.model.runner import AsItIs, Runner
+from draftwood.backends.model.runner import AsItIs, Runner, RunnerMaker
 from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Region, Staged, chain
 from draftwood.backends.passes.capture import Capture, Captured
@@ -60,6 +60,7 @@ class PackedPasses(ModelBackend):
         states: States | None,
         chunk: int,
         capture: Capture = "off",
+        runner: RunnerMaker | None = None,
     ) -> None:
         """Serve `model`; see `ModelBackend`.
 
@@ -70,6 +71,7 @@ class PackedPasses(ModelBackend):
             states: of its recurrent layers; None for a model without any.
             chunk: tokens a prefill pass takes at once.
             capture: whether and how passes over trees are captured; see `capture`.
+            runner: makes what runs passes, where they are not captured; None: they run as they are.
 
         Raises:
             UnsupportedModel: passes that cannot be captured.
@@ -87,6 +89,9 @@ class PackedPasses(ModelBackend):
             self.captured = Captured(self._pass, name=name, capture=capture, longest=self.max_length)
             self._options["capture"] = capture
         self._runner: Runner = self.captured or AsItIs(self._pass)
+        if runner is not None:
+            self._runner = runner(self._pass, model=model, vocab=self.vocab_size, longest=self.max_length)
+            self._options["runner"] = runner
         self._region = Region.empty(0)
         self._hold([])
         # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
@@ -102,6 +107,9 @@ class PackedPasses(ModelBackend):
             self._base = max(lengths, default=0)
         # Whether any row ends before that slot.
         self._ragged = min(lengths, default=0) < self._base
+
+    def _outdated(self) -> bool:
+        return self._runner.outdated()
 
     def _read_chunk(
         self,

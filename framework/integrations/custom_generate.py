@@ -6,7 +6,8 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, cast
+from os import PathLike
+from typing import Any, Literal, cast
 
 import attrs
 import torch
@@ -28,7 +29,7 @@ from draftwood.integrations.generate_call import Call, watch
 from draftwood.integrations.generate_options import limits, refuse_unserved
 from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
-from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states
+from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states, registry
 
 
 def custom_generate(
@@ -41,6 +42,7 @@ def custom_generate(
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
+    engine: Literal["auto", "eager", "inductor", "openvino"] = "eager",
 ) -> CustomGenerate:
     """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
 
@@ -58,9 +60,21 @@ def custom_generate(
         constraint: what may be written: one for all rows, or one a row.
         streamer: shown the tokens as they are committed, where the call names none.
         stop_strings: strings that end the text, besides those of the call; they need `tokenizer`.
+        engine: what runs the target, and `drafter` where that is a model, folder or hub name; see
+            `draftwood.load`.
     """
+    if engine != "eager" and isinstance(drafter, (str, PathLike, torch.nn.Module)):
+        drafter = registry.load(drafter, engine=engine)
     return CustomGenerate(
-        as_drafter(drafter), policy, verifier, draft_sampling, constraint, streamer, stop_strings, tokenizer
+        as_drafter(drafter),
+        policy,
+        verifier,
+        draft_sampling,
+        constraint,
+        streamer,
+        stop_strings,
+        tokenizer,
+        engine,
     )
 
 
@@ -76,6 +90,7 @@ class CustomGenerate:
     streamer: Any = None
     stop_strings: str | Sequence[str] | None = None
     tokenizer: Any = None
+    engine: Literal["auto", "eager", "inductor", "openvino"] = "eager"
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
     _structure: Any = attrs.field(default=None, init=False)
@@ -229,7 +244,7 @@ class CustomGenerate:
         structure = ModelKey.of(model).structure
         if self._decoder is None or self._model is not model or self._structure != structure:
             self._decoder = SpeculativeDecoder(
-                model,
+                model if self.engine == "eager" else registry.load(model, engine=self.engine),
                 self.drafter,
                 self.policy,
                 self.verifier,

@@ -18,6 +18,7 @@ from draftwood.methods.recipe import Recipe
 from draftwood.protocols import Drafter, StateBackend, registry
 
 FORMAT, VERSION = "draftwood-tuned", 1
+ENGINES = ("auto", "eager", "inductor", "openvino")
 DTYPES = ("auto", "float32", "bfloat16")
 _AGAIN = "run draftwood tune again"
 
@@ -36,6 +37,11 @@ def _is(*kinds: type) -> Any:
 def _is_dtype(_: object, __: object, value: Any) -> None:
     if value not in DTYPES:
         raise InvalidInput(f"dtype is {value!r:.80}; known are: {', '.join(DTYPES)}.")
+
+
+def _is_engine(_: object, __: object, value: Any) -> None:
+    if value not in ENGINES:
+        raise InvalidInput(f"engine is {value!r:.80}; known are: {', '.join(ENGINES)}.")
 
 
 @attrs.frozen
@@ -83,6 +89,7 @@ class TunedMethod:
         draft_vocabulary: digest of the draft's tokenizer where that is another one, of which it proposes the
             tokens that both have; None where it is the target's.
         draft_temperature: the draft's own; None: as the recipe has it.
+        engine: what runs the models; see `draftwood.load`.
     """
 
     file: str = attrs.field(validator=_is(str))
@@ -98,6 +105,7 @@ class TunedMethod:
     gain: float = attrs.field(validator=_is(float, int))
     draft_vocabulary: str | None = attrs.field(default=None, validator=_is(str, type(None)))
     draft_temperature: float | None = attrs.field(default=None, validator=_is(float, int, type(None)))
+    engine: str = attrs.field(default="eager", validator=_is_engine)
 
     @property
     def ordinary(self) -> bool:
@@ -184,10 +192,11 @@ class TunedMethod:
             expected.check("draft", draft, file=self.file, dtype=self.dtype)
 
     def _loaded(self, model: Any) -> Any:
-        """A folder or hub name in the precision of the file; anything else as it is."""
+        """A folder or hub name in the precision of the file, over its engine; anything else as it is."""
         if not isinstance(model, (str, PathLike)):
             return model
-        return registry.load(model, dtype=None if self.dtype == "auto" else getattr(torch, self.dtype))
+        dtype = None if self.dtype == "auto" else getattr(torch, self.dtype)
+        return registry.load(model, dtype=dtype, engine=cast(Any, self.engine))
 
 
 def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:

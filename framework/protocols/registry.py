@@ -170,17 +170,25 @@ def load(
     trust_remote_code: bool = False,
     offload: Any = None,
     capture: Literal["off", "compile", "cuda-graphs"] = "off",
+    engine: Literal["auto", "eager", "inductor", "openvino"] = "eager",
+    weights: Literal["int8", "int4"] | None = None,
 ) -> StateBackend:
     """The backend that can decode `model`: an object, a folder or a hub name.
 
     `dtype`, `device` and `trust_remote_code` say how a folder or hub name is loaded; `offload`, a folder,
     that the weights of its layers stay on the disk and are streamed to every pass; `capture`, whether its
-    passes run in a few fixed shapes, each compiled when it is first met (see `draftwood.backends.load`).
+    passes run in a few fixed shapes, each compiled when it is first met; `engine`, what runs them;
+    `weights`, what OpenVINO rounds its copy of the weights to (see `draftwood.backends.load`).
 
     Raises:
         UnsupportedModel: no backend serves it; the message says why.
     """
     loader = get("loaders", "auto")
-    chosen = {"capture": (capture, "off"), "offload": (offload, None)}
+    chosen = {
+        "capture": (capture, "off"),
+        "engine": (engine, "eager"),
+        "offload": (offload, None),
+        "weights": (weights, None),
+    }
     more = {name: value for name, (value, usual) in chosen.items() if value != usual}
     return loader(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **more)  # type: ignore[no-any-return]

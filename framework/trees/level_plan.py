@@ -125,9 +125,16 @@ class GrowingLevels:
 
     def packed(self) -> Float[Tensor, "rows levels candidates 3"]:
         """Tokens, parents and values of all candidates in float64: one tensor, for one copy to the host."""
+        return torch.stack([part.double() for part in self.apart()], 3)
+
+    def apart(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, parents and values of all candidates, `[rows, levels, candidates]` each."""
         most = max(values.shape[1] for _, _, values in self._found)
-        levels = [torch.stack([one.double() for one in found], 2) for found in self._found]
-        return torch.stack([pad(level, (0, 0, 0, most - level.shape[1])) for level in levels], 1)
+        tokens, parents, values = (
+            torch.stack([pad(found[part], (0, most - found[part].shape[1])) for found in self._found], 1)
+            for part in range(3)
+        )
+        return tokens, parents, values
 
 
 def _below(paths: Tensor, chances: Tensor) -> Tensor:

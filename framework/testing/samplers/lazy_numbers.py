@@ -186,10 +186,11 @@ class LazyNumber:
         return self.applied(lambda x: -x, -1, pairs.get(self.form) if self.form else None, self.rate)
 
     def __sub__(self, other: Any) -> LazyNumber:
-        return self + -_number(other)
+        opposite: Any = -_number(other)
+        return self.__add__(opposite)
 
     def __rsub__(self, other: Any) -> LazyNumber:
-        return -self + other
+        return self.__neg__().__add__(other)
 
     def __mul__(self, other: Any) -> LazyNumber:
         c = _number(other)

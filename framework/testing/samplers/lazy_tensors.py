@@ -125,11 +125,11 @@ class LazyArray(np.ndarray[Any, Any]):
             held[place] = numbers()
         return held.view(cls)
 
-    def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+    def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:
         """Returns the place of the largest."""
         return _places_won(np.asarray(self), axis, largest=True)
 
-    def argmin(self, axis: Any = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+    def argmin(self, axis: Any = None, *_: Any, **__: Any) -> Any:
         """Returns the place of the smallest."""
         return _places_won(np.asarray(self), axis, largest=False)
 

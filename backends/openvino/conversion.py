@@ -1,0 +1,240 @@
+"""A pass as OpenVINO runs it: converted from its pure function, and compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import warnings
+from contextlib import redirect_stdout
+from time import perf_counter
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.backends.model.features import Features
+from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.openvino.function import PassFunction
+from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
+from draftwood.base.machine_faults import machine_fault
+
+log = logging.getLogger(__name__)
+
+Weights = Literal["int8", "int4"]
+"""What weights may be rounded to: 8 bits a column, or 4 bits in groups."""
+
+GROUP = 64
+"""Weights of 4 bits that share a scale."""
+
+Sizes = dict[int, list[int]]
+"""Sizes of inputs, by their place; -1 for any."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Largest difference of an output of the example from the function's own, in root mean squares.
+
+It tells whether attention may read keys apart; how exact passes are is checked later.
+"""
+
+
+@attrs.frozen(eq=False)
+class Converted:
+    """A compiled pass.
+
+    Attributes:
+        function: that it was converted from.
+        example: of its inputs.
+        compiled: OpenVINO's, with dynamic rows, nodes, slots and wanted nodes.
+        dtype: of its logits and features.
+        width: numbers of a node's features; 0 where none are read.
+    """
+
+    function: PassFunction
+    example: tuple[Tensor, ...]
+    compiled: Any
+    dtype: torch.dtype
+    width: int = 0
+
+
+def converted(
+    model: Any, one: ModelPass, *, reader: Features | None, vocab: int, longest: int | None
+) -> Converted:
+    """The pass `one` of `model`, whose cache is settled, converted and compiled.
+
+    Attention that reads past and new keys apart is tried first, then attention over the two joined.
+
+    Raises:
+        UnsupportedModel: the pass cannot be converted, or OpenVINO computes something else.
+    """
+    name, reasons = type(model).__name__, list[str]()
+    for apart in (True, False):
+        started = perf_counter()
+        try:
+            # The model's own attention says what is right.
+            joined = PassFunction(model, one, reader=reader, apart=False).eval()
+            function = PassFunction(model, one, reader=reader, apart=True).eval() if apart else joined
+            example = function.example(vocab=vocab, longest=longest)
+            with torch.no_grad(), joined.watched():
+                expected = joined(*joined.example(vocab=vocab, longest=longest))
+            compiled_pass = _compiled(function, example=example, expected=expected, dtype=model.dtype)
+            width = expected[1].shape[-1] if function.reads_features else 0
+            found = Converted(function, example, compiled_pass, expected[0].dtype, width)
+        except Exception as error:  # a model or a converter may fail in many ways
+            if machine_fault(error) is not None:
+                raise
+            reasons.append(described(error))
+            continue
+        log.info(
+            "Converted the pass of %s for OpenVINO in %.1f s; attention reads past and new keys %s.",
+            name,
+            perf_counter() - started,
+            "apart" if apart else "joined",
+        )
+        return found
+    reason = "; ".join(dict.fromkeys(reasons))
+    raise UnsupportedModel(f'OpenVINO does not run {name} ({reason}); load it with engine="eager".')
+
+
+def compressed(one: Converted, weights: Weights, *, dtype: torch.dtype) -> Converted:
+    """The pass `one` with its weights rounded to few bits.
+
+    Raises:
+        InvalidInput: NNCF, which rounds them, is not installed.
+        UnsupportedModel: it does not round the weights of such a model.
+    """
+    sizes = _open_sizes(one.function, one.example)
+    with one.function.watched():
+        found = compiled(one.function, one.example, sizes=sizes, dtype=dtype, weights=weights)
+    return attrs.evolve(one, compiled=found)
+
+
+def _open_sizes(function: PassFunction, example: tuple[Tensor, ...]) -> Sizes:
+    """Sizes of all inputs, of which rows, nodes, slots and wanted nodes are open."""
+    masks = 3 + len(function.kinds)
+    past = len(example) - len(function.past.buffers)
+    sizes = {}
+    for place, tensor in enumerate(example):
+        fixed = () if place < 3 else (1,) if place < masks else (0, 3) if place < past else (1, 3)
+        sizes[place] = [tensor.shape[axis] if axis in fixed else -1 for axis in range(tensor.dim())]
+    return sizes
+
+
+def _compiled(
+    function: PassFunction,
+    *,
+    example: tuple[Tensor, ...],
+    expected: tuple[Tensor, ...],
+    dtype: torch.dtype,
+) -> Any:
+    """OpenVINO's form of `function`, which gives what is `expected` of the example."""
+    with function.watched():
+        found = compiled(function, example, sizes=_open_sizes(function, example), dtype=dtype)
+    request = found.create_infer_request()
+    for place, tensor in enumerate(example):
+        request.set_input_tensor(place, as_engine(tensor.contiguous()))
+    request.infer()
+    for place, right in enumerate(expected):
+        got = as_torch(request.get_output_tensor(place), right.dtype)
+        right = right.float()
+        size = right.square().mean().clamp(min=1e-18)
+        off = float(((got.float() - right).square().mean() / size).sqrt())
+        if got.shape != right.shape or not off <= TOLERANCE[dtype]:
+            raise UnsupportedModel(f"an output of its pass is off by {off:.2g} of its size")
+    return found
+
+
+def compiled(
+    function: torch.nn.Module,
+    example: tuple[Tensor, ...],
+    *,
+    sizes: Sizes,
+    dtype: torch.dtype,
+    weights: Weights | None = None,
+) -> Any:
+    """Returns OpenVINO's form of `function`.
+
+    Args:
+        function: of tensors.
+        example: of its inputs.
+        sizes: of every input, by its place, -1 for an axis that may have any size.
+        dtype: of the arithmetic.
+        weights: bits that these are rounded to; None: as they are.
+
+    Raises:
+        InvalidInput: NNCF, which rounds weights, is not installed.
+        UnsupportedModel: it does not round those of such a model.
+    """
+    import openvino
+
+    with torch.no_grad(), warnings.catch_warnings():
+        # Of branches that a trace settles: what the function gives at other sizes is compared later.
+        warnings.simplefilter("ignore")
+        # By itself OpenVINO would trace three times, to compare the traces.
+        traced = torch.jit.trace(function, example, check_trace=False)
+        model = openvino.convert_model(traced, example_input=example)
+    if weights is not None:
+        model = _rounded(model, weights)
+    model.reshape(sizes)
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
+        # Activations are not rounded.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+    return openvino.Core().compile_model(model, "CPU", options)
+
+
+def _rounded(model: Any, weights: Weights) -> Any:
+    """`model` with weights of few bits."""
+    if importlib.util.find_spec("nncf") is None:
+        raise InvalidInput(
+            f"weights={weights!r} needs the package nncf, which is not installed; "
+            'run `pip install "draftwood[openvino]"`, or leave weights out.'
+        )
+    import nncf
+
+    options: Any = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
+    if weights == "int4":
+        options = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "ratio": 1.0, "group_size": GROUP}
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # of its progress bars
+            return nncf.compress_weights(model, **options)
+    except Exception as error:
+        if machine_fault(error) is not None:
+            raise
+        raise UnsupportedModel(
+            f"NNCF does not round the weights to {weights} ({described(error)}); leave weights out."
+        ) from error
+
+
+def as_engine(tensor: Tensor) -> Any:
+    """An OpenVINO tensor over the memory of `tensor`, contiguous on the CPU, which the caller keeps."""
+    import openvino
+
+    if tensor.dtype == torch.bfloat16:
+        held = tensor.view(torch.uint16).numpy()
+        return openvino.Tensor(held, list(held.shape), openvino.Type.bf16)
+    return openvino.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def as_torch(tensor: Any, dtype: torch.dtype) -> Tensor:
+    """What is in an OpenVINO tensor, over its memory."""
+    if dtype == torch.bfloat16:
+        import numpy as np
+
+        return torch.from_numpy(tensor.data.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(tensor.data)
+
+
+def described(error: Exception) -> str:
+    """What went wrong, in the middle of a sentence."""
+    text = " ".join(str(error).split())
+    if isinstance(error, DraftwoodError):
+        return text.rstrip(".")
+    if (missing := re.search(r"No conversion rule found for operations: ([\w:, ]+)", text)) is not None:
+        return f"it has no form of {missing[1].strip()}"
+    return f"{type(error).__name__}: {text[:160]}".rstrip(". ")

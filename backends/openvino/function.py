@@ -1,0 +1,212 @@
+"""The pass of a model as a pure function of tensors, which an engine can convert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers.utils import logging as hf_logging
+
+from draftwood.backends.attention.kv import BufferKind, RowCache, RowLayer
+from draftwood.backends.model.features import Features
+from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.openvino.given import APART, GivenCache, Pair, reading
+from draftwood.backends.openvino.rotary import Rotations
+from draftwood.backends.structure.layers import shared_copy
+from draftwood.base.errors import UnsupportedModel
+
+UNSEEN = -1e30
+"""What masks add to the score of a key that a node does not see; a line of -inf would give NaN."""
+
+ROWS, NODES, SLOTS, WANTED = 2, 5, 7, 3
+"""Sizes of an example, which all differ: a function that mistakes one for another gives itself away."""
+
+
+@attrs.frozen
+class Past:
+    """The keys and values that a pass is given.
+
+    Attributes:
+        layers: the kinds of the keys and of the values of every layer; None for a layer that keeps none.
+    """
+
+    layers: tuple[tuple[BufferKind, BufferKind] | None, ...]
+
+    @classmethod
+    def of(cls, cache: RowCache) -> Past:
+        """Those of `cache`, which is settled."""
+        found = []
+        for layer in cache.layers:
+            held = layer.kinds if isinstance(layer, RowLayer) else {}
+            found.append((held["keys"], held["values"]) if held else None)
+        return cls(tuple(found))
+
+    @property
+    def buffers(self) -> list[BufferKind]:
+        """The kinds of all buffers: the keys and the values of every layer in turn."""
+        return [kind for pair in self.layers if pair is not None for kind in pair]
+
+    @property
+    def arenas(self) -> list[BufferKind]:
+        """The kinds of the arenas of `RowCache`, in their order."""
+        return list(dict.fromkeys(self.buffers))
+
+    def paired(self, buffers: Sequence[Tensor]) -> list[Pair | None]:
+        """Returns `buffers`, one for each of `self.buffers`, layer by layer."""
+        left = iter(buffers)
+        return [None if pair is None else (next(left), next(left)) for pair in self.layers]
+
+    def stacked(self, added: Sequence[Pair]) -> list[Tensor]:
+        """Returns `added` keys and values `[rows, kv_heads, nodes, head_dim]` as the arenas hold them."""
+        tensors = [tensor for pair in added for tensor in pair]
+        stacks = []
+        for arena in self.arenas:
+            of_kind = zip(tensors, self.buffers, strict=True)
+            stacks.append(torch.stack([one.to(arena.dtype) for one, kind in of_kind if kind == arena]))
+        return stacks
+
+
+class PassFunction(torch.nn.Module):
+    """The pass as a function of `tokens, positions, wanted, masks, rotations, past` to logits and new keys.
+
+    Inputs, in this order:
+
+    - tokens and positions, int64 `[rows, nodes]`;
+    - wanted, int64 `[wanted]`: the nodes whose logits are given;
+    - for every kind of attention layer a mask, added to scores, float32 `[rows, 1, nodes, slots + nodes]`;
+    - for every table of `rotations` cosines and sines, float32 `[2, rows, nodes, width]`;
+    - for every buffer of `past` its keys or values, `[rows, kv_heads, slots, head_dim]`.
+
+    It gives logits `[rows, wanted, vocab]`, features `[rows, nodes, width]` where they are read, and for
+    every arena of `past` the keys and values of the nodes, `[buffers, rows, kv_heads, nodes, head_dim]`.
+
+    Attributes:
+        past: what it reads.
+        rotations: cosines and sines that it is given.
+        apart: whether attention reads past and new keys apart.
+    """
+
+    def __init__(self, model: Any, one: ModelPass, *, reader: Features | None, apart: bool) -> None:
+        """The pass `one` of `model`, whose cache is settled.
+
+        Args:
+            model: it is not changed: the function runs a copy of its structure over the same weights.
+            one: how the pass is called, and what its layers keep.
+            reader: the features that are read.
+            apart: whether attention reads past and new keys apart.
+
+        Raises:
+            UnsupportedModel: the model's attention cannot be exchanged, as `apart` needs.
+        """
+        super().__init__()
+        module = shared_copy(one.module)
+        self.past, self.apart = Past.of(one.cache), apart
+        self.rotations = Rotations(module)
+        # A loop over experts cannot be traced, and few compilers know how to multiply groups.
+        _quietly(module, "set_experts_implementation", "batched_mm")
+        self.module = module
+        self._pass = ModelPass(
+            module, module, kinds=one.kinds, cache=one.cache, states=None, device=one.device
+        )
+        if apart:
+            _quietly(module, "set_attn_implementation", APART)
+            if module.config._attn_implementation != APART:
+                raise UnsupportedModel("its attention cannot be exchanged")
+        if reader is not None:
+            self._pass.reader = Features(module, reader.request)
+        self._around: AbstractContextManager[None] = nullcontext() if apart else self._pass.numbers.attention
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of attention layers, one mask each."""
+        return self._pass.kinds
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether features are read."""
+        return self._pass.reader is not None
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Inside it the function may be called, or traced."""
+        reader = self._pass.reader
+        return nullcontext() if reader is None else reader.watched()
+
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """One pass; see the class."""
+        masks, rotations, past = self.split(more)
+        found, added = self.step(tokens, positions, masks, rotations, past, wanted=wanted)
+        return *found, *self.past.stacked(added)
+
+    def split(self, more: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[Pair | None]]:
+        """Returns masks, rotations and past keys and values, which follow each other in `more`."""
+        kinds, tables = len(self.kinds), len(self.rotations.tables)
+        return more[:kinds], more[kinds : kinds + tables], self.past.paired(more[kinds + tables :])
+
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        rotations: Sequence[Tensor],
+        past: Sequence[Pair | None],
+        *,
+        wanted: Tensor | int | None = None,
+        before: Sequence[Pair] | None = None,
+    ) -> tuple[list[Tensor], list[Pair]]:
+        """Returns logits, and features where they are read, and what has been added: see `GivenCache`."""
+        self.rotations.give(rotations)
+        cache = GivenCache(past, apart=self.apart, before=before)
+        dtype = self.module.dtype
+        by_kind = {kind: mask.to(dtype) for kind, mask in zip(self.kinds, masks, strict=True)}
+        mask: Any = by_kind if len(by_kind) > 1 else by_kind[self.kinds[0]]
+        with reading(cache), self._around:
+            found = self._pass.forward(tokens, positions, mask, kept=wanted, cache=cache)
+        return found, cache.added()
+
+    def example(self, *, vocab: int, longest: int | None) -> tuple[Tensor, ...]:
+        """Returns inputs of small sizes: a tree of five nodes behind seven slots, in two rows.
+
+        Notes which cosines and sines the function is to be given, on the first call.
+
+        Raises:
+            UnsupportedModel: the model does not run as such a function.
+        """
+        draws = torch.Generator().manual_seed(0)
+        tokens = torch.randint(1, vocab, (ROWS, NODES), generator=draws)
+        depths = torch.tensor([0, 1, 1, 2, 2])
+        positions = torch.stack([SLOTS + depths, SLOTS - 2 + depths])
+        mask = torch.full((ROWS, 1, NODES, SLOTS + NODES), UNSEEN)
+        mask[0, ..., :SLOTS] = mask[1, ..., : SLOTS - 2] = 0.0
+        for node, seen in enumerate(([0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4])):
+            mask[:, :, node, [SLOTS + other for other in seen]] = 0.0
+        past = [
+            torch.randn(ROWS, kind.heads, SLOTS, kind.dim, generator=draws).mul(0.3).to(kind.dtype)
+            for kind in self.past.buffers
+        ]
+        fixed = tokens, positions, torch.tensor([0, 2, 4][:WANTED])
+        masks = [mask] * len(self.kinds)
+        if not self.rotations.tables:
+            self.rotations.note(positions)
+            try:
+                with self.watched():
+                    self(*fixed, *masks, *past)
+            finally:
+                self.rotations.note(None)
+        given = [torch.from_numpy(t.at(positions.numpy(), longest=longest)) for t in self.rotations.tables]
+        return *fixed, *masks, *given, *past
+
+
+def _quietly(module: Any, method: str, choice: str) -> None:
+    """Call a setter of transformers, which warns or raises where a model has no such choice."""
+    loud = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    try:
+        getattr(module, method)(choice)
+    except (AttributeError, ValueError, ImportError):
+        pass
+    finally:
+        hf_logging.set_verbosity(loud)

@@ -1,0 +1,204 @@
+"""A transformers cache that reads past keys and values which a pass is given, and keeps what it adds.
+
+Attention either reads past and new keys apart, by a function that is registered here, or the cache joins the
+two, which any attention reads. Apart is faster: nothing is copied, and no key head is repeated for the query
+heads of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import sdpa_mask
+
+from draftwood.base.errors import UnsupportedModel
+
+APART = "draftwood_past_and_new_apart"
+"""The name by which transformers knows `attend_apart`."""
+
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+class GivenLayer(CacheLayerMixin):
+    """Keys and values of one layer: the past ones as they were given, and those of the pass.
+
+    Attributes:
+        past: keys and values, each `[rows, kv_heads, slots, head_dim]`.
+        new: those of the pass, `[rows, kv_heads, nodes, head_dim]`, behind those of passes before it that are
+            in no slot yet; None before the layer has run.
+    """
+
+    is_sliding = False
+
+    def __init__(self, past: Pair, *, before: Pair | None, apart: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.past = past
+        self.new: Pair | None = None
+        self._before, self._apart = before, apart
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: what a pass reads is given."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of the pass; returns them, behind the past ones where these are joined."""
+        self.new = key_states, value_states
+        if self._before is not None:
+            keys, values = self._before
+            self.new = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        if self._apart:
+            self.keys, self.values = self.new
+        else:
+            self.keys, self.values = (
+                torch.cat([past.to(new.dtype), new], 2) for past, new in zip(self.past, self.new, strict=True)
+            )
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that attention sees, and the index of the first."""
+        return self.past[0].shape[2] + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns 0: the slots that a pass reads are not the length of a text."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Returns -1: no maximum."""
+        return -1
+
+
+class GivenCache(Cache):
+    """A cache of `GivenLayer`."""
+
+    def __init__(
+        self, past: Sequence[Pair | None], *, apart: bool, before: Sequence[Pair] | None = None
+    ) -> None:
+        """A cache over past keys and values.
+
+        Args:
+            past: of every layer; None for a layer that keeps none.
+            apart: whether attention reads past and new keys apart.
+            before: what passes before this one have added, if that is in no slot of `past` yet.
+        """
+        like = next(pair for pair in past if pair is not None)
+        self._keeps = [pair is not None for pair in past]
+        added = iter(before or ())
+        self._given = [
+            GivenLayer(
+                like if pair is None else pair,
+                before=next(added) if before is not None and pair is not None else None,
+                apart=apart,
+            )
+            for pair in past
+        ]
+        super().__init__(layers=list(self._given))
+
+    def added(self) -> list[Pair]:
+        """Returns the keys and the values that the pass has added, of every layer that keeps any.
+
+        Raises:
+            UnsupportedModel: a layer has not run, or one has that keeps none.
+        """
+        found = []
+        for layer, keeps in zip(self._given, self._keeps, strict=True):
+            if (layer.new is not None) != keeps:
+                raise UnsupportedModel("its layers do not add the same keys in every pass")
+            if layer.new is not None:
+                found.append(layer.new)
+        return found
+
+    def past_of(self, key: Tensor) -> Pair:
+        """Returns the past keys and values of the layer whose new keys are this very tensor.
+
+        Raises:
+            UnsupportedModel: no layer has added it.
+        """
+        for layer in self._given:
+            if layer.new is not None and layer.new[0] is key:
+                return layer.past
+        raise UnsupportedModel("its attention reads other keys than those that a layer has added")
+
+
+_current: ContextVar[GivenCache] = ContextVar("given keys and values")
+
+
+@contextmanager
+def reading(cache: GivenCache) -> Iterator[None]:
+    """Inside it `attend_apart` reads the past of `cache`."""
+    token = _current.set(cache)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def attend_apart(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention over past keys, which `reading` gives, and over the keys of the pass.
+
+    Args:
+        module: the layer.
+        query: `[rows, heads, nodes, head_dim]`.
+        key: `[rows, kv_heads, added, head_dim]`, of the pass and of those whose keys are in no slot yet.
+        value: `[rows, kv_heads, added, value_dim]`, of the same.
+        attention_mask: additive, `[rows, 1 or heads, nodes, slots + added]`, the past first.
+        dropout: 0, as the model is in evaluation mode.
+        scaling: of the scores; None: by the size of a head.
+        options: `softcap` bounds the scores, `s_aux` `[heads]` are sinks. A bias by position is refused, and
+            windows are in the mask.
+
+    Returns:
+        `[rows, nodes, heads, value_dim]` and None.
+
+    Raises:
+        UnsupportedModel: the layer reads keys that are not those of the pass, or adds a bias.
+    """
+    if options.get("position_bias") is not None or attention_mask is None:
+        raise UnsupportedModel("its attention adds a bias of its own, or takes no mask")
+    past_keys, past_values = _current.get().past_of(key)
+    rows, heads, nodes, dim = query.shape
+    kv_heads = key.shape[1]
+    group, slots = heads // kv_heads, past_keys.shape[2]
+    past_keys, past_values = past_keys.to(key.dtype), past_values.to(value.dtype)
+    scale = dim**-0.5 if scaling is None else scaling
+    packed = (query * scale).reshape(rows, kv_heads, group * nodes, dim)
+    scores = torch.cat([packed @ past_keys.transpose(2, 3), packed @ key.transpose(2, 3)], 3)
+    scores = scores.view(rows, kv_heads, group, nodes, -1)
+    if (cap := options.get("softcap")) is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if attention_mask.shape[1] == 1:
+        scores = scores + attention_mask.unsqueeze(1)
+    else:
+        scores = scores + attention_mask.view(rows, kv_heads, group, nodes, -1)
+    if (sinks := options.get("s_aux")) is not None:
+        sink = sinks.view(1, kv_heads, group, 1, 1).to(scores.dtype).expand(rows, -1, -1, nodes, -1)
+        weights = torch.cat([scores, sink], 4).softmax(4)[..., :-1]
+    else:
+        weights = scores.softmax(4)
+    weights = weights.reshape(rows, kv_heads, group * nodes, -1).to(value.dtype)
+    out = weights[..., :slots] @ past_values + weights[..., slots:] @ value
+    out = out.view(rows, kv_heads, group, nodes, -1).reshape(rows, heads, nodes, -1)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(APART, attend_apart)
+AttentionMaskInterface.register(APART, sdpa_mask)

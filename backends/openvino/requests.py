@@ -1,0 +1,210 @@
+"""Requests of a compiled pass: one for every shape, its tensors bound once.
+
+A request whose shape changes between calls pays for that in every call. So shapes are few, and what is
+smaller is padded with nodes that only see themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.backends.attention.kv import RowCache, RowLayer
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.nodes.region import unpacked
+from draftwood.backends.openvino.conversion import Converted, as_engine
+from draftwood.backends.openvino.function import UNSEEN
+
+NODES = (*range(1, 10), 12, 16, 17, 24, 32, 33, 48, 64, 65)
+"""Nodes of the small shapes; trees of 8, 16, 32 and 64 nodes have a root besides."""
+
+STEP = 64
+"""Nodes between larger shapes."""
+
+SLOTS = 128
+"""Slots between shapes: buffers grow by as many."""
+
+SHAPES = 64
+"""Requests that are kept."""
+
+
+def nodes_of(nodes: int) -> int:
+    """Nodes of the smallest shape that holds so many."""
+    return next((size for size in NODES if size >= nodes), -(-nodes // STEP) * STEP)
+
+
+def slots_of(slots: int) -> int:
+    """Slots of the smallest shape that holds so many."""
+    return max(-(-slots // SLOTS), 1) * SLOTS
+
+
+@attrs.frozen
+class RequestShape:
+    """The sizes of a pass.
+
+    Attributes:
+        rows: of the batch.
+        nodes: of every row, padding included.
+        slots: of the buffers, all of which are read.
+        wanted: nodes whose logits are given.
+    """
+
+    rows: int
+    nodes: int
+    slots: int
+    wanted: int
+
+
+class Bound:
+    """The rows `[above, above + rows)` of all buffers of a cache, as they are until these move.
+
+    Attributes:
+        buffers: OpenVINO's tensors of the buffers.
+        arenas: for every arena, `[buffers, rows, kv_heads, slots, head_dim]` on the host.
+        slots: of the buffers.
+    """
+
+    def __init__(self, cache: RowCache, *, above: int, rows: int) -> None:
+        """Those of `cache` as it is now."""
+        held = [
+            buffer[above : above + rows]
+            for layer in cache.layers
+            if isinstance(layer, RowLayer) and layer.kinds
+            for buffer in (layer.keys, layer.values)
+            if buffer is not None
+        ]
+        self._kept = held, list(cache.arenas)  # an engine's tensor does not keep its memory
+        self.buffers = [as_engine(buffer) for buffer in held]
+        self.arenas = [as_numpy(arena)[:, above : above + rows] for arena in cache.arenas]
+        self.slots = cache.plan.slots
+        self._key = above, rows, [arena.data_ptr() for arena in cache.arenas], cache.plan.slots
+
+    def is_of(self, cache: RowCache, *, above: int, rows: int) -> bool:
+        """Whether these are the buffers of those rows still."""
+        key = above, rows, [arena.data_ptr() for arena in cache.arenas], cache.plan.slots
+        return key == self._key and cache.arenas[0] is self._kept[1][0]
+
+
+class Request:
+    """One request for passes of a shape."""
+
+    def __init__(self, one: Converted, shape: RequestShape, *, vocab: int, width: int) -> None:
+        """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node."""
+        self.shape, self._one = shape, one
+        self._vocab, self._width = vocab, width
+        self._request = one.compiled.create_infer_request()
+        rows, nodes, slots = shape.rows, shape.nodes, shape.slots
+        function = one.function
+        self.tokens = np.zeros((rows, nodes), np.int64)
+        self.positions = np.zeros((rows, nodes), np.int64)
+        self.wanted = np.arange(shape.wanted)
+        self.masks = [np.full((rows, 1, nodes, slots + nodes), UNSEEN, np.float32) for _ in function.kinds]
+        tables = function.rotations.tables
+        self.rotations = [np.zeros(table.shape(rows, nodes), np.float32) for table in tables]
+        inputs = [self.tokens, self.positions, self.wanted, *self.masks, *self.rotations]
+        for place, array in enumerate(inputs):
+            self._request.set_input_tensor(place, as_engine(torch.from_numpy(array)))
+        self._past = len(inputs)
+        self._bound: Bound | None = None
+        self._nodes = -1  # as many as the padding of the last pass left
+        self.added = []
+        first = 2 if function.reads_features else 1
+        for place, kind in enumerate(function.past.arenas):
+            buffers = function.past.buffers.count(kind)
+            tensor = torch.zeros(buffers, rows, kind.heads, nodes, kind.dim, dtype=kind.dtype)
+            self._request.set_output_tensor(first + place, as_engine(tensor))
+            self.added.append(as_numpy(tensor))
+
+    def fill(self, inputs: PassInputs, *, longest: int | None) -> None:
+        """Take over tokens, positions and what nodes see."""
+        nodes, slots = inputs.shape.nodes, self.shape.slots
+        self.tokens[:, :nodes] = inputs.tokens.numpy()
+        self.positions[:, :nodes] = inputs.positions
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self.tokens[:, nodes:] = self.positions[:, nodes:] = 0
+            for mask in self.masks:
+                mask[:, :, nodes:] = UNSEEN
+                own = np.arange(nodes, self.shape.nodes)
+                mask[:, :, own, slots + own] = 0.0
+        function = self._one.function
+        for kind, mask in zip(function.kinds, self.masks, strict=True):
+            see(mask[:, 0, :nodes], inputs, kind, slots=slots)
+        for table, held in zip(function.rotations.tables, self.rotations, strict=True):
+            held[...] = table.at(self.positions, longest=longest)
+
+    def run(self, bound: Bound, wanted: Sequence[int] | None = None) -> tuple[Tensor, Tensor | None]:
+        """Run the pass over these buffers: logits `[rows, wanted, vocab]`, and features, if they are read.
+
+        Args:
+            bound: as many rows and slots as those of the shape.
+            wanted: nodes whose logits are given; None: all.
+        """
+        request, shape, dtype = self._request, self.shape, self._one.dtype
+        if self._bound is not bound:
+            for place, buffer in enumerate(bound.buffers, self._past):
+                request.set_input_tensor(place, buffer)
+            self._bound = bound
+        if wanted is not None:
+            self.wanted[:] = wanted
+        # Not memory that stands: the caller keeps them as long as it likes.
+        logits = torch.empty(shape.rows, shape.wanted, self._vocab, dtype=dtype)
+        request.set_output_tensor(0, as_engine(logits))
+        features = None
+        if self._one.function.reads_features:
+            features = torch.empty(shape.rows, shape.nodes, self._width, dtype=dtype)
+            request.set_output_tensor(1, as_engine(features))
+        request.infer()
+        return logits, features
+
+    def keep(self, bound: Bound, *, start: int, stop: int) -> None:
+        """Write the keys and values of the nodes into slots `[start, stop)`."""
+        for arena, added in zip(bound.arenas, self.added, strict=True):
+            arena[:, :, :, start:stop] = added[:, :, :, : stop - start]
+
+
+def see(mask: NDArray[np.float32], inputs: PassInputs, kind: str, *, slots: int, padding: int = 0) -> None:
+    """Write what nodes see, in layers of `kind`, as numbers that are added to scores.
+
+    Args:
+        mask: `[rows, padding + nodes, slots + new]`, changed in place.
+        inputs: of the pass.
+        kind: of attention layers.
+        slots: of the buffers; what follows them are the nodes of the pass.
+        padding: nodes before those of the pass, which only see themselves.
+    """
+    number = inputs.kinds.index(kind)
+    bits, first = inputs.bits[number], inputs.first[number]
+    base, old = inputs.base, inputs.shape.old
+    whole = bits is inputs.staged.bits
+    seen = inputs.staged.visible if whole else unpacked(bits, inputs.shape.columns)
+    nodes = seen.shape[1]
+    real = mask[:, padding:]
+    if inputs.ragged or first is not None:
+        text = np.arange(base)
+        visible = text < inputs.lengths[:, None, None]
+        if first is not None:
+            visible = visible & (text >= first[:, :, None])
+        real[..., :base] = np.where(visible, np.float32(0), np.float32(UNSEEN))
+    else:
+        real[..., :base] = 0.0
+    columns = np.where(seen, np.float32(0), np.float32(UNSEEN))
+    real[..., base : base + old] = columns[..., :old]
+    real[..., base + old :] = UNSEEN
+    start = slots + padding
+    real[..., start : start + nodes] = columns[..., old:]
+    if padding:
+        mask[:, :padding] = UNSEEN
+        own = np.arange(padding)
+        mask[:, own, slots + own] = 0.0
+
+
+def as_numpy(tensor: Tensor) -> NDArray[Any]:
+    """The memory of `tensor` on the host; of a type that numpy lacks, its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

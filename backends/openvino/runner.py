@@ -1,0 +1,196 @@
+"""Passes of a backend, run by OpenVINO."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.model.runner import AsItIs, Runner
+from draftwood.backends.model.weight_values import Mark, mark_of
+from draftwood.backends.nodes.pass_inputs import PassInputs
+from draftwood.backends.nodes.region import Ints
+from draftwood.backends.openvino.conversion import Converted, Weights, compressed, converted, described
+from draftwood.backends.openvino.levels import LevelsCall, LevelsSizes
+from draftwood.backends.openvino.requests import SHAPES, Bound, Request, RequestShape, nodes_of, slots_of
+from draftwood.base.machine_faults import machine_fault
+from draftwood.trees.level_plan import LevelPlan
+
+log = logging.getLogger(__name__)
+
+RECENT = 16
+"""Passes whose nodes are remembered."""
+
+SLACK = 8
+"""Nodes of padding that always take less time than a change of shape."""
+
+
+class OpenVinoRunner(Runner):
+    """Runs passes by OpenVINO, over the buffers of the backend as they are in memory.
+
+    The first pass, which shows what layers keep, runs as it is. The pass is then converted, and once more
+    when other features are read.
+
+    Attributes:
+        conversions: how many there were.
+    """
+
+    def __init__(
+        self,
+        model_pass: ModelPass,
+        *,
+        model: Any,
+        vocab: int,
+        longest: int | None,
+        weights: Weights | None = None,
+    ) -> None:
+        """Run `model_pass` of `model`.
+
+        Args:
+            model_pass: the function that is converted.
+            model: that it is a pass of.
+            vocab: of its logits.
+            longest: where the model's context ends, if it does.
+            weights: bits that the weights are rounded to; None: as they are.
+        """
+        self.conversions = 0
+        self._weights = weights
+        self._model, self._pass, self._as_it_is = model, model_pass, AsItIs(model_pass)
+        self._vocab, self._longest = vocab, longest
+        self._converted: Converted | None = None
+        self._mark: Mark = ()
+        self._reader: Any = None
+        self._requests: OrderedDict[Any, Any] = OrderedDict()
+        self._bound: Bound | None = None
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._by_level = False  # since a call over all levels cannot be converted
+
+    def make_room(self, *, rows: int, text: int, stop: int) -> None:
+        """Have buffers of few sizes, as tight as these allow: all of them is read."""
+        self._pass.cache.lay_out(rows=rows, slots=slots_of(max(text, stop)))
+
+    def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
+        """One pass, as `Runner.run` says.
+
+        Raises:
+            UnsupportedModel: the pass cannot be converted.
+        """
+        cache, exact = self._pass.cache, inputs.shape
+        if not cache.settled or inputs.staged.columns is not None or not inputs.on_host:
+            if self._weights is None:
+                return self._as_it_is.run(inputs)
+            # Other weights than the model's: its pass only shows what layers keep.
+            self._as_it_is.run(inputs)
+            cache.settle(slots=inputs.stop)
+        one = self._current()
+        bound = self._bound_to(inputs, rows=exact.rows, stop=inputs.stop)
+        nodes = nodes_of(exact.nodes)
+        if inputs.texts is None:
+            nodes = self._steady(nodes)
+        wanted = inputs.wanted if inputs.wanted or inputs.wanted is None else [exact.nodes - 1]
+        shape = RequestShape(exact.rows, nodes, cache.plan.slots, nodes if wanted is None else len(wanted))
+        request = self._request(shape, lambda: Request(one, shape, vocab=self._vocab, width=one.width))
+        request.fill(inputs, longest=self._longest)
+        logits, features = request.run(bound, wanted)
+        request.keep(bound, start=inputs.start, stop=inputs.stop)
+        if nodes != exact.nodes:
+            logits = logits if wanted is not None else logits[:, : exact.nodes]
+            features = None if features is None else features[:, : exact.nodes]
+        return logits, features
+
+    @property
+    def grows(self) -> bool:
+        """Whether all levels can run in one call: not before a first pass, nor where features are read."""
+        return self._pass.cache.settled and self._pass.reader is None and not self._by_level
+
+    def grow(
+        self,
+        inputs: PassInputs,
+        plan: LevelPlan,
+        *,
+        widths: Sequence[int],
+        temperature: float,
+        first: dict[str, Ints | None],
+    ) -> Tensor | None:
+        """As `Runner.grow`."""
+        one, rows = self._current(), self._pass.cache.plan.rows
+        bound = self._bound_to(inputs, rows=rows, stop=inputs.stop + sum(widths[1:]))
+        # A draft reads one token or two that it has not read, as it has those that it expanded.
+        nodes = max(nodes_of(inputs.shape.nodes), 2)
+        sizes = LevelsSizes(rows, nodes, plan, tuple(widths), temperature)
+        dtype = self._model.dtype
+        try:
+            call = self._request(
+                sizes, lambda: LevelsCall(one.function, sizes, dtype=dtype, weights=self._weights)
+            )
+        except Exception as error:  # a converter may fail in many ways
+            if machine_fault(error) is not None:
+                raise
+            self._by_level = True
+            log.warning(
+                "Levels drafted by %s run one by one, as OpenVINO does not run them in one call: %s.",
+                type(self._model).__name__,
+                described(error),
+            )
+            return None
+        positions = inputs.positions[:, -1:] + np.arange(len(widths))
+        found: Tensor = call.run(inputs, bound, positions=positions, first=first, longest=self._longest)
+        return found
+
+    def joined(self, rows: int) -> None:
+        """Nothing to do: the next pass looks at all again."""
+
+    def outdated(self) -> bool:
+        """As `Runner.outdated`."""
+        return self._converted is not None and mark_of(self._model) != self._mark
+
+    def _steady(self, nodes: int) -> int:
+        """The nodes of a pass over `nodes`: those of a recent pass, where that takes little more.
+
+        A pass over other nodes than the last one's takes half as long again.
+        """
+        widest = max(self._recent, default=0)
+        self._recent.append(nodes)
+        return widest if nodes < widest <= max(2 * nodes, nodes + SLACK) else nodes
+
+    def _current(self) -> Converted:
+        """The pass as it is converted, with the features that are read now."""
+        reader = self._pass.reader
+        if self._converted is None or reader is not self._reader:
+            self._requests.clear()
+            self._converted = None  # its weights go before there are others
+            self._converted = converted(
+                self._model, self._pass, reader=reader, vocab=self._vocab, longest=self._longest
+            )
+            if self._weights is not None:
+                self._converted = compressed(self._converted, self._weights, dtype=self._model.dtype)
+            self._reader, self._mark = reader, mark_of(self._model)
+            self.conversions += 1
+        return self._converted
+
+    def _bound_to(self, inputs: PassInputs, *, rows: int, stop: int) -> Bound:
+        """The buffers of `rows` rows from the first of a pass on, which needs `stop` slots."""
+        cache = self._pass.cache
+        if stop > cache.plan.slots:
+            cache.lay_out(rows=cache.plan.rows, slots=slots_of(stop))
+        if self._bound is None or not self._bound.is_of(cache, above=inputs.above, rows=rows):
+            self._bound = Bound(cache, above=inputs.above, rows=rows)
+        # The cache keeps what has been written when its buffers are made anew.
+        cache.write(inputs.above, inputs.above + inputs.shape.rows, start=inputs.start, stop=stop)
+        return self._bound
+
+    def _request(self, shape: Any, new: Callable[[], Any]) -> Any:
+        """The request for a shape; the one that was longest unused goes where there are many."""
+        request = self._requests.get(shape)
+        if request is None:
+            if len(self._requests) >= SHAPES:
+                self._requests.popitem(last=False)
+            request = self._requests[shape] = new()
+        else:
+            self._requests.move_to_end(shape)
+        return request
