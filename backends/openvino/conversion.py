@@ -200,6 +200,9 @@ def _rounded(model: Any, weights: Weights) -> Any:
     options: Any = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
     if weights == "int4":
         options = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "ratio": 1.0, "group_size": GROUP}
+    told = logging.getLogger("nncf")
+    level = told.level
+    told.setLevel(logging.ERROR)
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # of its progress bars
             return nncf.compress_weights(model, **options)
@@ -209,6 +212,8 @@ def _rounded(model: Any, weights: Weights) -> Any:
         raise UnsupportedModel(
             f"NNCF does not round the weights to {weights} ({described(error)}); leave weights out."
         ) from error
+    finally:
+        told.setLevel(level)
 
 
 def as_engine(tensor: Tensor) -> Any:
