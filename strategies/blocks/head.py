@@ -9,6 +9,7 @@ from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 from draftwood.strategies.blocks.config import BlockConfig
+from draftwood.strategies.heads.rope import frequencies, turned_by
 from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -46,10 +47,10 @@ class Attention(Module):
         keys, values = (
             projection(states).unflatten(-1, (-1, self.dim)) for projection in (self.k_proj, self.v_proj)
         )
-        return rotated(self.k_norm(keys), turn), values
+        return turned_by(self.k_norm(keys), *turn), values
 
     def queries(self, states: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        return rotated(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self.dim))), turn)
+        return turned_by(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self.dim))), *turn)
 
 
 class Feed(Module):
@@ -156,7 +157,9 @@ class BlockHead(Module):
             check_target_ids(ids, proposed=config.proposed, vocabulary=config.vocab_size)
             self.all_tokens = is_everything(ids, config.vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
-        self._angles, self._scale = _frequencies(config)
+        self._angles, self._scale = frequencies(
+            config.rope, head_dim=config.head_dim, longest=config.max_positions, dtype=torch.float64
+        )
 
     @property
     def max_positions(self) -> int | None:
@@ -275,13 +278,6 @@ class BlockHead(Module):
         return cos, sin
 
 
-def rotated(states: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Queries or keys `[..., heads, head_dim]`, turned by cosines and sines `[..., 1, head_dim / 2]`."""
-    cos, sin = turn
-    first, second = states.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
 def slots_of(
     roots: Float[Tensor, "rows hidden"], mask: Float[Tensor, " hidden"], count: int
 ) -> Float[Tensor, "rows slots hidden"]:
@@ -289,21 +285,3 @@ def slots_of(
     masks = pad(mask.view(1, 1, -1).expand(len(roots), count - 1, -1), (0, 0, 1, 0))
     masks[:, 0] = roots
     return masks
-
-
-def _frequencies(config: BlockConfig) -> tuple[Tensor, float]:
-    """Angles of one position, float64 `[head_dim / 2]`, and the scale of queries and keys."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    like = LlamaConfig(
-        hidden_size=config.attention_heads * config.head_dim,
-        head_dim=config.head_dim,
-        num_attention_heads=config.attention_heads,
-        rope_parameters=dict(config.rope),
-        max_position_embeddings=config.max_positions,
-    )
-    with torch.device("cpu"):
-        rotary = LlamaRotaryEmbedding(like)
-    inverse: Tensor = rotary.inv_freq.detach().clone()
-    return inverse.double(), float(rotary.attention_scaling)

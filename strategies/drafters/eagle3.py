@@ -70,6 +70,8 @@ class Eagle3(PairDrafter):
         taps = config.taps_in(self.target.feature_layers)
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
+        if self.head.lm_head is None:
+            self.head.borrow(self.target.output_head)
         self._begin(taps)
 
     @staticmethod

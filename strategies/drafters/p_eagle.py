@@ -16,8 +16,9 @@ from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
 
 
-def _as_head(head: Any) -> PEagleHead:
-    return load_peagle(head) if isinstance(head, str | PathLike) else head
+def _as_head(head: Any, drafter: Any) -> PEagleHead:
+    named = isinstance(head, str | PathLike)
+    return load_peagle(head, mask_token_id=drafter.mask_token_id) if named else head
 
 
 @attrs.define(eq=False)
@@ -35,6 +36,7 @@ class PEagle(FeatureMarginals):
         target: a backend that declares its `feature_layers`. It must have no rows yet.
         head: a folder in speculators' format, or the module, which goes to the target's device and dtype.
         depths: tokens that a pass guesses; None: as many as its file says.
+        mask_token_id: the token of what is not drafted yet, where the folder does not say it.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -44,7 +46,11 @@ class PEagle(FeatureMarginals):
     Source: P-EAGLE, as speculators trains it.
     """
 
-    head: PEagleHead = attrs.field(converter=_as_head, repr=False)
+    mask_token_id: int | None = attrs.field(default=None, kw_only=True)
+    head: PEagleHead = attrs.field(
+        converter=attrs.Converter(_as_head, takes_self=True),  # type: ignore[call-overload]
+        repr=False,
+    )
     depths: int | None = attrs.field(default=None, kw_only=True)
     # Of every row the keys and values of its pairs, by layer, and the state that waits for its root.
     _known: list[Known] = attrs.field(factory=list, init=False, repr=False)
@@ -65,6 +71,8 @@ class PEagle(FeatureMarginals):
         )
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
+        if self.head.head.lm_head is None:
+            self.head.head.borrow(self.target.output_head)
 
     @staticmethod
     def reads(folder: str | PathLike[str]) -> bool:

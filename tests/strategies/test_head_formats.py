@@ -151,12 +151,16 @@ def inner(name: str, value: Any) -> Edit:
 
 BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("safeailab", key("rotate_states", 1), "the key 'rotate_states', which is not known here"),
-    ("safeailab", key("num_hidden_layers", 2), "has 2 layers; heads of one are read"),
-    ("safeailab", key("sliding_window", 512), r"attends in a window \(512\)"),
+    ("safeailab", key("num_hidden_layers", 2), "has 2 layers; EAGLE-3 heads of one are read"),
+    (
+        "safeailab",
+        lambda d: d.update({"sliding_window": 512, "use_sliding_window": True}),
+        r"attends in a window \(512\)",
+    ),
     ("safeailab", key("layer_types", ["sliding_attention"]), "attends in a window"),
-    ("safeailab", key("attention_bias", True), "attention_bias is True .* where it is False alone"),
+    ("speculators", inner("attention_bias", True), r"lacks layers\.0\.self_attn\.k_proj\.bias"),
     ("safeailab", key("hidden_act", "gelu"), "hidden_act is 'gelu'"),
-    ("safeailab", key("tie_word_embeddings", True), "tie_word_embeddings is True"),
+    ("safeailab", key("tie_word_embeddings", 1), "tie_word_embeddings is 1"),
     ("safeailab", key("reuse_target_lm_head", True), "reuse_target_lm_head is True"),
     ("safeailab", key("model_type", "deepseek_v3"), "model_type is 'deepseek_v3'"),
     ("safeailab", key("hidden_size", None), "hidden_size is None"),
@@ -168,7 +172,7 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     (
         "safeailab",
         key("eagle_config", {"parallel_draft_step": 4}),
-        "eagle_config holds 'parallel_draft_step'",
+        "parallel_draft_step is 4 in eagle_config",
     ),
     ("safeailab", key("eagle_config", {"use_aux_hidden_state": False}), "use_aux_hidden_state is False"),
     ("safeailab", key("draft_vocab_size", 18), r"d2t .* of the shape \(19,\); a head of 18"),
@@ -182,7 +186,11 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("speculators", lambda d: d.pop("norm_before_residual"), "does not say norm_before_residual"),
     ("speculators", inner("model_type", "mistral"), "model_type is 'mistral'"),
     ("speculators", inner("num_hidden_layers", 3), "has 3 layers"),
-    ("speculators", inner("use_sliding_window", True), "use_sliding_window is True"),
+    (
+        "speculators",
+        lambda d: d["transformer_layer_config"].update({"sliding_window": 8, "use_sliding_window": True}),
+        r"window \(8\), since use_sliding_window is on",
+    ),
     ("speculators", key("transformer_layer_config", None), "transformer_layer_config is None"),
     ("speculators", key("eagle_aux_hidden_state_layer_ids", [1, "2"]), r"is \[1, '2'\]"),
     ("speculators", key("eagle_aux_hidden_state_layer_ids", [1, 2]), r"fc.weight .* has the shape"),

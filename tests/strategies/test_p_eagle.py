@@ -256,7 +256,10 @@ Edit = Callable[[dict[str, Any]], Any]
         (lambda d: d.update(transformer_layer_config=7), "transformer_layer_config is 7"),
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=3), r"lacks layers.1.input_lay"),
-        (lambda d: d["transformer_layer_config"].update(sliding_window=9), "attends in a window"),
+        (
+            lambda d: d["transformer_layer_config"].update(layer_types=["sliding_attention"]),
+            "attends in a window",
+        ),
         (
             lambda d: d["speculators_config"].update(proposal_methods=[{"speculative_tokens": -1}]),
             "speculative_tokens is -1",

@@ -50,5 +50,7 @@ def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | 
         head = load_head(folder)
         check_fits(head, target)
     head.config.taps_in(target.feature_layers)
+    if isinstance(head, Eagle3Head) and head.lm_head is None:
+        head.borrow(target.output_head)
     table: Any = target.input_embeddings(torch.zeros(1, dtype=torch.int64))
     return head.to(table).requires_grad_(False)

@@ -128,6 +128,7 @@ def switched(head: Eagle3Head, config: Eagle3Config) -> Eagle3Head:
         other = Eagle3Head(config, target_ids=head.target_ids.cpu())
     weights = head.state_dict()
     other.load_state_dict({name: weights[name] for name in other.state_dict()}, assign=True)
+    other.lent = head.lent
     return other.to(head.fc.weight).eval()
 
 
