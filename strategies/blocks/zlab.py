@@ -144,8 +144,8 @@ def _taps(ids: Any, layers: int, target_layers: int | None, where: str) -> tuple
     if target_layers is not None and not all(-1 <= one < target_layers - 1 for one in ids):
         raise InvalidInput(
             f"target_layer_ids is {ids!r:.60} in {where}; of {target_layers} layers it names -1 to "
-            f"{target_layers - 2}, since backends give what leaves the last one after the final norm only, and "
-            "heads read it before that norm."
+            f"{target_layers - 2}, since backends give what leaves the last one after the final norm only, "
+            "and heads read it before that norm."
         )
     return tuple(one + 1 for one in ids)
 

@@ -16,12 +16,13 @@ from draftwood.strategies.blocks.files import is_block, load_block
 from draftwood.strategies.blocks.head import BlockHead, MarkovHead
 from draftwood.strategies.drafters.depth_marginals import AskedNodes
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals, check_target
+from draftwood.strategies.heads.found import described_in, folder_of
 
 _WHAT = "the block drafter"
 
 
 def _as_head(head: Any) -> BlockHead:
-    return load_block(head) if isinstance(head, str | PathLike) else head
+    return load_block(folder_of(head)) if isinstance(head, str | PathLike) else head
 
 
 @attrs.define(eq=False)
@@ -37,8 +38,8 @@ class BlockDrafter(FeatureMarginals):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder in one of the formats of `blocks.files`, or the module, which goes to the target's
-            device and dtype.
+        head: a folder or hub name in one of the formats of `blocks.files`, or the module, which goes to the
+            target's device and dtype.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -70,9 +71,11 @@ class BlockDrafter(FeatureMarginals):
         self._contexts = Contexts(self.head)
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold a head for it, readable or not."""
-        return is_block(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, BlockHead) or (
+            isinstance(head, str | PathLike) and is_block(described_in(head))
+        )
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

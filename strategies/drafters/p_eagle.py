@@ -13,12 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput, Outcome
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
+from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
 
 
 def _as_head(head: Any, drafter: Any) -> PEagleHead:
     named = isinstance(head, str | PathLike)
-    return load_peagle(head, mask_token_id=drafter.mask_token_id) if named else head
+    return load_peagle(folder_of(head), mask_token_id=drafter.mask_token_id) if named else head
 
 
 @attrs.define(eq=False)
@@ -34,8 +35,8 @@ class PEagle(FeatureMarginals):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder in speculators' format, or the module, which goes to the target's device and dtype.
-        depths: tokens that a pass guesses; None: as many as its file says.
+        head: a folder or hub name, in speculators' or SpecForge's format, or the module, which goes to the
+            target's device and dtype. depths: tokens that a pass guesses; None: as many as its file says.
         mask_token_id: the token of what is not drafted yet, where the folder does not say it.
 
     Raises:
@@ -75,9 +76,11 @@ class PEagle(FeatureMarginals):
             self.head.head.borrow(self.target.output_head)
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold a head for it, readable or not."""
-        return is_peagle(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, PEagleHead) or (
+            isinstance(head, str | PathLike) and is_peagle(described_in(head))
+        )
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

@@ -96,8 +96,8 @@ class Eagle3Config:
             self.vocab_size,
         ):
             raise InvalidInput(
-                f"The head's width is {self.hidden_size} and it proposes {self.draft_vocab_size} tokens, so it "
-                "needs an output head of its own, lm_head.weight, which is missing; copy it again."
+                f"The head's width is {self.hidden_size} and it proposes {self.draft_vocab_size} tokens, so "
+                "it needs an output head of its own, lm_head.weight, which is missing; copy it again."
             )
         if self.taps is not None and not self.taps:
             raise InvalidInput("The head taps no layer of its target; its config names none.")

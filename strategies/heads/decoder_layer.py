@@ -80,8 +80,8 @@ def check_no_window(layer: Mapping[str, Any], *, where: str) -> None:
         )
     if layer.get("use_sliding_window") and window is not None and types is None:
         raise InvalidInput(
-            f"The head in {where} attends in a window ({window!r:.60}), since use_sliding_window is on; heads "
-            "that see all of the text are read."
+            f"The head in {where} attends in a window ({window!r:.60}), since use_sliding_window is on; "
+            "heads that see all of the text are read."
         )
 
 

@@ -15,7 +15,7 @@ from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
 from draftwood.strategies.heads.keys import named_classes
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
@@ -51,6 +51,7 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
+    check_no_model(folder)
     stored = with_usual_names(read_tensors(folder), where=where)
     _tie(description, stored, where)
     config: Eagle3Config = format_.described(description, stored, where)

@@ -17,11 +17,11 @@ from draftwood.base.validators import at_least
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNorm, Turn
-from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
 from draftwood.strategies.heads.formats import load_weights, with_usual_names
+from draftwood.strategies.heads.keys import named_classes, whole_number
 from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
 from draftwood.strategies.heads.sizes import check_guesses, check_held, check_layers
-from draftwood.strategies.heads.keys import named_classes, whole_number
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 KIND = "peagle"
@@ -192,6 +192,7 @@ def load_peagle(folder: str | PathLike[str], *, mask_token_id: int | None = None
         InvalidInput: as `heads.formats.load_head`.
     """
     where = repr(str(folder))
+    check_no_model(folder)
     description, stored = read_description(folder), with_usual_names(read_tensors(folder), where=where)
     config = described(description, stored, where, mask_token_id=mask_token_id)
     check_held(config.head.sizes, stored, vocabulary=config.head.vocab_size, where=where)

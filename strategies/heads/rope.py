@@ -107,8 +107,8 @@ def _rotation(
         idle = kind == "default" and (key == _ORIGINAL or (key == _FACTOR and value in (None, 1)))
         if key not in known and not idle and value is not None:
             raise InvalidInput(
-                f"{where} has the key {key!r:.60}, which is not known of the rotation {kind!r} and may change "
-                "it; use another head."
+                f"{where} has the key {key!r:.60}, which is not known of the rotation {kind!r} and may "
+                "change it; use another head."
             )
     told: dict[str, Any] = {"rope_type": kind}
     theta = _one_value([table.get("rope_theta"), description.get("rope_theta")], "rope_theta", where)
@@ -177,7 +177,8 @@ def frequencies(
             head_dim=head_dim,
             num_attention_heads=1,
             rope_parameters=dict(rope),
-            max_position_embeddings=longest or 2048,
+            # As long as the scaling makes it: transformers warns where a head was trained on less.
+            max_position_embeddings=int(rope.get(_ORIGINAL, 0) * rope[_FACTOR]) or longest or 2048,
         )
         angles, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](like, torch.device("cpu"))
     return angles.to(dtype), float(scale)

@@ -1,4 +1,4 @@
-"""Every published description at hand: read with the logits of its own forward, or refused for its true reason."""
+"""Every published description at hand: read with the logits of its forward, or refused for its true reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood import InvalidInput
-from draftwood.drafters import BlockDrafter, Eagle3, PEagle
+from draftwood.drafters import BlockDrafter, Eagle3, Mtp, PEagle
 from draftwood.strategies.blocks.files import load_block
 from draftwood.strategies.heads.formats import load_head
 from draftwood.strategies.heads.peagle import load_peagle
@@ -27,7 +27,7 @@ from tests.strategies.published import (
 # Each for what it has that is not supported.
 REFUSED = {
     "deepseek-v4-dflash2": "'DFlash2DraftModel' in .*, which has the layers of DFlash 2",
-    "dspark-kimi-linear": "of 27 layers it names -1 to 25, since backends give what leaves the last one after",
+    "dspark-kimi-linear": "of 27 layers it names -1 to 25, since backends give what leaves the last one",
     "kimi-k2-mla-eagle3": "'Eagle3DeepseekV2ForCausalLM' in .*, which has latent attention",
     "specforge-qwen3-8b-domino": "'DominoDraftModel' in .*, which has the recurrent correction of Domino",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
@@ -66,6 +66,7 @@ READ = sorted(CONFIGS.keys() - REFUSED.keys())
 PAIRS = [name for name in READ if not is_block(CONFIGS[name])]
 BLOCKS = [name for name in READ if is_block(CONFIGS[name])]
 TEXT = 9
+DRAFTERS = (Eagle3, PEagle, BlockDrafter, Mtp)
 
 
 def test_all_of_them_are_here() -> None:
@@ -86,7 +87,7 @@ def test_a_head_is_refused_for_its_true_reason(name: str, tmp_path: Path) -> Non
 def test_an_eagle_3_head_has_the_logits_of_its_forward(name: str, tmp_path: Path) -> None:
     """After a text of true pairs, and after each of two drafted tokens."""
     described, tensors = written(name, tmp_path)
-    assert Eagle3.reads(tmp_path) and not BlockDrafter.reads(tmp_path) and not PEagle.reads(tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [Eagle3]
     head = load_head(tmp_path)
     layer = layer_of(described)
     generator = torch.Generator().manual_seed(3)
@@ -111,7 +112,7 @@ def test_an_eagle_3_head_has_the_logits_of_its_forward(name: str, tmp_path: Path
 @torch.no_grad()
 def test_a_block_drafter_has_the_states_of_its_forward(name: str, tmp_path: Path) -> None:
     described, tensors = written(name, tmp_path)
-    assert BlockDrafter.reads(tmp_path) and not Eagle3.reads(tmp_path) and not PEagle.reads(tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [BlockDrafter]
     head = load_block(tmp_path)
     layer = layer_of(described)
     generator = torch.Generator().manual_seed(3)
@@ -144,7 +145,7 @@ def test_a_p_eagle_head_of_specforge_needs_its_mask(tmp_path: Path) -> None:
     )
     tensors["mask_hidden"] = torch.ones(1, 1, tensors["fc.weight"].shape[1], dtype=torch.float64)
     write(tmp_path, described, tensors)
-    assert PEagle.reads(tmp_path) and not Eagle3.reads(tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [PEagle]
     head = load_peagle(tmp_path, mask_token_id=7)
     assert (head.config.layers, head.config.mask_token_id, head.config.depths) == (4, 7, 8)
     write(tmp_path, {**described, "mask_token_id": 5}, tensors)
