@@ -221,6 +221,11 @@ def is_drafter(name: str) -> bool:
     return drafter_of(name) is not None
 
 
+def names_head(name: str) -> bool:
+    """Returns whether `name` leads to the files of a head, in a folder, in the zoo or on the hub."""
+    return named_head(locate(name)) is not None
+
+
 def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
     """The drafter that `name` stands for, and the options that it brings; None where it is a model.
 

@@ -224,7 +224,7 @@ def described(
     *,
     mask_token_id: int | None = None,
 ) -> PEagleConfig:
-    """Returns the head that a description of speculators or SpecForge, and the names of its tensors, speak of.
+    """Returns the head that a description of speculators or SpecForge, and its tensors, speak of.
 
     Raises:
         InvalidInput: a key or value that is not supported, or one that is missing.

@@ -88,7 +88,7 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     )
     assert several.stdout == plain.stdout, several.output
 
-    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "as configured" in checked.stdout
     assert "norm_before_residual true" in checked.stdout
@@ -119,7 +119,7 @@ def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target
     drafted = draftwood("generate", *prompt, "--drafter", head)
     assert drafted.stdout == plain.stdout, drafted.output
     assert models.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
-    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     for words in ("as configured", "causal true", "the root's slot guesses", "taps one layer lower (0)"):
         assert words in checked.stdout
@@ -164,7 +164,7 @@ def test_an_mtp_layer_is_trained_used_and_checked(draftwood, refused, target, te
     for drafter in ((layer,), ("mtp", "-o", f"head={layer}")):
         drafted = draftwood("generate", *prompt, "--drafter", *drafter)
         assert drafted.stdout == plain.stdout, drafted.output
-    checked = draftwood("check-head", layer, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, layer, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "embedding and state exchanged" in checked.stdout
     assert "model_type is 'llama'" in refused("generate", *prompt[:4], "--target", target, "--drafter", "mtp")
@@ -182,7 +182,7 @@ def test_a_head_is_refused_in_a_sentence(refused, target, text, tmp_path):
     assert "no model.safetensors" in refused(*call, "--drafter", folder)
     save_file({"fc.weight": torch.ones(2, 2)}, folder / "model.safetensors")
     assert "hidden_size is None" in refused(*call, "--drafter", folder)
-    assert "no config.json" in refused("check-head", tmp_path, target)
+    assert "no config.json" in refused("check-head", target, tmp_path)
     train = ("train", "eagle3", target, text, tmp_path / "out", *SMALL)
     assert "taps the layers -1, 1, 2 of its target" in refused(*train)
     assert "taps is 'two'; give layers separated by commas" in refused(*train, "--taps", "two")

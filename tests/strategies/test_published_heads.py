@@ -1,4 +1,4 @@
-"""Every published description at hand: read with the logits of its forward, or refused for its true reason."""
+"""Every published description at hand: read with its forward's logits, or refused for its true reason."""
 
 from __future__ import annotations
 

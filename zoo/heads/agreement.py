@@ -14,7 +14,7 @@ from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.pairs import PairHead
 
 from ..distil.rows import Rows, ends_of_text, position_weights
-from .known_text import known_text
+from .known_text import KnownText, known_text
 
 DEPTHS = 4
 
@@ -44,14 +44,26 @@ def agreement_of_rows(
     *,
     taps: Sequence[int],
     depths: int = DEPTHS,
+) -> tuple[Tensor, Tensor]:
+    """As `agreement_of_text`, of rows that are not read yet."""
+    return agreement_of_text(target, head, rows, known_text(target, rows.tokens, taps), depths=depths)
+
+
+@torch.no_grad()
+def agreement_of_text(
+    target: Any,
+    head: PairHead | BlockHead,
+    rows: Rows,
+    text: KnownText,
+    *,
+    depths: int,
     shift: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and their weights.
+    """Returns the chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and weights.
 
     Places are those of `KnownText` whose guess is part of the continuation. Weights are 0 behind an end of
     text, and where a draft would have begun in front of the text.
     """
-    text = known_text(target, rows.tokens, taps)
     weights = position_weights(rows, ends=ends_of_text(target), real=0.0)[:, 1:].double()
     first = max(rows.prompt - 2, 0)
     following = rows.tokens[:, 2:][:, first:]

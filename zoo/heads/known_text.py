@@ -74,6 +74,42 @@ class KnownText:
             yield head.over_target(logits)
 
 
+@attrs.frozen(eq=False)
+class ReadText:
+    """Rows of a text and all that its target made of them, of which `at` takes the features of some layers.
+
+    Attributes:
+        target: the transformers model.
+        tokens: int64 `[rows, n]`.
+        hidden: by layer, what it reads of the tokens 0 to n - 2; last, what the output head reads.
+        logits: `[rows, n - 1, vocab]`.
+    """
+
+    target: Any
+    tokens: Tensor
+    hidden: Sequence[Tensor]
+    logits: Tensor
+
+    def at(self, taps: Sequence[int]) -> KnownText:
+        """Returns the text as a head with these taps sees it.
+
+        Raises:
+            UnsupportedModel: the model gives no hidden states of one of them.
+        """
+        if len(self.hidden) <= max(taps):
+            raise UnsupportedModel(
+                f"{type(self.target).__name__} gives no hidden states of the layers "
+                f"{', '.join(map(str, taps))}, which heads read; distil a draft model instead."
+            )
+        read = self.tokens[:, 1:-1]
+        return KnownText(
+            embeddings=self.target.get_input_embeddings()(read),
+            tokens=read,
+            features=torch.cat([self.hidden[tap][:, :-1] for tap in taps], -1),
+            logits=self.logits[:, 1:],
+        )
+
+
 @torch.no_grad()
 def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     """Read int64 `tokens` `[rows, n]`, n at least 3.
@@ -86,6 +122,12 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     Raises:
         UnsupportedModel: the model gives no hidden states.
     """
+    return read_text(target, tokens).at(taps)
+
+
+@torch.no_grad()
+def read_text(target: Any, tokens: Tensor) -> ReadText:
+    """Returns int64 `tokens` `[rows, n]`, n at least 3, as `target` reads them in one pass."""
     tokens = tokens.to(target.device)
     output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
     hidden = getattr(output, "hidden_states", None)
@@ -94,15 +136,4 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
         # Pure state-space models put out nothing of what their first layer reads, and what lies behind the
         # last one twice, without and with the norm.
         hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])
-    if not hidden or len(hidden) <= max(taps):
-        raise UnsupportedModel(
-            f"{type(target).__name__} gives no hidden states of the layers {', '.join(map(str, taps))}, "
-            "which heads read; distil a draft model instead."
-        )
-    read = tokens[:, 1:-1]
-    return KnownText(
-        embeddings=target.get_input_embeddings()(read),
-        tokens=read,
-        features=torch.cat([hidden[tap][:, :-1] for tap in taps], -1),
-        logits=output.logits[:, 1:],
-    )
+    return ReadText(target, tokens, hidden or (), output.logits)
