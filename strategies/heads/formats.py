@@ -16,7 +16,7 @@ from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
-from draftwood.strategies.heads.keys import named_classes
+from draftwood.strategies.heads.keys import named_classes, switch
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
@@ -77,9 +77,8 @@ def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) 
     Makers' classes save both where they tie none, and their description may be a copy of the target's.
     """
     layer = description.get("transformer_layer_config")
-    told = (layer if isinstance(layer, dict) else description).get("tie_word_embeddings")
-    if told is not None and not isinstance(told, bool):
-        raise InvalidInput(f"tie_word_embeddings is {told!r:.60} in {where}; give true or false.")
+    tables = (description, layer if isinstance(layer, dict) else {})
+    told = any(switch(table, "tie_word_embeddings", where=where) for table in tables)
     table, output = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
     if not told or table is None:
         return

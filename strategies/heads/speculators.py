@@ -20,7 +20,7 @@ LAYER = "layers.0."
 VERSION = "0.9.0"  # whose files these are
 COMMON = frozenset(
     {"draft_vocab_size", "speculators_config", "speculators_model_type", "target_hidden_size"}
-    | {"transformer_layer_config"}
+    | {"tie_word_embeddings", "transformer_layer_config"}
 )
 """Keys at the top of every file of speculators."""
 _TAPS = "eagle_aux_hidden_state_layer_ids"

@@ -230,17 +230,25 @@ def test_the_right_setting_is_found(wrong: str) -> None:
 
 
 def test_what_is_tried_of_a_head() -> None:
-    plain = [one.name for one in settings(Eagle3Head(new_config(target(), taps=(0, 1, 3))), 4)]
+    plain = [one.name for one in settings(Eagle3Head(new_config(target(), taps=(0, 1, 3))), target())]
     # Neither a layer below the embedding nor one behind the last.
-    assert plain == [
-        AS_CONFIGURED,
+    for name in (
+        "taps in the opposite order (3, 1, 0)",
+        "the last layers as taps (1, 2, 3)",
         "positions of drafted tokens -1",
         "positions of drafted tokens +1",
+        "its map read as token ids",
+        "the target's output head",
+        "rope_theta 500000",
+        "embedding and state exchanged",
         "norm_before_residual true",
         "norm_output true",
-    ]
+    ):
+        assert (name in plain) == (name != "its map read as token ids"), name
+    assert plain[0] == AS_CONFIGURED
+    assert not [name for name in plain if "layer lower" in name or "layer higher" in name]
     sizes = attrs.evolve(new_config(target(), taps=(1, 1, 2)), norm_before_fc=True)
-    normed = [one.name for one in settings(Eagle3Head(sizes), 4)]
+    normed = [one.name for one in settings(Eagle3Head(sizes), target())]
     assert normed[1:3] == ["taps one layer lower (0, 0, 1)", "taps one layer higher (2, 2, 3)"]
     assert normed[-1] == "norm_before_fc false"
 

@@ -24,7 +24,7 @@ from .variants import weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
-_ERRORS = 3.0  # standard errors, likewise: of the many settings one is better by chance
+_ERRORS = 2.0  # standard errors, likewise
 
 
 @attrs.frozen
