@@ -15,6 +15,7 @@ from draftwood.apps.files import trace
 from draftwood.apps.files.text import IncrementalText, Streamer, decode
 from draftwood.apps.files.text_input import decoded
 from draftwood.apps.generate.text_file import write_file
+from draftwood.apps.generate.weak_head import warning_of
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models.method import Words
 from draftwood.apps.terminal.cli_errors import INTERRUPTED
@@ -246,6 +247,10 @@ def generate(
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
     to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")
+    if head := strategy.drafter_options.get("head"):
+        warned = warning_of(generation.statistics, target=str(method.target), head=str(head))
+        if warned is not None:
+            to_stderr(warned)
     if trace_file is not None:
         settings = {
             "target": method.target,

@@ -205,6 +205,10 @@ def test_a_pickle_is_converted(draftwood, refused, target, tmp_path):
     assert "does not look like" not in result.stderr
     assert torch.equal(load_file(new / "model.safetensors")["fc.weight"], torch.ones(2, 2))
     assert "holds something" in refused("convert-head", old, new)
+    assert "there is nothing to convert; use it as it is" in refused("convert-head", new, tmp_path / "more")
+    # A head and its target in each other's places.
+    assert f"draftwood check-head {target} {new}" in refused("check-head", new, target)
+    assert "reads, and no language model; name its target" in refused(*call[:4], new, "--drafter", new)
 
 
 def test_a_folder_with_a_model_is_a_model(tiny):
