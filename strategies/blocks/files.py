@@ -30,7 +30,7 @@ def is_block(folder: str | PathLike[str]) -> bool:
         return description["speculators_model_type"] in speculators.KINDS
     classes = description.get("architectures") or []
     named = isinstance(classes, list) and any(
-        kind in str(name).lower() for name in classes for kind in ("dflash", "dspark", "jetspec")
+        kind in str(name).lower() for name in classes for kind in ("dflash", "domino", "dspark", "jetspec")
     )
     return named or "dflash_config" in description
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
+from torch.nn import Embedding, Linear, Module, ModuleList, Parameter, Sequential, SiLU
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 from draftwood.strategies.blocks.config import BlockConfig
@@ -118,6 +118,23 @@ class MarkovHead(Module):
         return self.markov_w2(vector), after
 
 
+class PrefixGRU(Module):
+    """Domino's recurrence over embeddings of tokens; its names are those of torch's GRU."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.weight_ih_l0 = Parameter(torch.zeros(3 * config.gru, config.hidden_size))
+        self.weight_hh_l0 = Parameter(torch.zeros(3 * config.gru, config.gru))
+
+    def forward(self, embeddings: Tensor, before: Tensor | None) -> Tensor:
+        """Returns states `[..., gru]` after tokens with these embeddings; `before` is None at first."""
+        width = self.weight_hh_l0.shape[1]
+        flat = embeddings.reshape(-1, embeddings.shape[-1])
+        known = flat.new_zeros(len(flat), width) if before is None else before.reshape(-1, width)
+        after = torch.gru_cell(flat, known, self.weight_ih_l0, self.weight_hh_l0)
+        return after.view(*embeddings.shape[:-1], width)
+
+
 class ConfidenceHead(Module):
     """How sure a slot is; kept with the head, and not used."""
 
@@ -138,6 +155,8 @@ class BlockHead(Module):
     embed_tokens: Embedding | None
     lm_head: Linear | None
     markov_head: MarkovHead | None
+    prefix_gru: PrefixGRU | None
+    embed_proj: Sequential | None
     confidence_head: ConfidenceHead | None
     target_ids: Tensor
 
@@ -151,6 +170,16 @@ class BlockHead(Module):
         self.embed_tokens = Embedding(config.vocab_size, width) if config.own_embedding else None
         self.lm_head = Linear(width, config.proposed, bias=False) if config.own_head else None
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.prefix_gru = PrefixGRU(config) if config.gru else None
+        self.embed_proj = (
+            Sequential(
+                Linear(width + config.gru, config.gru_inner, bias=False),
+                SiLU(),
+                Linear(config.gru_inner, config.proposed, bias=False),
+            )
+            if config.gru
+            else None
+        )
         self.confidence_head = ConfidenceHead(config.confidence) if config.confidence else None
         with torch.device("cpu"):  # also where the weights are on none yet
             ids = torch.arange(config.proposed) if target_ids is None else target_ids.long()
@@ -176,6 +205,39 @@ class BlockHead(Module):
             return logits
         wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return wide.index_copy_(-1, self.target_ids, logits)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether a node's own token changes the logits of its depth."""
+        return self.markov_head is not None or self.prefix_gru is not None
+
+    def correction(
+        self,
+        tokens: Int[Tensor, "*n"],
+        embeddings: Float[Tensor, "*n hidden"] | None,
+        slots: Float[Tensor, "*n hidden"],
+        before: Float[Tensor, "*n state"] | None,
+        *,
+        depth: int,
+    ) -> tuple[Float[Tensor, "*n proposed"], Float[Tensor, "*n state"] | None]:
+        """What the tokens before slots change in their logits, and the state after them.
+
+        Args:
+            tokens: those before the slots.
+            embeddings: theirs, of the drafter's table or the target's, which Domino reads.
+            slots: their states.
+            before: the state before the tokens, of a correction that keeps one; None at its beginning.
+            depth: of the tokens below the root, 0 being the root.
+
+        Source: DSpark (arXiv 2607.05147); Domino, as SpecForge trains it.
+        """
+        if self.prefix_gru is None or self.embed_proj is None:
+            assert self.markov_head is not None
+            return self.markov_head(tokens, slots, before)  # type: ignore[no-any-return]
+        assert embeddings is not None
+        after = self.prefix_gru(embeddings, before)
+        change: Tensor = self.embed_proj(torch.cat([slots, after], -1))
+        return (change if depth >= self.config.gru_from else torch.zeros_like(change)), after
 
     def project(self, features: Float[Tensor, "*n taps"]) -> Float[Tensor, "*n hidden"]:
         """What all layers read of the target's features."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwood import InvalidInput
 from draftwood.strategies.blocks.config import FULL, MARKOV, SLIDING, Markov
-from draftwood.strategies.heads.keys import switch
+from draftwood.strategies.heads.keys import switch, whole_number
 
 MARKOV_KEYS = frozenset(
     {"confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank"}
@@ -21,7 +21,6 @@ TIED: Mapping[str, tuple[Any, ...]] = {
 OTHER_CLASSES: Mapping[str, str] = {
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
-    "domino": "the recurrent correction of Domino",
     "gemma": "Gemma's norms and scales",
     "deepseek": "latent attention",
     "mla": "latent attention",
@@ -41,6 +40,24 @@ def layer_types(described: Mapping[str, Any], layers: int, where: str) -> list[s
             "layers."
         )
     return types
+
+
+GRU_KEYS = frozenset({"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"})
+
+
+def gru(described: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns Domino's correction, as keywords of a `BlockConfig`."""
+    kept = described.get("pure_draft_prefix_len", 0)
+    if type(kept) is not int or kept < 0:
+        raise InvalidInput(
+            f"pure_draft_prefix_len is {kept!r:.60} in {where}; it is a whole number of 0 or more."
+        )
+    return {
+        "gru": whole_number(described, "gru_hidden_dim", where=where),
+        "gru_inner": whole_number(described, "emb_dim", where=where),
+        "gru_from": kept,
+        "root_guesses": switch(described, "shift_label", where=where),
+    }
 
 
 def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int:

@@ -90,6 +90,7 @@ def description_of(config: BlockConfig, *, target: str) -> dict[str, Any]:
     free = not any(config.causal)
     widths = {window for window in config.windows if window is not None}
     for wrong, what in (
+        (config.gru, "corrections of Domino"),
         (config.causal != tuple(one and not free for one in slides), "such causal layers"),
         (any(slides) and not config.window_before_root, "windows that are counted from each slot"),
         (len(widths) > 1, "windows of several widths"),

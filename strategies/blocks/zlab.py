@@ -12,7 +12,12 @@ from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
 from draftwood.strategies.heads.keys import Table, check_class, merged, named_classes, switch, whole_number
 from draftwood.strategies.heads.sizes import check_layers
 
-_ANYWHERE = keys.MARKOV_KEYS | {"block_size", "mask_token_id", "num_target_layers", "target_layer_ids"}
+_ANYWHERE = (
+    keys.MARKOV_KEYS
+    | keys.GRU_KEYS
+    | {"block_size", "mask_token_id", "num_target_layers", "target_layer_ids"}
+)
+_ANYWHERE |= {"target_hidden_size"}
 _OUTER = Table(
     read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {"dflash_config", "draft_vocab_size", "is_causal"},
     only=keys.TIED,
@@ -20,7 +25,7 @@ _OUTER = Table(
 )
 _INNER = Table(
     read=_ANYWHERE | {"causal", "causal_head", "swa_window_size", "use_swa"},
-    only={"projector_type": ("dspark", "dflash", None)},
+    only={"projector_type": ("dspark", "dflash", "domino", None)},
     kind="block drafters",
 )
 _LIKE_QWEN3 = (None, "", "llama", "qwen2", "qwen3", "qwen3_moe")
@@ -56,29 +61,43 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         else whole_number(both, "num_target_layers", where=where)
     )
     corrected = keys.markov(both, width, where, rank=0, confidence=False, beside=False)
-    spark = inner.get("projector_type") == "dspark" or any(
-        "dspark" in name.lower() for name in named_classes(description)
-    )
+    kinds = {str(inner.get("projector_type")), *_kinds(description)}
+    if "domino" in kinds:
+        corrected |= keys.gru(both, where)
+    elif found := keys.GRU_KEYS & both.keys():
+        raise InvalidInput(
+            f"{where} has the key {min(found)!r}, which is one of Domino drafters, and does not say that it "
+            "is one (projector_type); copy its description again."
+        )
+    else:
+        # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
+        corrected["root_guesses"] = "dspark" in kinds or corrected["markov_rank"] > 0
     proposed = whole_number(description, "draft_vocab_size", where=where, default=vocabulary)
     if proposed != vocabulary:
         raise InvalidInput(
             f"draft_vocab_size is {proposed} in {where}, less than its vocabulary of {vocabulary}; that is "
             "read in speculators' files alone."
         )
+    features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(
         **layer,
+        target_hidden_size=None if features == width else features,
         target_layers=target_layers,
         taps=_taps(both.get("target_layer_ids"), layers, target_layers, where),
         block_size=whole_number(both, "block_size", where=where),
         mask_token_id=keys.mask_token(both, vocabulary, where),
         causal=_causal(description, inner, types, layers, where),
         windows=_windows(description, inner, types, layers, where),
-        # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
-        root_guesses=spark or corrected["markov_rank"] > 0,
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **corrected,
     )
+
+
+def _kinds(description: Mapping[str, Any]) -> list[str]:
+    """The projectors that classes of the description stand for."""
+    names = [name.lower() for name in named_classes(description)]
+    return [kind for kind in ("dspark", "domino") if any(kind in name for name in names)]
 
 
 def description_of(config: BlockConfig) -> dict[str, Any]:
@@ -124,7 +143,16 @@ def description_of(config: BlockConfig) -> dict[str, Any]:
         described |= {"layer_types": kinds, "sliding_window": sliding[0]}
     if config.causal != by_type:
         described["dflash_config"]["causal"] = config.causal[0]
-    if config.markov_rank or config.confidence:
+    if config.gru:
+        described["architectures"] = ["DominoDraftModel"]
+        described["dflash_config"] |= {
+            "projector_type": "domino",
+            "gru_hidden_dim": config.gru,
+            "emb_dim": config.gru_inner,
+            "pure_draft_prefix_len": config.gru_from,
+            "shift_label": config.root_guesses,
+        }
+    elif config.markov_rank or config.confidence:
         described |= keys.markov_described(
             config.hidden_size, config.markov_rank, config.markov_type, config.confidence
         )
@@ -141,11 +169,10 @@ def _taps(ids: Any, layers: int, target_layers: int | None, where: str) -> tuple
             ids = [round(first + i * (last - first) / (layers - 1)) for i in range(layers)]
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
         raise InvalidInput(f"target_layer_ids is {ids!r:.60} in {where}; it is a list of layers.")
-    if target_layers is not None and not all(-1 <= one < target_layers - 1 for one in ids):
+    if target_layers is not None and not all(-1 <= one < target_layers for one in ids):
         raise InvalidInput(
             f"target_layer_ids is {ids!r:.60} in {where}; of {target_layers} layers it names -1 to "
-            f"{target_layers - 2}, since backends give what leaves the last one after the final norm only, "
-            "and heads read it before that norm."
+            f"{target_layers - 1}."
         )
     return tuple(one + 1 for one in ids)
 

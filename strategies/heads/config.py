@@ -17,6 +17,11 @@ def _as_taps(taps: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if taps is None else tuple(sorted(int(tap) for tap in taps))
 
 
+def before_norm(taps: Iterable[int], layers: int) -> tuple[int, ...]:
+    """Returns taps as `keep_features` counts: heads read the last layer's output before the final norm."""
+    return tuple(layers + 1 if tap == layers else tap for tap in taps)
+
+
 @attrs.frozen(kw_only=True)
 class Eagle3Config:
     """Sizes and switches of an EAGLE-3 head.
@@ -125,17 +130,16 @@ class Eagle3Config:
         return 3 if self.taps is None else len(self.taps)
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """The layers that are tapped in a target of `layers` layers.
+        """Returns the layers that are tapped in a target of `layers` layers, as `keep_features` counts them.
 
         Raises:
-            InvalidInput: one that the target does not have. What the last layer puts out is one, since
-                backends give it behind the final norm only.
+            InvalidInput: one that the target does not have.
         """
         taps = self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
-        if not all(0 <= tap < layers for tap in taps):
+        if not all(0 <= tap <= layers for tap in taps):
             raise InvalidInput(
                 f"The head taps the layers {', '.join(map(str, taps))} of its target, as inputs counted from "
-                f"0, but this target has {layers}, 0 to {layers - 1}; it was made for another, or name "
+                f"0, but this target has {layers}, 0 to {layers}; it was made for another, or name "
                 "others with `taps`."
             )
-        return taps
+        return before_norm(taps, layers)

@@ -27,7 +27,8 @@ WITHOUT_EFFECT = frozenset(
         # training
         "attention_dropout", "aux_loss_alpha", "confidence_head_alpha", "draft_num_hidden_layers",
         "embed_requires_grad", "enable_sp_ulysses", "gradient_checkpointing", "initializer_range",
-        "label2id", "id2label", "num_anchors", "num_labels", "output_router_logits", "pretraining_tp",
+        "label2id", "id2label", "max_anchors", "num_anchors", "num_labels", "output_router_logits",
+        "pretraining_tp",
         "problem_type", "router_aux_loss_coef", "seq_aux", "step_loss_decay", "ttt_length", "ttt_steps",
         # generation
         "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample",
@@ -50,7 +51,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "activation": ("silu", None),
     "add_cross_attention": _NOTHING,
     "additional_fc": _NOTHING,
-    "attention_mode": ("gqa", None),
+    "attention_mode": ("gqa", "mha", None),
     "compression_config": _NOTHING,
     "cross_attention_hidden_size": (None,),
     "hidden_act": ("silu", None),
@@ -66,6 +67,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "sinks": _NOTHING,
     "tie_encoder_decoder": _NOTHING,
     "use_input_layernorm_in_first_layer": (True, None),
+    "use_aux_hidden_state": (True, None),
     "use_last_layernorm": (True, None),
     "use_mtp_layernorm": (False, None),
 }

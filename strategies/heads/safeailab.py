@@ -29,7 +29,15 @@ LAYER = "midlayer."
 _TAPS, _NESTED_TAPS = "target_layer_ids", "eagle_aux_hidden_state_layer_ids"
 _OUTER = Table(
     read=LAYER_KEYS
-    | {*SWITCHES, _TAPS, "draft_vocab_size", "eagle_config", "num_aux_hidden_states", "target_hidden_size"}
+    | {
+        *SWITCHES,
+        _TAPS,
+        _NESTED_TAPS,
+        "draft_vocab_size",
+        "eagle_config",
+        "num_aux_hidden_states",
+        "target_hidden_size",
+    }
     | {"num_target_layers"},
     kind="EAGLE-3 heads",
 )
@@ -70,6 +78,11 @@ def described(
         raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like Llama's are read.")
     Table(read=_OUTER.read | frozenset(also), kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
+    if description.get(_NESTED_TAPS) is not None:
+        raise InvalidInput(
+            f"{_NESTED_TAPS} is at the top of the description in {where}, where some makers name layers by "
+            "their input and some by their output; move it into eagle_config, by output."
+        )
     check_one_layer(description, where=where)
     check_no_window(description, where=where)
     layer = described_layer(description, where=where)

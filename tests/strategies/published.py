@@ -126,6 +126,14 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
             "confidence_head.proj.weight": draw(1, width + rank),
             "confidence_head.proj.bias": torch.zeros(1, dtype=torch.float64),
         }
+    if both.get("projector_type") == "domino":
+        inner, state = both["emb_dim"], both["gru_hidden_dim"]
+        made |= {
+            "prefix_gru.weight_ih_l0": draw(3 * state, width),
+            "prefix_gru.weight_hh_l0": draw(3 * state, state),
+            "embed_proj.0.weight": draw(inner, width + state),
+            "embed_proj.2.weight": draw(vocabulary, inner),
+        }
     if proposed != vocabulary:
         made |= maps(proposed, vocabulary)
     return made

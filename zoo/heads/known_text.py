@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -64,10 +65,12 @@ class KnownText:
         embeddings = (self.embeddings if head.embed_tokens is None else table(self.tokens)).to(states.dtype)
         mask = table(torch.tensor(head.config.mask_token_id, device=states.device)).to(states.dtype)
         before = None
-        for out in unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift):
+        for depth, out in enumerate(
+            unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift)
+        ):
             logits = output(out[:, first:])
-            if head.markov_head is not None:
-                change, after = head.markov_head(self.tokens, out, before)
+            if head.corrects:
+                change, after = head.correction(self.tokens, embeddings, out, before, depth=depth)
                 logits = logits + change[:, first:]
                 # What was drafted at a place stands before the next one.
                 before = None if after is None else pad(after[:, :-1], (0, 0, 1, 0))
@@ -81,7 +84,8 @@ class ReadText:
     Attributes:
         target: the transformers model.
         tokens: int64 `[rows, n]`.
-        hidden: by layer, what it reads of the tokens 0 to n - 2; last, what the output head reads.
+        hidden: by layer, what it reads of the tokens 0 to n - 2; then what the output head reads, and where
+            the last layer is found what it puts out before the final norm.
         logits: `[rows, n - 1, vocab]`.
     """
 
@@ -129,11 +133,29 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
 def read_text(target: Any, tokens: Tensor) -> ReadText:
     """Returns int64 `tokens` `[rows, n]`, n at least 3, as `target` reads them in one pass."""
     tokens = tokens.to(target.device)
-    output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
+    with _put_out(target) as last:
+        output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
     hidden = getattr(output, "hidden_states", None)
     parameters = signature(target.forward).parameters
     if hidden and "output_hidden_states" in parameters and "position_ids" not in parameters:
         # Pure state-space models put out nothing of what their first layer reads, and what lies behind the
         # last one twice, without and with the norm.
         hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])
-    return ReadText(target, tokens, hidden or (), output.logits)
+    return ReadText(target, tokens, (*(hidden or ()), *(last if hidden else ())), output.logits)
+
+
+@contextmanager
+def _put_out(target: Any) -> Iterator[list[Tensor]]:
+    """Inside it a pass of `target` leaves in the list what its last layer puts out, where that is found."""
+    found: list[Tensor] = []
+    layers = getattr(target.get_decoder(), "layers", None) if hasattr(target, "get_decoder") else None
+    if not layers:
+        yield found
+        return
+    hook = layers[-1].register_forward_hook(
+        lambda _, __, out: found.append(out[0] if isinstance(out, tuple) else out)
+    )
+    try:
+        yield found
+    finally:
+        hook.remove()
