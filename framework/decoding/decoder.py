@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 def as_backend(target: Any) -> StateBackend:
     """`target` itself, or the backend of a model object, folder or hub name."""
     if not isinstance(target, (str, PathLike, torch.nn.Module)):
-        return target
+        return cast(StateBackend, target)
     check_no_head(target)
     return registry.load(target)
 
@@ -50,14 +50,14 @@ def is_model(drafter: Any) -> bool:
     return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
 
 
-def as_drafter(drafter: Any) -> Drafter | NamedHead:
-    """Returns `drafter` itself, or what a backend, model object, head, folder or hub name makes.
+def as_drafter(drafter: Any) -> Any:
+    """Returns `drafter` itself, or the drafter that a backend, model object, folder or hub name makes.
 
-    A head is a `NamedHead` until its target is known.
+    A head, of whatever name, is a `NamedHead` until its target is known.
     """
     if not is_model(drafter):
-        return cast(Drafter, drafter)
-    return named_head(drafter) or cast(Drafter, registry.get("drafters", "model")(drafter))
+        return drafter
+    return named_head(drafter) or registry.get("drafters", "model")(drafter)
 
 
 @attrs.define(eq=False)
@@ -79,7 +79,7 @@ class SpeculativeDecoder:
     """
 
     target: StateBackend = attrs.field(converter=as_backend)
-    drafter: Drafter = attrs.field(converter=cast(Any, as_drafter))
+    drafter: Drafter = attrs.field(converter=as_drafter)
     policy: TreePolicy
     verifier: Verifier
     follows_defaults: bool = attrs.field(default=True, kw_only=True)

@@ -158,6 +158,7 @@ class BlockDrafter(FeatureMarginals):
             elif before.shape[1] and not head.config.gru:
                 _, known = head.correction(tokens, None, before[row, 0], None, depth=0)
             new, after = head.correction(tokens, words, at[row, node], known, depth=depth)
+            assert after is not None
             change[row, node], states[row, asked.numbers[row, node]] = new, after
         return change
 

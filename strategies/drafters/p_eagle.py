@@ -17,11 +17,6 @@ from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
 
 
-def _as_head(head: Any, drafter: Any) -> PEagleHead:
-    named = isinstance(head, str | PathLike)
-    return load_peagle(folder_of(head), mask_token_id=drafter.mask_token_id) if named else head
-
-
 @attrs.define(eq=False)
 class PEagle(FeatureMarginals):
     """Drafts with a P-EAGLE head: one pass gives the distributions of all depths.
@@ -47,12 +42,9 @@ class PEagle(FeatureMarginals):
     Source: P-EAGLE, as speculators trains it.
     """
 
-    mask_token_id: int | None = attrs.field(default=None, kw_only=True)
-    head: PEagleHead = attrs.field(
-        converter=attrs.Converter(_as_head, takes_self=True),  # type: ignore[call-overload]
-        repr=False,
-    )
+    head: Any = attrs.field(repr=False)
     depths: int | None = attrs.field(default=None, kw_only=True)
+    mask_token_id: int | None = attrs.field(default=None, kw_only=True)
     # Of every row the keys and values of its pairs, by layer, and the state that waits for its root.
     _known: list[Known] = attrs.field(factory=list, init=False, repr=False)
     _last: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
@@ -60,6 +52,8 @@ class PEagle(FeatureMarginals):
     source = "P-EAGLE (speculators)"
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.head, str | PathLike):
+            self.head = load_peagle(folder_of(self.head), mask_token_id=self.mask_token_id)
         config = self.head.config.head
         if self.depths is not None and self.depths < 1:
             raise InvalidInput(f"depths is {self.depths}; a pass guesses 1 or more tokens.")
@@ -84,7 +78,7 @@ class PEagle(FeatureMarginals):
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        return self.head.config.head.vocab_size
+        return int(self.head.config.head.vocab_size)
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]

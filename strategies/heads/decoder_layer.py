@@ -87,7 +87,7 @@ def check_no_window(layer: Mapping[str, Any], *, where: str) -> None:
 
 def biases(
     layer: Mapping[str, Any], tensors: Collection[str], prefix: str, *, where: str, strict: bool
-) -> dict[str, bool]:
+) -> dict[str, Any]:
     """Returns which projections of attention have a bias.
 
     Args:

@@ -7,7 +7,7 @@ norm or a mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -46,7 +46,7 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 """Norms that an EAGLE-3 head has or has not."""
-_NOTHING = (None, False, [], {})
+_NOTHING: tuple[Any, ...] = (None, False, [], {})
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "activation": ("silu", None),
     "add_cross_attention": _NOTHING,
@@ -87,6 +87,10 @@ ELSEWHERE: Mapping[str, str] = {
 }
 
 
+def _as_keys(keys: Iterable[str]) -> frozenset[str]:
+    return frozenset(keys)
+
+
 @attrs.frozen(kw_only=True)
 class Table:
     """Keys of one table of a description, which are checked together.
@@ -97,7 +101,7 @@ class Table:
         kind: what the description is of, for messages.
     """
 
-    read: frozenset[str] = attrs.field(converter=frozenset)
+    read: frozenset[str] = attrs.field(converter=_as_keys)
     only: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     kind: str = "a head"
 
@@ -200,6 +204,11 @@ def switch(described: Mapping[str, Any], key: str, *, where: str, default: bool 
     if value is not None and not isinstance(value, bool):
         raise InvalidInput(f"{key} is {value!r:.60} in {where}; give true or false.")
     return default if value is None else value
+
+
+def switches(described: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Returns `SWITCHES`, as keywords of an `Eagle3Config`."""
+    return {name: switch(described, name, where=where) for name in SWITCHES}
 
 
 def layers_named(value: Any, key: str, *, where: str) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ from draftwood.strategies.heads.keys import (
     check_class,
     layers_named,
     merged,
-    switch,
+    switches,
     whole_number,
 )
 
@@ -99,7 +99,7 @@ def described(
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **biases(description, tensors, prefix, where=where, strict=False),
-        **{name: switch(both, name, where=where) for name in SWITCHES},
+        **switches(both, where=where),
     )
     if description.get("num_aux_hidden_states") not in (None, made.tap_count):
         raise InvalidInput(

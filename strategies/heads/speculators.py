@@ -14,7 +14,7 @@ from draftwood.strategies.heads.decoder_layer import (
     check_one_layer,
     described_layer,
 )
-from draftwood.strategies.heads.keys import SWITCHES, Table, layers_named, switch, whole_number
+from draftwood.strategies.heads.keys import SWITCHES, Table, layers_named, switches, whole_number
 
 LAYER = "layers.0."
 VERSION = "0.9.0"  # whose files these are
@@ -74,7 +74,7 @@ def described(
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **biases(layer, tensors, LAYER, where=where, strict=True),
-        **{name: switch(description, name, where=where) for name in SWITCHES},
+        **switches(description, where=where),
     )
 
 
