@@ -157,6 +157,6 @@ class PEagle(FeatureMarginals):
         tokens[:, 0] = torch.tensor([root or 0 for root in roots], device=states.device)
         embeddings = self._embedded(tokens, head.embed_tokens)
         out, _ = self.head.read(embeddings, states, self._known, [count] * len(roots))
-        logits = head.target_logits(out)
+        logits: Tensor = head.target_logits(out)
         logits[[row for row, last in enumerate(self._last) if last is None]] = -torch.inf
         return logits
