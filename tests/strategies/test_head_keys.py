@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draftwood import InvalidInput, SpeculativeDecoder, create
-from draftwood.strategies.heads.formats import load_head
+from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.rope import frequencies, rope_parameters
+from draftwood.strategies.heads.unrolled import unrolled
 from tests.strategies import feature_heads
 from tests.strategies.published import CONFIGS, angles_of, layer_of, maps, pair_logits, pair_tensors, write
 
@@ -30,7 +32,7 @@ def read(folder: Path, described: dict[str, Any], **more: torch.Tensor) -> Any:
         {
             "return_dict": True,
             "is_decoder": False,
-            "id2label": {"0": "LABEL_0"},
+            "id2label": {"0": "A"},
             "chunk_size_feed_forward": 0,
         },
         {"quantization_config": None, "pruned_heads": {}, "add_cross_attention": False},
@@ -61,7 +63,7 @@ def test_keys_that_change_nothing(more: dict[str, Any], tmp_path: Path) -> None:
         ({"eagle_config": {"depth": 2}}, "eagle_config of .* has the key 'depth'"),
         (
             {"eagle_config": {"norm_output": False}, "norm_output": True},
-            "norm_output is True and False in two",
+            "norm_output is True and False",
         ),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "some makers name layers by their input and some"),
         ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "attends in a window"),
@@ -116,7 +118,7 @@ def test_rotations_in_every_spelling(case: str) -> None:
     [
         (
             {"rope_parameters": {"banana": 3}},
-            "the key 'banana', which is not known of the rotation 'default'",
+            "the key 'banana', which is not known of the rotation",
         ),
         ({"rope_parameters": {"factor": 2.0}}, "the key 'factor', which is not known of the rotation 'def"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is None .* needs a number above 0"),
@@ -125,7 +127,7 @@ def test_rotations_in_every_spelling(case: str) -> None:
         ({"rope_parameters": {"partial_rotary_factor": 2}}, "is 2.0 .* a part of a head is 1 at most"),
         (
             {"rope_parameters": {"chunked_attention": {"rope_theta": 3.0}}},
-            "a rotation of 'chunked_attention'",
+            "a rotation of 'chunked_att",
         ),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}, "no rotation of full_attention"),
         ({"rope_theta": "big"}, "rope_theta is 'big'"),
@@ -155,8 +157,6 @@ def test_biases_are_those_of_the_tensors(tmp_path: Path) -> None:
     features = torch.randn(1, 3 * 64, dtype=torch.float64)
     embeddings = torch.randn(1, 64, dtype=torch.float64)
     (expected,) = pair_logits(described, stored, prefix="midlayer.", embeddings=embeddings, features=features)
-    from draftwood.strategies.heads.unrolled import unrolled
-
     (out,) = unrolled(head, embeddings.unsqueeze(0), head.project(features).unsqueeze(0), depths=1)
     torch.testing.assert_close(head.logits(out)[0, 0], expected, rtol=1e-5, atol=1e-5)
     # SpecForge's class has none whatever its description says, and none may be there where it says so.
@@ -172,11 +172,7 @@ def test_a_head_of_all_tokens_borrows_the_output_head(tmp_path: Path) -> None:
     assert whole.lm_head is not None
     with torch.no_grad():
         whole.lm_head.weight.copy_(feature_heads_target.lm_head.weight)
-    from draftwood.strategies.heads.formats import save_head
-
     save_head(whole, tmp_path, target="big")
-    from safetensors.torch import load_file, save_file
-
     stored = load_file(tmp_path / "model.safetensors")
     del stored["lm_head.weight"]
     save_file(stored, tmp_path / "model.safetensors")
@@ -192,10 +188,9 @@ def test_a_head_of_all_tokens_borrows_the_output_head(tmp_path: Path) -> None:
         load_head(tmp_path).logits(torch.zeros(1, 1, 16, dtype=torch.float64))
     fewer = {name: tensor for name, tensor in stored.items() if name != "lm_head.weight"}
     save_file({**fewer, **maps(19, 23)}, tmp_path / "model.safetensors")
-    described = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(
-        described.replace('"draft_vocab_size": 23', '"draft_vocab_size": 19')
-    )
+    file = tmp_path / "config.json"
+    described = file.read_text()
+    file.write_text(described.replace('"draft_vocab_size": 23', '"draft_vocab_size": 19'))
     with pytest.raises(InvalidInput, match="proposes 19 tokens, so it needs an output head of its own"):
         load_head(tmp_path)
 
@@ -211,7 +206,7 @@ def test_names_of_other_makers(tmp_path: Path) -> None:
     first, second = (load_head(tmp_path / name) for name in ("nested", "usual"))
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, second.state_dict()[name])
-    write(tmp_path / "nested", BASE, {**nested, "fc.weight": stored["fc.weight"]})
+    write(tmp_path / "nested", BASE, {**nested, "fc.weight": stored["fc.weight"].clone()})
     with pytest.raises(InvalidInput, match="holds fc.weight under two names"):
         load_head(tmp_path / "nested")
     assert layer_of(BASE)["head_dim"] == 16
