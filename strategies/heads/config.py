@@ -129,13 +129,17 @@ class Eagle3Config:
     def tap_count(self) -> int:
         return 3 if self.taps is None else len(self.taps)
 
+    def named_taps(self, layers: int) -> tuple[int, ...]:
+        """Returns the taps as files name them: after how many of `layers` layers."""
+        return self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
+
     def taps_in(self, layers: int) -> tuple[int, ...]:
         """Returns the layers that are tapped in a target of `layers` layers, as `keep_features` counts them.
 
         Raises:
             InvalidInput: one that the target does not have.
         """
-        taps = self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
+        taps = self.named_taps(layers)
         if not all(0 <= tap <= layers for tap in taps):
             raise InvalidInput(
                 f"The head taps the layers {', '.join(map(str, taps))} of its target, as inputs counted from "

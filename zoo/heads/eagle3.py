@@ -88,7 +88,7 @@ def new_config(
         taps=taps,
     )
     config.taps_in(layers)
-    return attrs.evolve(config, taps=config.taps_in(layers))
+    return attrs.evolve(config, taps=config.named_taps(layers))
 
 
 def new_head(target: Any, config: Eagle3Config, counts: Tensor, *, seed: int) -> Eagle3Head:

@@ -45,16 +45,19 @@ def floors_of(texts: Sequence[Rows]) -> Floors:
         others = every - own
         best = others.most_common(1)[0][0] if others else None
         unigram += own[best] if best is not None else 0
-        lookup += sum(_looked_up(row[:place]) == row[place] for place in range(prompt, len(row)))
+        lookup += looked_up(row, prompt)
         total += len(row) - prompt
     return Floors(unigram=unigram / max(total, 1), lookup=lookup / max(total, 1))
 
 
-def _looked_up(text: Sequence[int]) -> int | None:
-    """What followed the longest of the last n-grams, where it last occurred before."""
-    for length in range(min(_LONGEST, len(text) - 1), 0, -1):
-        wanted = list(text[-length:])
-        for start in range(len(text) - length - 1, -1, -1):
-            if list(text[start : start + length]) == wanted:
-                return text[start + length]
-    return None
+def looked_up(row: Sequence[int], prompt: int) -> int:
+    """Returns how many tokens from `prompt` on are what followed the longest of the last n-grams before."""
+    followed: dict[tuple[int, ...], int] = {}
+    right = 0
+    for place, token in enumerate(row):
+        recent = [tuple(row[place - length : place]) for length in range(min(_LONGEST, place), 0, -1)]
+        if place >= prompt:
+            guess = next((followed[gram] for gram in recent if gram in followed), None)
+            right += guess == token
+        followed.update(dict.fromkeys(recent, token))
+    return right
