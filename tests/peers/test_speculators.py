@@ -220,7 +220,8 @@ def same_guesses(head: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None
     expected = torch.cat([theirs[0, anchor : anchor + 1], theirs[0, TEXT:]])
     parts = head.head
     with torch.no_grad():
-        known, states = [[]], parts.project(features[:, : anchor + 1])
+        known: list[Any] = [[]]
+        states = parts.project(features[:, : anchor + 1])
         embeddings = parts.embed_tokens(tokens[:, : anchor + 1])
         _, known = head.read(embeddings[:, :anchor], states[:, :anchor], known, [anchor])
         masks = parts.embed_tokens(torch.full((1, GUESSES - 1), head.config.mask_token_id))

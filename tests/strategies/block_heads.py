@@ -176,7 +176,8 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
         gru = torch.nn.GRU(WIDTH, made.gru, bias=False, batch_first=True).double()
         gru.load_state_dict(head.prefix_gru.state_dict())
         both = torch.cat([final[slot], gru(words)[0][-1]])
-        logits = logits + head.embed_proj[2].weight @ silu(head.embed_proj[0].weight @ both)
+        first, last = (head.get_parameter(f"embed_proj.{place}.weight") for place in (0, 2))
+        logits = logits + last @ silu(first @ both)
     nothing[head.target_ids] = logits
     return nothing
 

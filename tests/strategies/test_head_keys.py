@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood import InvalidInput, SpeculativeDecoder, create
+from draftwood import Generation, InvalidInput, SpeculativeDecoder, create
 from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.rope import frequencies, rope_parameters
 from draftwood.strategies.heads.unrolled import unrolled
@@ -182,6 +182,7 @@ def test_a_head_of_all_tokens_borrows_the_output_head(tmp_path: Path) -> None:
     for head in (whole, load_head(tmp_path)):
         decoder = SpeculativeDecoder(feature_heads_target, head, policy, create("verifiers", "greedy"))
         written = decoder.generate(prompt, max_new_tokens=12, return_dict_in_generate=True)
+        assert isinstance(written, Generation)
         accepted.append((written.sequences.tolist(), written.statistics.sums["accepted"]))
     assert accepted[0] == accepted[1]
     with pytest.raises(InvalidInput, match="was lent none; call borrow"):

@@ -66,7 +66,9 @@ def test_a_head_drafts_by_every_name(kind: str, tmp_path: Path, hub: Callable[[s
     for head in (str(tmp_path / "head"), tmp_path / "head", NAME, make()):
         decoder = SpeculativeDecoder(model, head, *strategies())
         assert type(decoder.drafter).__name__ == type(create_drafter(drafter, decoder.target, head)).__name__
-        assert decoder.generate(prompt, max_new_tokens=6).tolist() == plain.tolist()
+        drafted = decoder.generate(prompt, max_new_tokens=6)
+        assert isinstance(drafted, torch.Tensor)
+        assert drafted.tolist() == plain.tolist()
         policy, verifier = strategies()
         loop = custom_generate(drafter=head, policy=policy, verifier=verifier)
         written = loop.generate(model, prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)

@@ -96,6 +96,7 @@ def depth_logits(head: PEagleHead, text: list[int], path: list[int]) -> Any:
     for layer in head.more:
         plain: Any = layer
         out = behind(plain, out + attended(plain.self_attn, norm(plain.input_layernorm, out), made))
+    assert parts.lm_head is not None
     logits[parts.target_ids] = parts.lm_head.weight @ norm(parts.norm, out[-1])
     return logits
 

@@ -83,6 +83,7 @@ def test_a_head_begins_as_the_targets_last_layer_and_output_head() -> None:
     counts = torch.arange(31)
     head = new_head(target(), new_config(target(), taps=TAPS, draft_vocabulary=5), counts, seed=0)
     assert head.target_ids.tolist() == [26, 27, 28, 29, 30]
+    assert head.lm_head is not None
     assert torch.equal(head.lm_head.weight, target().lm_head.weight[26:])
     last, own = target().model.layers[-1], head.midlayer
     assert torch.equal(
