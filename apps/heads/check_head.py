@@ -10,6 +10,7 @@ import typer
 
 from draftwood.apps.files.datasets import read
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import AsChat, encoded
 from draftwood.apps.models.prompts import PROMPTS
 from draftwood.apps.terminal.cli_errors import FAILED
 from draftwood.apps.terminal.shown import to_stderr
@@ -33,6 +34,7 @@ def check_head(
     count: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens that the target writes behind each.", min=8)] = 64,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
+    chat: AsChat = False,
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
@@ -63,7 +65,7 @@ def check_head(
         raise UnsupportedModel(f"{target!r} is no model that generate() runs; a head is checked on one.")
     made = load_for(models.locate(head), loaded.target)
     texts = _texts(prompt_file, count)
-    rows = [_continued(model, ids, tokens) for ids in loaded.tokenizer(texts)["input_ids"]]
+    rows = [_continued(model, ids, tokens) for ids in encoded(loaded.tokenizer, texts, chat=chat)]
     floors = floors_of(rows)
     found = compared(model, made, rows, depths=depths)
     _show(made, found, floors, len(rows))
