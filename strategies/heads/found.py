@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from os import PathLike
 from pathlib import Path
+from time import monotonic
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, WEIGHTS, files_of_index
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SECONDS = 60.0
+_missed: dict[str, float] = {}
+"""When a repository could not be reached, by its name."""
 _FILES = ["*.json", "*.safetensors", "*.bin"]
 
 
@@ -68,7 +73,11 @@ def _described_on_hub(name: str) -> Path | None:
     found = try_to_load_from_cache(name, CONFIG)
     if isinstance(found, str):
         return Path(found).parent
+    # Every kind of head asks, and without a network each answer takes long.
+    if monotonic() - _missed.get(name, -inf) < _SECONDS:
+        return None
     try:
         return Path(hf_hub_download(name, CONFIG)).parent
     except Exception:  # whoever loads it says why it cannot be
+        _missed[name] = monotonic()
         return None
