@@ -9,7 +9,15 @@ from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
 from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
-from draftwood.strategies.heads.keys import Table, check_class, merged, named_classes, switch, whole_number
+from draftwood.strategies.heads.keys import (
+    Table,
+    check_class,
+    check_layers_like,
+    merged,
+    named_classes,
+    switch,
+    whole_number,
+)
 from draftwood.strategies.heads.sizes import check_layers
 
 _ANYWHERE = (
@@ -28,7 +36,8 @@ _INNER = Table(
     only={"projector_type": ("dspark", "dflash", "domino", None)},
     kind="block drafters",
 )
-_LIKE_QWEN3 = (None, "", "llama", "qwen2", "qwen3", "qwen3_moe")
+_LIKE_QWEN3 = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_CLASSES = ("DFlashDraftModel", "DominoDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 _USUAL = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 
 
@@ -39,8 +48,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         InvalidInput: a key that is not known or missing, or a value that is not supported, by name.
     """
     check_class(description, others=keys.OTHER_CLASSES, where=where)
-    if (kind := description.get("model_type")) not in _LIKE_QWEN3:
-        raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like Qwen3's are read.")
+    check_layers_like(description, kinds=_LIKE_QWEN3, classes=_CLASSES, like="Qwen3's", where=where)
     inner = description.get("dflash_config")
     inner = {} if inner is None else inner
     if not isinstance(inner, dict):

@@ -48,14 +48,14 @@ SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 """Norms that an EAGLE-3 head has or has not."""
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "activation": ("silu", None),
+    "activation": ("silu", "swish", None),
     "add_cross_attention": _NOTHING,
     "additional_fc": _NOTHING,
     "attention_mode": ("gqa", "mha", None),
     "compression_config": _NOTHING,
     "cross_attention_hidden_size": (None,),
-    "hidden_act": ("silu", None),
-    "hidden_activation": ("silu", None),
+    "hidden_act": ("silu", "swish", None),
+    "hidden_activation": ("silu", "swish", None),
     "is_encoder_decoder": _NOTHING,
     "mlp_bias": (False, None),
     "next_layer_regular": (True, None),
@@ -178,6 +178,24 @@ def check_class(description: Mapping[str, Any], *, others: Mapping[str, str], wh
                 f"architectures names {name!r:.60} in {where}, which has {others[part]}; such heads are not "
                 "supported: use another."
             )
+
+
+def check_layers_like(
+    description: Mapping[str, Any], *, kinds: Collection[str], classes: Collection[str], like: str, where: str
+) -> None:
+    """Refuse a `model_type` whose layers are others, unless a class says by itself what its layers are.
+
+    Args:
+        description: the whole of it; some makers copy `model_type` from the target.
+        kinds: those whose layers are alike.
+        classes: names of classes that have such layers whatever `model_type` says.
+        like: whose they are, for messages.
+        where: it is stored, for messages.
+    """
+    kind = description.get("model_type")
+    if kind in (None, "", *kinds) or any(name in classes for name in named_classes(description)):
+        return
+    raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like {like} are read.")
 
 
 def named_classes(description: Mapping[str, Any]) -> list[str]:

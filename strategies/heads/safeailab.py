@@ -18,6 +18,7 @@ from draftwood.strategies.heads.keys import (
     SWITCHES,
     Table,
     check_class,
+    check_layers_like,
     layers_named,
     merged,
     switches,
@@ -50,6 +51,12 @@ _INNER = Table(
 )  # fmt: skip
 # All of these have norms before their linear layers, SiLU and rotated queries and keys.
 _LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_CLASSES = (
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "PEagleDraftModel",
+    "Qwen3Eagle3Model",
+)
 OTHER_CLASSES: Mapping[str, str] = {
     "deepseek": "latent attention",
     "mla": "latent attention",
@@ -73,9 +80,7 @@ def described(
         InvalidInput: a key or value that is not supported, or one that is missing.
     """
     check_class(description, others=OTHER_CLASSES, where=where)
-    kind = description.get("model_type")
-    if kind not in (None, "", *_LIKE_LLAMA):
-        raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like Llama's are read.")
+    check_layers_like(description, kinds=_LIKE_LLAMA, classes=_CLASSES, like="Llama's", where=where)
     Table(read=_OUTER.read | frozenset(also), kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
     if description.get(_NESTED_TAPS) is not None:

@@ -162,7 +162,11 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("safeailab", key("hidden_act", "gelu"), "hidden_act is 'gelu'"),
     ("safeailab", key("tie_word_embeddings", 1), "tie_word_embeddings is 1"),
     ("safeailab", key("reuse_target_lm_head", True), "reuse_target_lm_head is True"),
-    ("safeailab", key("model_type", "deepseek_v3"), "model_type is 'deepseek_v3'"),
+    (
+        "safeailab",
+        lambda d: d.update({"model_type": "deepseek_v3", "architectures": ["LlamaForCausalLM"]}),
+        "model_type is 'deepseek_v3' .*; layers like Llama's are read",
+    ),
     ("safeailab", key("hidden_size", None), "hidden_size is None"),
     ("safeailab", key("hidden_size", "16"), "hidden_size is '16'"),
     ("safeailab", key("rms_norm_eps", None), "rms_norm_eps is None"),

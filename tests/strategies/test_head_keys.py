@@ -40,6 +40,8 @@ def read(folder: Path, described: dict[str, Any], **more: torch.Tensor) -> Any:
         {"pretraining_tp": 2, "temperature": 1.0, "bad_words_ids": None},
         {"num_experts": 128, "decoder_sparse_step": 1, "router_aux_loss_coef": 0.001},
         {"sliding_window": 4096},
+        {"model_type": "glm4_moe", "architectures": ["LlamaForCausalLMEagle3"]},
+        {"hidden_act": "swish"},
         {"tie_word_embeddings": True},
         {"eagle_config": {"use_last_layernorm": True, "parallel_draft_step": 1, "next_layer_regular": True}},
     ],
