@@ -76,7 +76,7 @@ def verdict_of(
             True,
             f"The head is broken: {first:.3f} of first tokens are right, where one that was made for this "
             f"target has {floors.least:.3f} at least, and none of {len(found) - 1} other settings mends it. "
-            "Its weights are not trained, damaged, or another target's.",
+            "Its weights are not trained enough, damaged, or another target's.",
         )
     if len(found[0].by_depth) > 1 and found[0].by_depth[1] < _OF_FIRST * first and not _trained_for_one(head):
         return Verdict(
