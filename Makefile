@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-integrations test-openvino test-ray test-versions prove thorough soak lint types wheel release bench pages site clean moved
+.PHONY: help demo test test-browser test-docs test-integrations test-openvino test-peers test-ray test-versions prove thorough soak lint types wheel release bench pages site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-docs     run the pages and examples of the documentation"
 	@echo "make test-integrations   run the tests of lm-eval and TRL, which are large to install"
 	@echo "make test-openvino run the tests of passes that OpenVINO runs"
+	@echo "make test-peers    run the tests beside speculators' own classes"
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
 	@echo "make test-versions run a part of the tests on the oldest and the newest versions of what draftwood needs"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
@@ -54,6 +55,9 @@ test-integrations: .venv/.ready-integrations
 test-openvino: .venv/.ready-openvino
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'openvino and not thorough' \
 	  tests/backends/test_openvino.py $(ARGS)
+
+test-peers: .venv/.ready-peers
+	@.venv/bin/python -m pytest -m peers tests/peers $(ARGS)
 
 test-ray: .venv/.ready-ray
 	@.venv/bin/python -m pytest -m ray tests/apps/test_ray.py $(ARGS)
@@ -140,6 +144,12 @@ endif
 	@$(PIP_INSTALL) --editable '.[test]'
 	@touch $@
 	@echo "Everything is set up."
+
+.venv/.ready-peers: .venv/.ready-test
+	@echo "Installing speculators and what its classes import."
+	@$(PIP_INSTALL) --editable '.[peers]'
+	@$(PIP_INSTALL) --no-deps speculators hs-connectors
+	@touch $@
 
 .venv/.ready-%: .venv/.ready-test
 	@echo "Installing the locked versions of the \"$*\" tools."

@@ -193,6 +193,11 @@ def answer_tokens(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = 
 def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
     """The models of a pair, the target widened or streamed where the plan says so."""
     target, draft = (name.strip() for name in pair.split(","))
+    if models.names_head(draft):
+        raise InvalidInput(
+            f"The pair {pair!r} names the head {draft!r}, and pairs are of models; name a draft model, and "
+            f"the head in a strategy, as in --strategy dyspec:drafter={draft}."
+        )
     loaded = models.load(
         target,
         draft,

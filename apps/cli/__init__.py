@@ -118,7 +118,7 @@ def options(
       draftwood tune --temperature 0.6 --to tuned.json
       draftwood distil big/ small/ notes.txt -o better-small
       draftwood train eagle3 big/ notes.txt head
-      draftwood check-head head/ big/
+      draftwood check-head big/ head/
       draftwood index notes.txt -o notes-index
       draftwood strategies dyspec
       draftwood prove

@@ -15,7 +15,9 @@ from draftwood.apps.files import trace
 from draftwood.apps.files.text import IncrementalText, Streamer, decode
 from draftwood.apps.files.text_input import decoded
 from draftwood.apps.generate.text_file import write_file
+from draftwood.apps.generate.weak_head import warning_of
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import AsChat, encoded
 from draftwood.apps.models.method import Words
 from draftwood.apps.terminal.cli_errors import INTERRUPTED
 from draftwood.apps.terminal.shown import say, to_stderr, write_out
@@ -103,6 +105,7 @@ def generate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or hub name; default: the target's.")
     ] = None,
+    chat: AsChat = False,
     recipe: Annotated[
         str | None, typer.Option(help="A method of the literature; see draftwood strategies.")
     ] = None,
@@ -204,7 +207,13 @@ def generate(
     )
     method = words.method()
     if prompts is not None:
-        others = {"--prompt": prompt, "--prompt-file": prompt_file, "--json": as_json, "--trace": trace_file}
+        others = {
+            "--prompt": prompt,
+            "--prompt-file": prompt_file,
+            "--json": as_json,
+            "--trace": trace_file,
+            "--chat": chat,
+        }
         if unwanted := next((name for name, value in others.items() if value), None):
             raise InvalidInput(f"--prompts writes a file of texts, so it does not go with {unwanted}.")
         write_file(method, prompts, out, seed=seed, rows=rows, ray=ray, workers=workers)
@@ -217,7 +226,7 @@ def generate(
     texts = _prompts(prompt or [], prompt_file)
 
     loaded = method.loaded()
-    given: list[list[int]] = loaded.tokenizer(texts)["input_ids"]
+    given = encoded(loaded.tokenizer, texts, chat=chat)
     decoder = method.decoder(loaded, [token for row in given for token in row])
 
     streamed = len(given) == 1 and not as_json
@@ -249,6 +258,10 @@ def generate(
     interrupted = "interrupted" in generation.finish_reasons
     said = summary(generation.statistics) + (" (interrupted)" if interrupted else "")
     to_stderr(said if lossless else f"{said}; lossy: not distributed as the target's own text")
+    if head := strategy.drafter_options.get("head"):
+        warned = warning_of(generation.statistics, target=str(method.target), head=str(head))
+        if warned is not None:
+            to_stderr(warned)
     if trace_file is not None:
         settings = {
             "target": method.target,

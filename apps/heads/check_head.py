@@ -10,20 +10,23 @@ import typer
 
 from draftwood.apps.files.datasets import read
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import AsChat, encoded
 from draftwood.apps.models.prompts import PROMPTS
 from draftwood.apps.terminal.cli_errors import FAILED
 from draftwood.apps.terminal.shown import to_stderr
-from draftwood.base.errors import UnsupportedModel
+from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.zoo.distil.rows import Rows, continued
+from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.settings import AS_CONFIGURED, Found, compared
+from draftwood.zoo.heads.verdict import verdict_of
 
 _LONGEST = 256  # tokens of a prompt that are read
 
 
 def check_head(
-    head: Annotated[str, typer.Argument(help="Folder of a head, or one of the zoo.")],
     target: Annotated[str, typer.Argument(help="The model that it was made for: folder, zoo or hub name.")],
+    head: Annotated[str, typer.Argument(help="Folder or hub name of a head, or one of the zoo.")],
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompts", help="Prompts (.jsonl, .txt); default: built-in ones.", show_default=False),
@@ -31,6 +34,7 @@ def check_head(
     count: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=8)] = 64,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
+    chat: AsChat = False,
     dtype: Annotated[
         models.Dtype, typer.Option(help="auto: float32 on a CPU, else as the weights are stored.")
     ] = models.Dtype.auto,
@@ -39,18 +43,20 @@ def check_head(
 ) -> None:
     """Say whether a head reads its target as it was trained to.
 
-    TARGET continues prompts greedily, and HEAD guesses on: as its file says, with its taps moved by one layer
-    either way, with the positions of drafted tokens moved by one, and with its norms switched. A wrong
-    setting raises no error anywhere, but few drafted tokens are accepted. Exits with 1 where another setting
-    is clearly better than the configured one.
+    TARGET continues prompts greedily, and HEAD guesses on: as its file says, with other taps, positions,
+    norms and rotations, with its map read otherwise, and with the target's own embeddings and output head.
+    A wrong setting raises no error anywhere, but few drafted tokens are accepted. Exits with 1 where another
+    setting is clearly better than the configured one, or where the head guesses too few tokens in all of
+    them, and names the cause.
 
     \b
     Examples:
-      draftwood check-head llama-7m-eagle3 llama-7m
+      draftwood check-head llama-7m llama-7m-eagle3
       draftwood check-head big/ big/  # the MTP layer in its own checkpoint
-      draftwood check-head head/ big/ --prompts questions.jsonl --dtype bfloat16
+      draftwood check-head big/ head/ --prompts questions.jsonl --dtype bfloat16
     """
     models.quiet()
+    _check_order(target, head)
     loaded = models.load(
         target, None, tokenizer=None, dtype=dtype, device=device, trust_remote_code=trust_remote_code
     )
@@ -59,16 +65,23 @@ def check_head(
         raise UnsupportedModel(f"{target!r} is no model that generate() runs; a head is checked on one.")
     made = load_for(models.locate(head), loaded.target)
     texts = _texts(prompt_file, count)
-    rows = [_continued(model, ids, tokens) for ids in loaded.tokenizer(texts)["input_ids"]]
-    found = _shown(made, list(compared(model, made, rows, depths=depths)), len(rows))
-    best = max(found, key=lambda one: one.gain)
-    if best.clear:
-        to_stderr(
-            f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
-            "tokens. Mend the head's config, or name other layers with -o taps."
-        )
+    rows = [_continued(model, ids, tokens) for ids in encoded(loaded.tokenizer, texts, chat=chat)]
+    floors = floors_of(rows)
+    found = compared(model, made, rows, depths=depths)
+    _show(made, found, floors, len(rows))
+    verdict = verdict_of(model, made, rows, found, floors)
+    to_stderr(verdict.sentence)
+    if verdict.broken:
         raise typer.Exit(FAILED)
-    to_stderr("The configured setting is the best of these.")
+
+
+def _check_order(target: str, head: str) -> None:
+    """Refuse a head in the place of its target."""
+    if models.names_head(target) and not models.names_head(head):
+        raise InvalidInput(
+            f"{target!r} is a head and {head!r} is none, so the two are swapped; give the target first: "
+            f"draftwood check-head {head} {target}."
+        )
 
 
 def _texts(file: Path | None, count: int) -> list[str]:
@@ -87,7 +100,7 @@ def _continued(model: Any, ids: Sequence[int], tokens: int) -> Rows:
     return continued(model, prompt, new_tokens=tokens, temperature=0.0, seed=0)
 
 
-def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
+def _show(head: Any, found: list[Found], floors: Floors, prompts: int) -> None:
     from rich import box
     from rich.table import Table
 
@@ -101,6 +114,8 @@ def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
+    for name, share in (("the most frequent token", floors.unigram), ("prompt lookup", floors.lookup)):
+        table.add_row(f"without a head: {name}", f"{share:.3f}")
     console = PlainConsole()
     longest = head.max_positions
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
@@ -109,4 +124,3 @@ def _shown(head: Any, found: list[Found], prompts: int) -> list[Found]:
         f"before are right. It was made for {made_for}."
     )
     console.print(table)
-    return found

@@ -13,7 +13,7 @@ from draftwood.zoo.heads.convert import converted
 
 
 def convert_head(
-    head: Annotated[Path, typer.Argument(help="Folder with config.json and pytorch_model.bin.")],
+    head: Annotated[str, typer.Argument(help="Folder, or hub name, with config.json and pytorch_model.bin.")],
     out: Annotated[Path, typer.Argument(help="A new folder for what is written.")],
 ) -> None:
     """Make safetensors of a head's pickled weights.
@@ -26,6 +26,6 @@ def convert_head(
       draftwood convert-head EAGLE3-head/ head/
     """
     count = converted(head, out)
-    to_stderr(f"{out}: {count} tensors of {head / 'pytorch_model.bin'}, read without running code in it.")
+    to_stderr(f"{out}: {count} tensors of {head}'s pytorch_model.bin, read without running code in it.")
     if models.drafter_of(str(out)) is None:
         to_stderr(f"{out} does not look like a head that draftwood reads; its config.json is not of one.")

@@ -23,6 +23,7 @@ from draftwood.base.devices import default_device
 from draftwood.base.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 from draftwood.protocols import registry
+from draftwood.protocols.named_heads import check_no_head, named_head
 
 TARGET, DRAFT = "llama-7m", "llama-draft"
 
@@ -88,6 +89,7 @@ class Loader:
     engine: EngineName = EngineName.eager
 
     def backend(self, name: str, *, offload: Path | None = None) -> StateBackend:
+        check_no_head(locate(name))
         return registry.load(
             locate(name),
             dtype=_dtype(self.dtype, self.device),
@@ -248,20 +250,20 @@ def is_drafter(name: str) -> bool:
     return drafter_of(name) is not None
 
 
+def names_head(name: str) -> bool:
+    """Returns whether `name` leads to the files of a head, in a folder, in the zoo or on the hub."""
+    return named_head(locate(name)) is not None
+
+
 def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
     """The drafter that `name` stands for, and the options that it brings; None where it is a model.
 
-    A registered drafter and `package.module:Class` bring none. A folder goes before both: one that holds a
-    head, like the zoo's heads, is for the drafter whose `reads` says so.
+    A registered drafter and `package.module:Class` bring none. A folder or hub name goes before both: one
+    that holds a head, like the zoo's heads, is for the drafter whose `reads` says so.
     """
-    if (folder := Path(locate(name))).is_dir():
-        for drafter in registry.names("drafters"):
-            try:
-                reads = getattr(registry.get("drafters", drafter), "reads", None)
-            except Exception:  # another package's, which may fail in any way; `strategies` says how
-                continue
-            if reads is not None and reads(folder):
-                return drafter, {"head": str(folder)}
+    if (found := named_head(locate(name))) is not None:
+        return found.drafter, {"head": str(found.head)}
+    if Path(locate(name)).is_dir():
         return None
     known = name != "model" and name in registry.names("drafters")
     is_class = re.fullmatch(r"[\w.]+:\w+", name) is not None
@@ -279,6 +281,8 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
     """
     if name == "several" and "members" in options:
         options = {"members": [_member(word, loaded) for word in options["members"].split(",")]}
+    if isinstance(options.get("head"), str):
+        options = options | {"head": locate(options["head"])}
     known = {"vocab_size": loaded.target.vocab_size, "target": loaded.target}
     needed = known.keys() & registry.options("drafters", name).keys()
     drafter: Drafter = create("drafters", name, {option: known[option] for option in needed} | options)

@@ -141,6 +141,7 @@ def train(
         learning_rate=learning_rate,
         given=given,
         name=target,
+        longest=max(plan.prompts) + new_tokens,
     )
     source = target_text.source(target, teacher, loaded.tokenizer, files, plan)
     described = {
@@ -221,7 +222,10 @@ def _train(
 def _agreements(target: Any, head: Any, tests: list[Rows], depths: int) -> list[dict[str, Any]]:
     head = head.to(target.dtype)
     return [
-        {"prompt": shard.prompt, **attrs.asdict(agreement(target, head, [shard], depths=depths))}
+        {
+            "prompt": shard.prompt,
+            **attrs.asdict(agreement(target, head, [shard], depths=depths, without_loops=True)),
+        }
         for shard in tests
     ]
 

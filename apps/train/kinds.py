@@ -94,6 +94,7 @@ def training_of(
     learning_rate: float | None,
     given: Mapping[str, Any],
     name: str,
+    longest: int,
 ) -> Training:
     """Returns the training of a head of `kind` for the model `target`, called `name`.
 
@@ -103,13 +104,15 @@ def training_of(
         intermediate: width of its MLP; None: the target's.
         learning_rate: its peak; None: by the target's width.
         given: what the user said of the options of this kind.
+        name: of the target.
+        longest: tokens of the rows, beyond which nobody knows how the head guesses.
 
     Raises:
         InvalidInput: sizes that the target cannot serve.
     """
     sizes = {**_OWN[kind], **given, "intermediate": intermediate}
     if kind is Kind.block:
-        block = new_block_config(target, depths=depths, **sizes)
+        block = attrs.evolve(new_block_config(target, depths=depths, **sizes), max_positions=longest)
         rate = learning_rate or _BLOCK_TIMES_RATE / block.hidden_size
         learns = BlockRecipe(**recipe, learning_rate=rate)
         return Training(
@@ -132,7 +135,7 @@ def training_of(
             trained_head,
             lambda head, folder: save_trained(head, folder, target=name),
         )
-    config = new_config(target, **sizes)
+    config = attrs.evolve(new_config(target, **sizes), max_positions=longest)
     of_pairs = HeadRecipe(
         **recipe, depths=depths, learning_rate=learning_rate or _WIDTH_TIMES_RATE / config.hidden_size
     )

@@ -15,12 +15,20 @@ def report(content: Mapping[str, Any]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     depths = len(content["agreement"][0]["by_depth"])
-    for heading in ("temperature", "prompt", *(f"token {depth + 1}" for depth in range(depths))):
+    by_token = [f"token {depth + 1}" for depth in range(depths)]
+    for heading in ("temperature", "prompt", *by_token, "prompt lookup"):
         table.add_column(heading, justify="right")
     for one in content["agreement"]:
+        lookup = one.get("lookup")  # which earlier runs did not have
         table.add_row(
-            f"{one['temperature']:g}", str(one["prompt"]), *(f"{share:.3f}" for share in one["by_depth"])
+            f"{one['temperature']:g}",
+            str(one["prompt"]),
+            *(f"{share:.3f}" for share in one["by_depth"]),
+            "" if lookup is None else f"{lookup:.3f}",
         )
     console = PlainConsole()
-    console.print("Drafted tokens accepted, by their place in the draft, where those before it were:")
+    console.print(
+        "Drafted tokens accepted, by their place in the draft, where those before it were, and what prompt "
+        "lookup guesses; without the parts of texts that run in a loop:"
+    )
     console.print(table)

@@ -54,14 +54,16 @@ class Features:
         """
         layers, self._body = decoder_layers(module), body(module)
         for layer in request.layers:
-            if not 0 <= layer <= len(layers):
+            if not 0 <= layer <= len(layers) + 1:
                 raise InvalidInput(
                     f"There are no features of layer {layer}; those of 0 (what the first layer reads) to "
-                    f"{len(layers)} (what the output head reads) can be kept."
+                    f"{len(layers)} (what the output head reads) and {len(layers) + 1} (what the last layer "
+                    "puts out, before the final norm) can be kept."
                 )
         self.module, self.request = module, request
         self._seen: dict[int, list[Tensor]] = {}
         self._layers = {layer: layers[layer] for layer in set(request.layers) if layer < len(layers)}
+        self._last, self._before_norm = layers[-1], len(layers) + 1
 
     def read(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
         """Features `[rows, nodes, width]` of a pass of the module, and its output.
@@ -115,7 +117,9 @@ class Features:
         def behind(_: Any, __: Any, output: Any) -> None:
             self._seen[layer].append(_states(output))
 
-        return self._body.register_forward_hook(behind)
+        # The last layer is known to be one of those that the body runs.
+        put_out = self._last if layer == self._before_norm else self._body
+        return put_out.register_forward_hook(behind)
 
     def trimmed(self, pieces: Sequence[Tensor]) -> Pieces:
         """Of the features of a row those of its last tokens, as many as are requested."""
@@ -139,7 +143,7 @@ class Features:
 
 
 def _states(output: Any) -> Tensor:
-    """What a body puts out, in whatever form."""
+    """What a body or a layer puts out, in whatever form."""
     if isinstance(output, Tensor):
         return output
     states: Tensor | None = getattr(output, "last_hidden_state", None)

@@ -29,6 +29,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, row_seeds
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
+from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
 from draftwood.protocols.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
@@ -38,7 +39,10 @@ log = logging.getLogger(__name__)
 
 def as_backend(target: Any) -> StateBackend:
     """`target` itself, or the backend of a model object, folder or hub name."""
-    return registry.load(target) if isinstance(target, (str, PathLike, torch.nn.Module)) else target
+    if not isinstance(target, (str, PathLike, torch.nn.Module)):
+        return cast(StateBackend, target)
+    check_no_head(target)
+    return registry.load(target)
 
 
 def is_model(drafter: Any) -> bool:
@@ -46,9 +50,14 @@ def is_model(drafter: Any) -> bool:
     return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
 
 
-def as_drafter(drafter: Any) -> Drafter:
-    """`drafter` itself, or the drafter that a backend, model object, folder or hub name makes."""
-    return cast(Drafter, registry.get("drafters", "model")(drafter) if is_model(drafter) else drafter)
+def as_drafter(drafter: Any) -> Any:
+    """Returns `drafter` itself, or the drafter that a backend, model object, folder or hub name makes.
+
+    A head, of whatever name, is a `NamedHead` until its target is known.
+    """
+    if not is_model(drafter):
+        return drafter
+    return named_head(drafter) or registry.get("drafters", "model")(drafter)
 
 
 @attrs.define(eq=False)
@@ -57,7 +66,7 @@ class SpeculativeDecoder:
 
     Args:
         target: a `StateBackend`, or a model object, folder or hub name that one can be made for.
-        drafter: a `Drafter`, or a model or backend that drafts.
+        drafter: a `Drafter`, or a model or backend that drafts, or a head: a module, folder or hub name.
         policy: grows the trees.
         verifier: accepts a path.
         follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
@@ -77,6 +86,8 @@ class SpeculativeDecoder:
     _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.drafter, NamedHead):
+            self.drafter = self.drafter.drafter_for(self.target)
         check_strategy_fits(self.policy, self.verifier)
         check_drafters_fit(self.policy, self.drafter)
         policy_states.first_state(self.policy)

@@ -30,6 +30,7 @@ from draftwood.integrations.generate_options import limits, refuse_unserved
 from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
 from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols.named_heads import NamedHead
 
 
 def custom_generate(
@@ -53,7 +54,7 @@ def custom_generate(
     is read and not filled further.
 
     Args:
-        drafter: a `Drafter`, or a model, folder or hub name that drafts.
+        drafter: a `Drafter`, or a model or a head, each as an object, a folder or a hub name.
         policy: grows the trees.
         verifier: accepts a path.
         draft_sampling: how the draft's tokens are drawn; default: as the call's.
@@ -82,7 +83,7 @@ def custom_generate(
 class CustomGenerate:
     """A loop for `generate`, with the strategies it was made with; see `custom_generate`."""
 
-    drafter: Drafter
+    drafter: Drafter | NamedHead
     policy: TreePolicy
     verifier: Verifier
     draft_sampling: SamplingParams | None = None
@@ -245,7 +246,7 @@ class CustomGenerate:
         if self._decoder is None or self._model is not model or self._structure != structure:
             self._decoder = SpeculativeDecoder(
                 model if self.engine == "eager" else registry.load(model, engine=self.engine),
-                self.drafter,
+                cast(Drafter, self.drafter),
                 self.policy,
                 self.verifier,
                 follows_defaults=False,  # generate() has made processors of them

@@ -57,7 +57,8 @@ class GivesFeatures(Protocol):
 
     Features of layer k < L are what the decoder layer k, counted from 0, reads of a token: for 0 its
     embedding, for others the residual stream after k layers. Those of layer L are what the output head reads,
-    after the final norm. So k counts as transformers' `hidden_states` does.
+    after the final norm. So k counts as transformers' `hidden_states` does. Those of L + 1, which a backend
+    may refuse, are what the last layer puts out, before that norm.
 
     Attributes:
         feature_layers: L, the model's decoder layers; 0: it offers none of these methods.
@@ -86,7 +87,8 @@ class GivesFeatures(Protocol):
                 pass. Of a long prompt only what comes out is held, never its features all at once.
 
         Raises:
-            InvalidInput: a layer below 0 or above L, `last` below 1, or rows whose features were not kept.
+            InvalidInput: a layer below 0 or above L + 1, `last` below 1, or rows whose features were not
+                kept.
             UnsupportedModel: the backend cannot do it.
         """
         raise UnsupportedModel(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from draftwood import InvalidInput
+from draftwood.strategies.heads.config import before_norm
 from draftwood.strategies.heads.sizes import check_guesses
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -40,6 +41,9 @@ class BlockConfig:
         markov_rank: of the correction by the token before; 0: there is none.
         markov_type: of the correction: by that token alone, gated by the slot's state, or by a state that all
             tokens before have made.
+        gru: width of the state of Domino's correction by all tokens before; 0: there is none.
+        gru_inner: width of what that correction makes of a slot and the state.
+        gru_from: guesses of a block that it leaves as they are, the first ones.
         confidence: inputs of the head that says how sure a slot is; 0: there is none. It is kept, not used.
     """
 
@@ -66,6 +70,9 @@ class BlockConfig:
     own_head: bool = False
     markov_rank: int = 0
     markov_type: Markov = "vanilla"
+    gru: int = 0
+    gru_inner: int = 0
+    gru_from: int = 0
     confidence: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -90,6 +97,11 @@ class BlockConfig:
                 f"The block drafter's width is {self.hidden_size} and its target's {self.feature_width}, so "
                 "it needs a table of words and an output head of its own; give it both."
             )
+        if self.gru and self.markov_rank:
+            raise InvalidInput(
+                "The block drafter has the corrections of Domino and of DSpark, which exclude each other; "
+                "its config is wrong in one of them."
+            )
         if self.depths < 1:
             raise InvalidInput(
                 f"block_size is {self.block_size}, so that nothing is guessed; give 2 or more."
@@ -107,8 +119,15 @@ class BlockConfig:
             "num_key_value_heads": self.key_value_heads,
             "head_dim": self.head_dim,
             "markov_rank": self.markov_rank,
+            "gru_hidden_dim": self.gru,
+            "emb_dim": self.gru_inner,
             **own,
         }
+
+    @property
+    def recurrent(self) -> int:
+        """Width of the state that a correction keeps of all tokens before; 0: it keeps none."""
+        return self.gru or self.markov_rank * (self.markov_type == "rnn")
 
     @property
     def depths(self) -> int:
@@ -126,7 +145,7 @@ class BlockConfig:
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """The taps, in a target of `layers` layers.
+        """Returns the taps in a target of `layers` layers, as `keep_features` counts them.
 
         Raises:
             InvalidInput: it was made for another number of them, or taps one that the target does not have.
@@ -136,10 +155,10 @@ class BlockConfig:
                 f"The block drafter was made for a target of {self.target_layers} layers, and this one has "
                 f"{layers}; choose one made for it."
             )
-        if not all(0 <= tap < layers for tap in self.taps):
+        if not all(0 <= tap <= layers for tap in self.taps):
             raise InvalidInput(
                 f"The block drafter taps the layers {', '.join(map(str, self.taps))} of its target, as "
-                f"inputs counted from 0, but this target has {layers}, 0 to {layers - 1}; choose one made "
+                f"inputs counted from 0, but this target has {layers}, 0 to {layers}; choose one made "
                 "for it."
             )
-        return self.taps
+        return before_norm(self.taps, layers)

@@ -13,7 +13,7 @@ from draftwood import InvalidInput
 from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
-from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
@@ -30,7 +30,7 @@ def is_block(folder: str | PathLike[str]) -> bool:
         return description["speculators_model_type"] in speculators.KINDS
     classes = description.get("architectures") or []
     named = isinstance(classes, list) and any(
-        kind in str(name).lower() for name in classes for kind in ("dflash", "dspark", "jetspec")
+        kind in str(name).lower() for name in classes for kind in ("dflash", "domino", "dspark", "jetspec")
     )
     return named or "dflash_config" in description
 
@@ -44,6 +44,7 @@ def load_block(folder: str | PathLike[str]) -> BlockHead:
             which there are not; all by name.
     """
     where = repr(str(folder))
+    check_no_model(folder)
     description, stored = read_description(folder), read_tensors(folder)
     format_ = speculators if "speculators_model_type" in description else zlab
     config: BlockConfig = format_.described(description, stored, where)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
+from torch.nn import Embedding, Linear, Module, ModuleList, Parameter, Sequential, SiLU
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 from draftwood.strategies.blocks.config import BlockConfig
+from draftwood.strategies.heads.rope import frequencies, turned_by
 from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -46,10 +47,10 @@ class Attention(Module):
         keys, values = (
             projection(states).unflatten(-1, (-1, self.dim)) for projection in (self.k_proj, self.v_proj)
         )
-        return rotated(self.k_norm(keys), turn), values
+        return turned_by(self.k_norm(keys), *turn), values
 
     def queries(self, states: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        return rotated(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self.dim))), turn)
+        return turned_by(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self.dim))), *turn)
 
 
 class Feed(Module):
@@ -117,6 +118,23 @@ class MarkovHead(Module):
         return self.markov_w2(vector), after
 
 
+class PrefixGRU(Module):
+    """Domino's recurrence over embeddings of tokens; its names are those of torch's GRU."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.weight_ih_l0 = Parameter(torch.zeros(3 * config.gru, config.hidden_size))
+        self.weight_hh_l0 = Parameter(torch.zeros(3 * config.gru, config.gru))
+
+    def forward(self, embeddings: Tensor, before: Tensor | None) -> Tensor:
+        """Returns states `[..., gru]` after tokens with these embeddings; `before` is None at first."""
+        width = self.weight_hh_l0.shape[1]
+        flat = embeddings.reshape(-1, embeddings.shape[-1])
+        known = flat.new_zeros(len(flat), width) if before is None else before.reshape(-1, width)
+        after = torch.gru_cell(flat, known, self.weight_ih_l0, self.weight_hh_l0)
+        return after.view(*embeddings.shape[:-1], width)
+
+
 class ConfidenceHead(Module):
     """The confidence of a slot; kept with the head, and not used."""
 
@@ -137,6 +155,8 @@ class BlockHead(Module):
     embed_tokens: Embedding | None
     lm_head: Linear | None
     markov_head: MarkovHead | None
+    prefix_gru: PrefixGRU | None
+    embed_proj: Sequential | None
     confidence_head: ConfidenceHead | None
     target_ids: Tensor
 
@@ -150,13 +170,25 @@ class BlockHead(Module):
         self.embed_tokens = Embedding(config.vocab_size, width) if config.own_embedding else None
         self.lm_head = Linear(width, config.proposed, bias=False) if config.own_head else None
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.prefix_gru = PrefixGRU(config) if config.gru else None
+        self.embed_proj = (
+            Sequential(
+                Linear(width + config.gru, config.gru_inner, bias=False),
+                SiLU(),
+                Linear(config.gru_inner, config.proposed, bias=False),
+            )
+            if config.gru
+            else None
+        )
         self.confidence_head = ConfidenceHead(config.confidence) if config.confidence else None
         with torch.device("cpu"):  # also where the weights are on none yet
             ids = torch.arange(config.proposed) if target_ids is None else target_ids.long()
             check_target_ids(ids, proposed=config.proposed, vocabulary=config.vocab_size)
             self.all_tokens = is_everything(ids, config.vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
-        self._angles, self._scale = _frequencies(config)
+        self._angles, self._scale = frequencies(
+            config.rope, head_dim=config.head_dim, longest=config.max_positions, dtype=torch.float64
+        )
 
     @property
     def max_positions(self) -> int | None:
@@ -173,6 +205,39 @@ class BlockHead(Module):
             return logits
         wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return wide.index_copy_(-1, self.target_ids, logits)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether a node's own token changes the logits of its depth."""
+        return self.markov_head is not None or self.prefix_gru is not None
+
+    def correction(
+        self,
+        tokens: Int[Tensor, "*n"],
+        embeddings: Float[Tensor, "*n hidden"] | None,
+        slots: Float[Tensor, "*n hidden"],
+        before: Float[Tensor, "*n state"] | None,
+        *,
+        depth: int,
+    ) -> tuple[Float[Tensor, "*n proposed"], Float[Tensor, "*n state"] | None]:
+        """What the tokens before slots change in their logits, and the state after them.
+
+        Args:
+            tokens: those before the slots.
+            embeddings: theirs, of the drafter's table or the target's, which Domino reads.
+            slots: their states.
+            before: the state before the tokens, of a correction that keeps one; None at its beginning.
+            depth: of the tokens below the root, 0 being the root.
+
+        Source: DSpark (arXiv 2607.05147); Domino, as SpecForge trains it.
+        """
+        if self.prefix_gru is None or self.embed_proj is None:
+            assert self.markov_head is not None
+            return self.markov_head(tokens, slots, before)  # type: ignore[no-any-return]
+        assert embeddings is not None
+        after = self.prefix_gru(embeddings, before)
+        change: Tensor = self.embed_proj(torch.cat([slots, after], -1))
+        return (change if depth >= self.config.gru_from else torch.zeros_like(change)), after
 
     def project(self, features: Float[Tensor, "*n taps"]) -> Float[Tensor, "*n hidden"]:
         """Returns the projected features of the target, which all layers read."""
@@ -275,13 +340,6 @@ class BlockHead(Module):
         return cos, sin
 
 
-def rotated(states: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Queries or keys `[..., heads, head_dim]`, turned by cosines and sines `[..., 1, head_dim / 2]`."""
-    cos, sin = turn
-    first, second = states.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
 def slots_of(
     roots: Float[Tensor, "rows hidden"], mask: Float[Tensor, " hidden"], count: int
 ) -> Float[Tensor, "rows slots hidden"]:
@@ -289,21 +347,3 @@ def slots_of(
     masks = pad(mask.view(1, 1, -1).expand(len(roots), count - 1, -1), (0, 0, 1, 0))
     masks[:, 0] = roots
     return masks
-
-
-def _frequencies(config: BlockConfig) -> tuple[Tensor, float]:
-    """Angles of one position, float64 `[head_dim / 2]`, and the scale of queries and keys."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    like = LlamaConfig(
-        hidden_size=config.attention_heads * config.head_dim,
-        head_dim=config.head_dim,
-        num_attention_heads=config.attention_heads,
-        rope_parameters=dict(config.rope),
-        max_position_embeddings=config.max_positions,
-    )
-    with torch.device("cpu"):
-        rotary = LlamaRotaryEmbedding(like)
-    inverse: Tensor = rotary.inv_freq.detach().clone()
-    return inverse.double(), float(rotary.attention_scaling)

@@ -1,70 +1,63 @@
-"""Keys of a block drafter's description: read, without effect, or refused by name."""
+"""Keys that block drafters alone have: the mask's token, and DSpark's correction."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from draftwood import InvalidInput
-from draftwood.strategies.blocks.config import MARKOV, Markov
-from draftwood.strategies.heads.config import ROPE_TYPES
+from draftwood.strategies.blocks.config import FULL, MARKOV, SLIDING, Markov
+from draftwood.strategies.heads.keys import switch, whole_number
 
-# What decides nothing of what a trained head computes here.
-WITHOUT_EFFECT = frozenset(
-    {
-        "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
-        "confidence_head_alpha", "dtype", "embed_requires_grad", "eos_token_id", "initializer_range",
-        "max_window_layers", "model_type", "num_anchors", "pad_token_id", "torch_dtype",
-        "transformers_version", "use_cache",
-    }
-)  # fmt: skip
-# What is read for these values alone.
-ONLY: Mapping[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None),
-    "attention_mode": ("gqa", None),
-    "hidden_act": ("silu", None),
-    "projector_type": ("dspark", "dflash", None),
-    "tie_word_embeddings": (False, True, None),
-}
 MARKOV_KEYS = frozenset(
     {"confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank"}
 )
+TIED: Mapping[str, tuple[Any, ...]] = {
+    # Tensors say whether there is an output head: without one it is the target's, tied there or not.
+    "tie_word_embeddings": (False, True, None),
+    "attention_bias": (False, None),
+    "qkv_bias": (False, None),
+}
+OTHER_CLASSES: Mapping[str, str] = {
+    "dflash2": "the layers of DFlash 2",
+    "dflash-2": "the layers of DFlash 2",
+    "gemma": "Gemma's norms and scales",
+    "deepseek": "latent attention",
+    "mla": "latent attention",
+    "xpress": "the layers of XPress",
+}
+"""Classes of drafters that compute something else, by a part of their name."""
 
 
-def check_keys(described: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Refuse what is not known, and values that are not served.
-
-    Raises:
-        InvalidInput: it, by name.
-    """
-    for key, value in described.items():
-        if key in ONLY:
-            if value not in ONLY[key]:
-                raise InvalidInput(
-                    f"{key} is {value!r:.60} in {where}; blocks are read where it is {ONLY[key][0]!r} alone."
-                )
-        elif key not in known and key not in WITHOUT_EFFECT:
-            raise InvalidInput(
-                f"{where} has the key {key!r:.60}, which is not known here and may change what is computed; "
-                "if it does not, take it out."
-            )
+def layer_types(described: Mapping[str, Any], layers: int, where: str) -> list[str] | None:
+    """Returns the types of the layers; None where the table does not name them."""
+    types = described.get("layer_types")
+    if types is not None and (
+        not isinstance(types, list) or len(types) != layers or not set(types) <= {SLIDING, FULL}
+    ):
+        raise InvalidInput(
+            f"layer_types is {types!r:.80} in {where}; it names {FULL} or {SLIDING} for each of {layers} "
+            "layers."
+        )
+    return types
 
 
-def size(described: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """The value of `key`, 1 or more; without `default` it must be there."""
-    value = described.get(key)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value < 2**31:
-        raise InvalidInput(f"{key} is {value!r:.60} in {where}; it is an integer of 1 or more, of 31 bits.")
-    return value
+GRU_KEYS = frozenset({"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"})
 
 
-def flag(described: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:
-    """Whether `key` is on."""
-    value = described.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidInput(f"{key} is {value!r:.60} in {where}; give true or false.")
-    return default if value is None else value
+def gru(described: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns Domino's correction, as keywords of a `BlockConfig`."""
+    kept = described.get("pure_draft_prefix_len", 0)
+    if type(kept) is not int or kept < 0:
+        raise InvalidInput(
+            f"pure_draft_prefix_len is {kept!r:.60} in {where}; it is a whole number of 0 or more."
+        )
+    return {
+        "gru": whole_number(described, "gru_hidden_dim", where=where),
+        "gru_inner": whole_number(described, "emb_dim", where=where),
+        "gru_from": kept,
+        "root_guesses": switch(described, "shift_label", where=where),
+    }
 
 
 def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int:
@@ -73,18 +66,6 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     if type(token) is not int or not 0 <= token < vocab_size:
         raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; it is a token below {vocab_size}.")
     return token
-
-
-def rope(described: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The rotation, in the old keys or in `rope_parameters`."""
-    told = dict(described.get("rope_parameters") or described.get("rope_scaling") or {})
-    told["rope_type"] = told.get("rope_type") or told.pop("type", None) or "default"
-    told["rope_theta"] = float(told.get("rope_theta") or described.get("rope_theta") or 10000.0)
-    if told["rope_type"] not in ROPE_TYPES:
-        raise InvalidInput(
-            f"rope_type is {told['rope_type']!r:.40} in {where}; {', '.join(ROPE_TYPES)} are served."
-        )
-    return told
 
 
 def markov(
@@ -107,8 +88,8 @@ def markov(
     kind: Markov = described.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
         raise InvalidInput(f"markov_head_type is {kind!r:.60} in {where}; {', '.join(MARKOV)} are served.")
-    there = flag(described, "enable_confidence_head", where, confidence)
-    with_markov = flag(described, "confidence_head_with_markov", where, beside)
+    there = switch(described, "enable_confidence_head", where=where, default=confidence)
+    with_markov = switch(described, "confidence_head_with_markov", where=where, default=beside)
     return {
         "markov_rank": told,
         "markov_type": kind,

@@ -8,24 +8,17 @@ from typing import Any
 from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
-from draftwood.strategies.heads.speculators import VERSION
+from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
+from draftwood.strategies.heads.keys import Table, switch, whole_number
+from draftwood.strategies.heads.sizes import check_layers
+from draftwood.strategies.heads.speculators import COMMON, VERSION, layer_table
 
 KINDS = ("dflash", "dspark")
 _TAPS = "aux_hidden_state_layer_ids"
-_READ = frozenset(
-    {
-        _TAPS, "block_size", "draft_vocab_size", "mask_token_id", "sample_from_anchor",
-        "sliding_window_non_causal", "speculators_config", "speculators_model_type", "speculators_version",
-        "target_hidden_size", "transformer_layer_config",
-    }
-)  # fmt: skip
-_READ_OF_LAYERS = frozenset(
-    {
-        "head_dim", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
-        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
-        "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window", "vocab_size",
-    }
-)  # fmt: skip
+_READ = COMMON | {_TAPS, "block_size", "mask_token_id", "sample_from_anchor", "sliding_window_non_causal"}
+_LAYERS = Table(
+    read=LAYER_KEYS - keys.TIED.keys(), only=keys.TIED, kind="layers of speculators' block drafters"
+)
 
 
 def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> BlockConfig:
@@ -35,53 +28,52 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     `sliding_window_non_causal`.
 
     Raises:
-        InvalidInput: a key that is not known or missing, or a value that is not served, by name.
+        InvalidInput: a key that is not known or missing, or a value that is not supported, by name.
     """
     if (kind := description.get("speculators_model_type")) not in KINDS:
         raise InvalidInput(
             f"{where} describes a {kind!r:.60} head; 'dflash' and 'dspark' are read as blocks."
         )
     spark = kind == "dspark"
-    keys.check_keys(description, _READ | keys.MARKOV_KEYS if spark else _READ, where)
-    told = description.get("transformer_layer_config")
-    if not isinstance(told, dict):
-        raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; a head needs one.")
-    keys.check_keys(told, _READ_OF_LAYERS, where)
-    layer = _whole(told, where)
-    width, vocabulary = (keys.size(layer, key, where) for key in ("hidden_size", "vocab_size"))
-    if keys.size(description, "target_hidden_size", where, default=width) != width:
+    read = _READ | keys.MARKOV_KEYS if spark else _READ
+    Table(read=read, kind=f"speculators' {kind} drafters").check(description, where=where)
+    told = layer_table(description, where)
+    _LAYERS.check(told, where=f"transformer_layer_config of {where}")
+    layers = _whole(told, where)
+    check_layers(whole_number(layers, "num_hidden_layers", where=where), tensors, where)
+    types, window = layers["layer_types"], layers.get("sliding_window")
+    layer = described_layer(layers, where=where, types=types)
+    width, vocabulary = layer["hidden_size"], layer["vocab_size"]
+    if whole_number(description, "target_hidden_size", where=where, default=width) != width:
         raise InvalidInput(
             f"target_hidden_size is {description['target_hidden_size']} in {where}, and the head's width is "
             f"{width}; heads of the target's width are read."
         )
-    types, window = layer["layer_types"], layer.get("sliding_window")
     slides = [one == SLIDING for one in types]
     if any(slides) and (type(window) is not int or window < 1):
         raise InvalidInput(f"sliding_window is {window!r:.60} in {where}; its layers need one.")
-    free = keys.flag(description, "sliding_window_non_causal", where)
-    proposed = keys.size(description, "draft_vocab_size", where)
+    free = switch(description, "sliding_window_non_causal", where=where)
+    proposed = whole_number(
+        description,
+        "draft_vocab_size",
+        where=where,
+        # null is all of them, and a missing key is no size.
+        default=vocabulary if "draft_vocab_size" in description else None,
+    )
     corrected = (
         keys.markov(description, width, where, rank=256, confidence=True, beside=True) if spark else {}
     )
     return BlockConfig(
-        vocab_size=vocabulary,
+        **layer,
         draft_vocab_size=None if proposed == vocabulary else proposed,
-        hidden_size=width,
-        intermediate_size=keys.size(layer, "intermediate_size", where),
-        attention_heads=keys.size(layer, "num_attention_heads", where),
-        key_value_heads=keys.size(layer, "num_key_value_heads", where),
-        head_dim=keys.size(layer, "head_dim", where),
-        norm_eps=float(layer["rms_norm_eps"]),
-        max_positions=keys.size(layer, "max_position_embeddings", where),
         target_layers=None,
         taps=_taps(description.get(_TAPS), where),
-        block_size=keys.size(description, "block_size", where),
+        block_size=whole_number(description, "block_size", where=where),
         mask_token_id=keys.mask_token(description, vocabulary, where),
         causal=tuple(one and not free for one in slides),
         windows=tuple(window if one else None for one in slides),
         window_before_root=any(slides),
-        rope=keys.rope(layer, where),
-        root_guesses=keys.flag(description, "sample_from_anchor", where, default=spark),
+        root_guesses=switch(description, "sample_from_anchor", where=where, default=spark),
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **corrected,
@@ -98,6 +90,7 @@ def description_of(config: BlockConfig, *, target: str) -> dict[str, Any]:
     free = not any(config.causal)
     widths = {window for window in config.windows if window is not None}
     for wrong, what in (
+        (config.gru, "corrections of Domino"),
         (config.causal != tuple(one and not free for one in slides), "such causal layers"),
         (any(slides) and not config.window_before_root, "windows that are counted from each slot"),
         (len(widths) > 1, "windows of several widths"),
@@ -154,17 +147,10 @@ def _whole(told: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     if (kind := told.get("model_type", "qwen3")) != "qwen3":
         raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers of qwen3 are read.")
-    layers = keys.size(told, "num_hidden_layers", where)
-    types = told.get("layer_types")
-    if types is not None and (
-        not isinstance(types, list) or len(types) != layers or not set(types) <= {SLIDING, FULL}
-    ):
-        raise InvalidInput(
-            f"layer_types is {types!r:.80} in {where}; it names {FULL} or {SLIDING} for each of {layers} "
-            "layers."
-        )
+    layers = whole_number(told, "num_hidden_layers", where=where)
+    types = keys.layer_types(told, layers, where)
     made: dict[str, Any] = Qwen3Config().to_dict()
-    known = {key: made[key] for key in _READ_OF_LAYERS & made.keys() - {"layer_types", "rope_parameters"}}
+    known = {key: made[key] for key in LAYER_KEYS & made.keys() - {"layer_types", "rope_parameters"}}
     whole = {**known, **told}
     if types is None:
         # The class itself makes them of the window's keys.

@@ -8,70 +8,104 @@ from typing import Any
 from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
+from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
+from draftwood.strategies.heads.keys import (
+    Table,
+    check_class,
+    check_layers_like,
+    merged,
+    named_classes,
+    switch,
+    whole_number,
+)
 from draftwood.strategies.heads.sizes import check_layers
 
-_READ = keys.MARKOV_KEYS | {
-    "block_size", "dflash_config", "draft_vocab_size", "head_dim", "hidden_size", "intermediate_size",
-    "is_causal", "layer_types", "mask_token_id", "max_position_embeddings", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "num_target_layers", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "sliding_window", "target_layer_ids", "use_sliding_window", "vocab_size",
-}  # fmt: skip
-_READ_INSIDE = keys.MARKOV_KEYS | {
-    "causal", "causal_head", "mask_token_id", "swa_window_size", "target_layer_ids", "use_swa",
-}  # fmt: skip
-_SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    "num_hidden_layers", "num_target_layers", "block_size",
-)  # fmt: skip
+_ANYWHERE = (
+    keys.MARKOV_KEYS
+    | keys.GRU_KEYS
+    | {"block_size", "mask_token_id", "num_target_layers", "target_layer_ids"}
+)
+_ANYWHERE |= {"target_hidden_size"}
+_OUTER = Table(
+    read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {"dflash_config", "draft_vocab_size", "is_causal"},
+    only=keys.TIED,
+    kind="block drafters",
+)
+_INNER = Table(
+    read=_ANYWHERE | {"causal", "causal_head", "swa_window_size", "use_swa"},
+    only={"projector_type": ("dspark", "dflash", "domino", None)},
+    kind="block drafters",
+)
+_LIKE_QWEN3 = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_CLASSES = ("DFlashDraftModel", "DominoDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+_USUAL = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 
 
 def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> BlockConfig:
     """Returns the configuration that the `config.json` of a DFlash, JetSpec or DSpark drafter describes.
 
     Raises:
-        InvalidInput: a key that is not known or missing, or a value that is not served, by name.
+        InvalidInput: a key that is not known or missing, or a value that is not supported, by name.
     """
-    inner = description.get("dflash_config") or {}
+    check_class(description, others=keys.OTHER_CLASSES, where=where)
+    check_layers_like(description, kinds=_LIKE_QWEN3, classes=_CLASSES, like="Qwen3's", where=where)
+    inner = description.get("dflash_config")
+    inner = {} if inner is None else inner
     if not isinstance(inner, dict):
         raise InvalidInput(f"dflash_config is {inner!r:.60} in {where}; it is a table of keys.")
-    keys.check_keys(description, _READ, where)
-    keys.check_keys(inner, _READ_INSIDE, f"dflash_config of {where}")
-    sizes = {name: keys.size(description, name, where) for name in _SIZES}
-    layers, target_layers = sizes["num_hidden_layers"], sizes["num_target_layers"]
+    _OUTER.check(description, where=where)
+    _INNER.check(inner, where=f"dflash_config of {where}")
+    both = merged(description, inner, sorted(_ANYWHERE), where=where)
+    layers = whole_number(description, "num_hidden_layers", where=where)
     check_layers(layers, tensors, where)
-    heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
-    both = {**description, **inner}
+    types = keys.layer_types(description, layers, where)
+    told = {**{key: value for key, value in description.items() if value is not None}}
+    layer = described_layer({**_USUAL, **told}, where=where, types=types or (FULL,))
+    width, vocabulary = layer["hidden_size"], layer["vocab_size"]
+    taps_told = both.get("target_layer_ids") is not None
+    target_layers = (
+        None
+        if taps_told and both.get("num_target_layers") is None
+        else whole_number(both, "num_target_layers", where=where)
+    )
     corrected = keys.markov(both, width, where, rank=0, confidence=False, beside=False)
-    named = description.get("architectures") or []
-    spark = both.get("projector_type") == "dspark" or "dspark" in str(named).lower()
-    proposed = keys.size(description, "draft_vocab_size", where, default=sizes["vocab_size"])
-    if proposed != sizes["vocab_size"]:
+    kinds = {str(inner.get("projector_type")), *_kinds(description)}
+    if "domino" in kinds:
+        corrected |= keys.gru(both, where)
+    elif found := keys.GRU_KEYS & both.keys():
         raise InvalidInput(
-            f"draft_vocab_size is {proposed} in {where}, less than its vocabulary of {sizes['vocab_size']}; "
-            "that is read in speculators' files alone."
+            f"{where} has the key {min(found)!r}, which is one of Domino drafters, and does not say that it "
+            "is one (projector_type); copy its description again."
         )
+    else:
+        # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
+        corrected["root_guesses"] = "dspark" in kinds or corrected["markov_rank"] > 0
+    proposed = whole_number(description, "draft_vocab_size", where=where, default=vocabulary)
+    if proposed != vocabulary:
+        raise InvalidInput(
+            f"draft_vocab_size is {proposed} in {where}, less than its vocabulary of {vocabulary}; that is "
+            "read in speculators' files alone."
+        )
+    features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(
-        vocab_size=sizes["vocab_size"],
-        hidden_size=width,
-        intermediate_size=sizes["intermediate_size"],
-        attention_heads=heads,
-        key_value_heads=sizes["num_key_value_heads"],
-        head_dim=keys.size(description, "head_dim", where, default=max(width // heads, 1)),
-        norm_eps=float(description.get("rms_norm_eps", 1e-6)),
-        max_positions=keys.size(description, "max_position_embeddings", where, default=32768),
+        **layer,
+        target_hidden_size=None if features == width else features,
         target_layers=target_layers,
         taps=_taps(both.get("target_layer_ids"), layers, target_layers, where),
-        block_size=sizes["block_size"],
-        mask_token_id=keys.mask_token(both, sizes["vocab_size"], where),
-        causal=_causal(description, inner, layers),
-        windows=_windows(description, inner, layers, where),
-        rope=keys.rope(description, where),
-        # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
-        root_guesses=spark or corrected["markov_rank"] > 0,
+        block_size=whole_number(both, "block_size", where=where),
+        mask_token_id=keys.mask_token(both, vocabulary, where),
+        causal=_causal(description, inner, types, layers, where),
+        windows=_windows(description, inner, types, layers, where),
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **corrected,
     )
+
+
+def _kinds(description: Mapping[str, Any]) -> list[str]:
+    """The projectors that classes of the description stand for."""
+    names = [name.lower() for name in named_classes(description)]
+    return [kind for kind in ("dspark", "domino") if any(kind in name for name in names)]
 
 
 def description_of(config: BlockConfig) -> dict[str, Any]:
@@ -117,54 +151,70 @@ def description_of(config: BlockConfig) -> dict[str, Any]:
         described |= {"layer_types": kinds, "sliding_window": sliding[0]}
     if config.causal != by_type:
         described["dflash_config"]["causal"] = config.causal[0]
-    if config.markov_rank or config.confidence:
+    if config.gru:
+        described["architectures"] = ["DominoDraftModel"]
+        described["dflash_config"] |= {
+            "projector_type": "domino",
+            "gru_hidden_dim": config.gru,
+            "emb_dim": config.gru_inner,
+            "pure_draft_prefix_len": config.gru_from,
+            "shift_label": config.root_guesses,
+        }
+    elif config.markov_rank or config.confidence:
         described |= keys.markov_described(
             config.hidden_size, config.markov_rank, config.markov_type, config.confidence
         )
     return described
 
 
-def _taps(ids: Any, layers: int, target_layers: int, where: str) -> tuple[int, ...]:
+def _taps(ids: Any, layers: int, target_layers: int | None, where: str) -> tuple[int, ...]:
     """Features: layer k here is what leaves it, which layer k + 1 reads; -1 is the embedding."""
     if ids is None:
+        assert target_layers is not None
         first, last = 1, target_layers - 3
         ids = [target_layers // 2]
         if layers > 1:
             ids = [round(first + i * (last - first) / (layers - 1)) for i in range(layers)]
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
         raise InvalidInput(f"target_layer_ids is {ids!r:.60} in {where}; it is a list of layers.")
-    if not all(-1 <= one < target_layers - 1 for one in ids):
+    if target_layers is not None and not all(-1 <= one < target_layers for one in ids):
         raise InvalidInput(
             f"target_layer_ids is {ids!r:.60} in {where}; of {target_layers} layers it names -1 to "
-            f"{target_layers - 2}, since what leaves the last one is not kept."
+            f"{target_layers - 1}."
         )
     return tuple(one + 1 for one in ids)
 
 
-def _causal(described: Mapping[str, Any], inner: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+def _causal(
+    described: Mapping[str, Any],
+    inner: Mapping[str, Any],
+    types: list[str] | None,
+    layers: int,
+    where: str,
+) -> tuple[bool, ...]:
     """`is_causal`, else `causal` or JetSpec's `causal_head` for all layers, else those of a window alone."""
     for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head")):
         if table.get(key) is not None:
-            return (bool(table[key]),) * layers
-    types = described.get("layer_types") or [FULL] * layers
-    return tuple(kind == SLIDING for kind in types)
+            return (switch(table, key, where=where),) * layers
+    return tuple(kind == SLIDING for kind in types or [FULL] * layers)
 
 
 def _windows(
-    described: Mapping[str, Any], inner: Mapping[str, Any], layers: int, where: str
+    described: Mapping[str, Any],
+    inner: Mapping[str, Any],
+    types: list[str] | None,
+    layers: int,
+    where: str,
 ) -> tuple[int | None, ...]:
-    types = described.get("layer_types")
-    if types is not None and (
-        not isinstance(types, list) or len(types) != layers or not set(types) <= {SLIDING, FULL}
-    ):
-        raise InvalidInput(
-            f"layer_types is {types!r:.80} in {where}; it names {FULL} or {SLIDING} for each of {layers} "
-            "layers."
-        )
     slides = [kind == SLIDING for kind in types or [FULL] * layers]
-    if inner.get("use_swa") and not any(slides):
+    if switch(inner, "use_swa", where=f"dflash_config of {where}") and not any(slides):
         slides = [True] * layers
     if not any(slides):
+        if types is None and described.get("use_sliding_window") and described.get("sliding_window"):
+            raise InvalidInput(
+                f"use_sliding_window is on in {where}, and layer_types does not name the layers that have a "
+                "window; write it in."
+            )
         return (None,) * layers
     width = inner.get("swa_window_size") or described.get("sliding_window")
     if type(width) is not int or width < 1:

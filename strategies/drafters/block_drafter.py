@@ -13,20 +13,21 @@ from torch import Tensor
 from draftwood import IncompatibleModels, Outcome, StateBackend
 from draftwood.strategies.blocks.context import Contexts
 from draftwood.strategies.blocks.files import is_block, load_block
-from draftwood.strategies.blocks.head import BlockHead, MarkovHead
+from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.depth_marginals import AskedNodes
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals, check_target
+from draftwood.strategies.heads.found import described_in, folder_of
 
 _WHAT = "the block drafter"
 
 
 def _as_head(head: Any) -> BlockHead:
-    return load_block(head) if isinstance(head, str | PathLike) else head
+    return load_block(folder_of(head)) if isinstance(head, str | PathLike) else head
 
 
 @attrs.define(eq=False)
 class BlockDrafter(FeatureMarginals):
-    """Drafts with a DFlash, JetSpec or DSpark head: one pass gives the distributions of all depths.
+    """Drafts with a DFlash, JetSpec, DSpark or Domino head: one pass gives the distributions of all depths.
 
     The head reads the target's features of the text, the root, and masks in place of what is to come. A
     node's distribution is that of its depth; a DSpark head corrects it by the node's own token. Before a
@@ -37,8 +38,8 @@ class BlockDrafter(FeatureMarginals):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder in one of the formats of `blocks.files`, or the module, which goes to the target's
-            device and dtype.
+        head: a folder or hub name in one of the formats of `blocks.files`, or the module, which goes to the
+            target's device and dtype.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -70,9 +71,11 @@ class BlockDrafter(FeatureMarginals):
         self._contexts = Contexts(self.head)
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold a head for it, readable or not."""
-        return is_block(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, BlockHead) or (
+            isinstance(head, str | PathLike) and is_block(described_in(head))
+        )
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
@@ -114,45 +117,48 @@ class BlockDrafter(FeatureMarginals):
 
     def _at_nodes(self, logits: Tensor, asked: AskedNodes) -> Tensor:
         head, slots = self.head, self._slots
-        if head.markov_head is None or slots is None:
+        if not head.corrects or slots is None:
             return head.over_target(logits)
         first = head.config.block_size - head.config.depths
-        if head.config.markov_type == "vanilla":  # by the token alone: no slot is looked up
+        if (
+            head.markov_head is not None and head.config.markov_type == "vanilla"
+        ):  # by the token alone: no slot is looked up
             change, _ = head.markov_head(asked.tokens, slots, None)
             return head.over_target(logits + change)
         at = slots[asked.rows, (asked.depths + first).clamp(max=slots.shape[1] - 1)]
-        if head.config.markov_type == "rnn":
-            change = self._in_order(head.markov_head, at, asked, slots[:, :first])
+        if head.config.recurrent:
+            change = self._in_order(at, asked, slots[:, :first])
         else:
-            change, _ = head.markov_head(asked.tokens, at, None)
+            change, _ = head.correction(asked.tokens, None, at, None, depth=0)
         return head.over_target(logits + change)
 
-    def _in_order(self, markov: MarkovHead, at: Tensor, asked: AskedNodes, before: Tensor) -> Tensor:
+    def _in_order(self, at: Tensor, asked: AskedNodes, before: Tensor) -> Tensor:
         """The correction by a recurrence along each node's path, level by level.
 
         Args:
-            markov: the correction.
             at: states of the slots of these nodes.
             asked: the nodes.
             before: the root's slot where that guesses nothing, `[rows, 1, hidden]`; else none.
         """
-        rows, rank = len(at), self.head.config.markov_rank
+        head, rows, width = self.head, len(at), self.head.config.recurrent
         # Rows that all ask for nothing have no node at all.
         states, needed = self._states, int(asked.numbers.max()) + 1 if asked.numbers.numel() else 1
         if states is None or states.shape[1] < needed:
-            self._states = at.new_zeros(rows, 2 * needed, rank)
+            self._states = at.new_zeros(rows, 2 * needed, width)
             if states is not None:
                 self._states[:, : states.shape[1]] = states
             states = self._states
-        change = at.new_zeros(*at.shape[:2], self.head.config.proposed)
+        change = at.new_zeros(*at.shape[:2], head.config.proposed)
         for depth in asked.depths[asked.depths >= 0].unique().tolist():
             row, node = (asked.depths == depth).nonzero(as_tuple=True)
             tokens, known = asked.tokens[row, node], None
+            words = self._embedded(tokens, head.embed_tokens) if head.config.gru else None
             if depth:
                 known = states[row, asked.parents[row, node]]
-            elif before.shape[1]:
-                _, known = markov(tokens, before[row, 0], None)
-            new, after = markov(tokens, at[row, node], known)
+            elif before.shape[1] and not head.config.gru:
+                _, known = head.correction(tokens, None, before[row, 0], None, depth=0)
+            new, after = head.correction(tokens, words, at[row, node], known, depth=depth)
+            assert after is not None
             change[row, node], states[row, asked.numbers[row, node]] = new, after
         return change
 

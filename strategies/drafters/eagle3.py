@@ -15,10 +15,11 @@ from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
 from draftwood.strategies.drafters.target import as_target
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.formats import is_head, load_head
+from draftwood.strategies.heads.found import described_in, folder_of
 
 
 def _as_head(head: Any) -> Eagle3Head:
-    return load_head(head) if isinstance(head, str | PathLike) else head
+    return load_head(folder_of(head)) if isinstance(head, str | PathLike) else head
 
 
 def _as_taps(taps: str | Iterable[int] | None) -> tuple[int, ...] | None:
@@ -39,8 +40,8 @@ class Eagle3(PairDrafter):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder in one of the formats of `heads.formats`, or the module, which goes to the target's
-            device and dtype.
+        head: a folder or hub name in one of the formats of `heads.formats`, or the module, which goes to the
+            target's device and dtype.
         taps: layers of the target to read instead of those that the head names, as numbers or as text such as
             `"2,16,29"`.
 
@@ -70,12 +71,16 @@ class Eagle3(PairDrafter):
         taps = config.taps_in(self.target.feature_layers)
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
+        if self.head.lm_head is None:
+            self.head.borrow(self.target.output_head)
         self._begin(taps)
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold a head for it, readable or not."""
-        return is_head(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, Eagle3Head) or (
+            isinstance(head, str | PathLike) and is_head(described_in(head))
+        )
 
 
 def check_fits(head: Eagle3Head, target: StateBackend) -> None:

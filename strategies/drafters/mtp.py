@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from draftwood import InvalidInput, Request, Requests, StateBackend
 from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
 from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.heads.found import described_in
 from draftwood.strategies.mtp.checkpoint import is_layer, load_layer
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -21,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def _as_head(head: MtpHead | str | PathLike[str]) -> MtpHead:
-    return load_layer(head) if isinstance(head, str | PathLike) else head
+    return load_layer(described_in(head)) if isinstance(head, str | PathLike) else head
 
 
 def _layer_of(target: StateBackend) -> MtpHead:
@@ -45,8 +47,9 @@ class Mtp(PairDrafter):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder, that of a checkpoint which holds an MTP layer or one of its own, or the module, which
-            goes to the target's device and dtype; None for the layer in the target's own checkpoint.
+        head: a folder or hub name, that of a checkpoint which holds an MTP layer or one of its own, or the
+            module, which goes to the target's device and dtype; None for the layer in the target's own
+            checkpoint.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features, or a layer that is not served.
@@ -75,9 +78,11 @@ class Mtp(PairDrafter):
         self._begin(head.taps_in(self.target.feature_layers))
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold an MTP layer without its model, readable or not."""
-        return is_layer(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is an MTP layer without its model, readable or not."""
+        return isinstance(head, MtpHead) or (
+            isinstance(head, str | PathLike) and is_layer(described_in(head))
+        )
 
     @torch.no_grad()
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:

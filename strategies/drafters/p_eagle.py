@@ -13,11 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput, Outcome
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
+from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
-
-
-def _as_head(head: Any) -> PEagleHead:
-    return load_peagle(head) if isinstance(head, str | PathLike) else head
 
 
 @attrs.define(eq=False)
@@ -33,8 +30,9 @@ class PEagle(FeatureMarginals):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder in speculators' format, or the module, which goes to the target's device and dtype.
-        depths: tokens that a pass guesses; None: as many as its file says.
+        head: a folder or hub name, in speculators' or SpecForge's format, or the module, which goes to the
+            target's device and dtype. depths: tokens that a pass guesses; None: as many as its file says.
+        mask_token_id: the token of what is not drafted yet, where the folder does not say it.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -44,8 +42,9 @@ class PEagle(FeatureMarginals):
     Source: P-EAGLE, as speculators trains it.
     """
 
-    head: PEagleHead = attrs.field(converter=_as_head, repr=False)
+    head: Any = attrs.field(repr=False)
     depths: int | None = attrs.field(default=None, kw_only=True)
+    mask_token_id: int | None = attrs.field(default=None, kw_only=True)
     # Of every row the keys and values of its pairs, by layer, and the state that waits for its root.
     _known: list[Known] = attrs.field(factory=list, init=False, repr=False)
     _last: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
@@ -53,6 +52,8 @@ class PEagle(FeatureMarginals):
     source = "P-EAGLE (speculators)"
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.head, str | PathLike):
+            self.head = load_peagle(folder_of(self.head), mask_token_id=self.mask_token_id)
         config = self.head.config.head
         if self.depths is not None and self.depths < 1:
             raise InvalidInput(f"depths is {self.depths}; a pass guesses 1 or more tokens.")
@@ -65,15 +66,19 @@ class PEagle(FeatureMarginals):
         )
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
+        if self.head.head.lm_head is None:
+            self.head.head.borrow(self.target.output_head)
 
     @staticmethod
-    def reads(folder: str | PathLike[str]) -> bool:
-        """Whether `folder` seems to hold a head for it, readable or not."""
-        return is_peagle(folder)
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, PEagleHead) or (
+            isinstance(head, str | PathLike) and is_peagle(described_in(head))
+        )
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        return self.head.config.head.vocab_size
+        return int(self.head.config.head.vocab_size)
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
@@ -152,6 +157,6 @@ class PEagle(FeatureMarginals):
         tokens[:, 0] = torch.tensor([root or 0 for root in roots], device=states.device)
         embeddings = self._embedded(tokens, head.embed_tokens)
         out, _ = self.head.read(embeddings, states, self._known, [count] * len(roots))
-        logits = head.target_logits(out)
+        logits: Tensor = head.target_logits(out)
         logits[[row for row, last in enumerate(self._last) if last is None]] = -torch.inf
         return logits

@@ -9,14 +9,17 @@ import attrs
 
 from draftwood import InvalidInput
 from draftwood.base.validators import at_least
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotations that are the same for every length of a text, so that cached keys stay right."""
+from draftwood.strategies.heads.rope import ROPE_TYPES
 
 
 def _as_taps(taps: Iterable[int] | None) -> tuple[int, ...] | None:
     """Ascending, as every engine concatenates them."""
     return None if taps is None else tuple(sorted(int(tap) for tap in taps))
+
+
+def before_norm(taps: Iterable[int], layers: int) -> tuple[int, ...]:
+    """Returns taps as `keep_features` counts: heads read the last layer's output before the final norm."""
+    return tuple(layers + 1 if tap == layers else tap for tap in taps)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +45,10 @@ class Eagle3Config:
         fc_norm: one norm a tap instead.
         norm_output: what is recycled for the next depth is behind the last norm rather than before it.
         query_key_norm: norms on queries and keys, a head each, as Qwen3 has them.
+        attention_bias: queries, keys and values have a bias.
+        output_bias: what attention puts out has one.
         own_embedding: it brings its own table of words; else the target's is used.
+        own_head: it brings an output head; else the target's is used.
     """
 
     hidden_size: int = attrs.field(validator=at_least(1))
@@ -62,7 +68,10 @@ class Eagle3Config:
     fc_norm: bool = False
     norm_output: bool = False
     query_key_norm: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
     own_embedding: bool = False
+    own_head: bool = True
 
     def __attrs_post_init__(self) -> None:
         if self.attention_heads % self.key_value_heads:
@@ -86,6 +95,14 @@ class Eagle3Config:
             raise InvalidInput(
                 f"The head's width is {self.hidden_size} and its target's {self.target_hidden_size}, so it "
                 "needs a table of words of its own, embed_tokens.weight, which is missing."
+            )
+        if not self.own_head and (self.hidden_size, self.draft_vocab_size) != (
+            self.target_hidden_size,
+            self.vocab_size,
+        ):
+            raise InvalidInput(
+                f"The head's width is {self.hidden_size} and it proposes {self.draft_vocab_size} tokens, so "
+                "it needs an output head of its own, lm_head.weight, which is missing; copy it again."
             )
         if self.taps is not None and not self.taps:
             raise InvalidInput("The head taps no layer of its target; its config names none.")
@@ -112,18 +129,21 @@ class Eagle3Config:
     def tap_count(self) -> int:
         return 3 if self.taps is None else len(self.taps)
 
+    def named_taps(self, layers: int) -> tuple[int, ...]:
+        """Returns the taps as files name them: after how many of `layers` layers."""
+        return self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
+
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """The layers that are tapped in a target of `layers` layers.
+        """Returns the layers that are tapped in a target of `layers` layers, as `keep_features` counts them.
 
         Raises:
-            InvalidInput: one that the target does not have. What the last layer puts out is one, since
-                backends give it behind the final norm only.
+            InvalidInput: one that the target does not have.
         """
-        taps = self.taps or _as_taps((2, layers // 2, layers - 3)) or ()
-        if not all(0 <= tap < layers for tap in taps):
+        taps = self.named_taps(layers)
+        if not all(0 <= tap <= layers for tap in taps):
             raise InvalidInput(
                 f"The head taps the layers {', '.join(map(str, taps))} of its target, as inputs counted from "
-                f"0, but this target has {layers}, 0 to {layers - 1}; it was made for another, or name "
+                f"0, but this target has {layers}, 0 to {layers}; it was made for another, or name "
                 "others with `taps`."
             )
-        return taps
+        return before_norm(taps, layers)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
 from torch.nn.functional import silu
 
+from draftwood import InvalidInput
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
 from draftwood.strategies.heads.rope import frequencies, rotated
@@ -39,10 +40,11 @@ class Attention(Module):
         super().__init__()
         dim = config.head_dim
         self.dim = dim
-        self.q_proj = Linear(wide, config.attention_heads * dim, bias=False)
-        self.k_proj = Linear(wide, config.key_value_heads * dim, bias=False)
-        self.v_proj = Linear(wide, config.key_value_heads * dim, bias=False)
-        self.o_proj = Linear(config.attention_heads * dim, config.hidden_size, bias=False)
+        bias = config.attention_bias
+        self.q_proj = Linear(wide, config.attention_heads * dim, bias=bias)
+        self.k_proj = Linear(wide, config.key_value_heads * dim, bias=bias)
+        self.v_proj = Linear(wide, config.key_value_heads * dim, bias=bias)
+        self.o_proj = Linear(config.attention_heads * dim, config.hidden_size, bias=config.output_bias)
         self.q_norm = RMSNorm(dim, config.norm_eps) if config.query_key_norm else None
         self.k_norm = RMSNorm(dim, config.norm_eps) if config.query_key_norm else None
 
@@ -130,7 +132,9 @@ class Eagle3Head(Module):
         self.fc = Linear(features, width, bias=False)
         self.midlayer = Layer(config)
         self.norm = RMSNorm(width, config.norm_eps)
-        self.lm_head = Linear(width, config.draft_vocab_size, bias=False)
+        self.lm_head = Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
+        # No module of this one: the target's output head is the target's.
+        self.lent: list[Callable[[Tensor], Tensor]] = []
         self.embed_tokens = Embedding(config.vocab_size, width) if config.own_embedding else None
         self.input_norm = RMSNorm(features, config.norm_eps) if config.norm_before_fc else None
         self.fc_norm = (
@@ -139,7 +143,9 @@ class Eagle3Head(Module):
             else None
         )
         with torch.device("cpu"):  # also where the weights are on none yet
-            self.inverse, self.rope_scale = frequencies(config)
+            self.inverse, self.rope_scale = frequencies(
+                config.rope, head_dim=config.head_dim, longest=config.max_positions
+            )
             ids = torch.arange(config.draft_vocab_size) if target_ids is None else target_ids.long()
             check_target_ids(ids, proposed=config.draft_vocab_size, vocabulary=config.vocab_size)
             self.all_tokens = is_everything(ids, config.vocab_size)
@@ -202,8 +208,20 @@ class Eagle3Head(Module):
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[..., draft_vocab_size]` of what `step` gave."""
-        logits: Tensor = self.lm_head(self.norm(out))
-        return logits
+        states = self.norm(out)
+        if self.lm_head is not None:
+            logits: Tensor = self.lm_head(states)
+            return logits
+        if not self.lent:
+            raise InvalidInput(
+                "The head has no output head of its own, and was lent none; call borrow() with its target's "
+                "output_head first."
+            )
+        return self.lent[0](states)
+
+    def borrow(self, output: Callable[[Tensor], Tensor]) -> None:
+        """Use the target's output head, from states to logits, where it has none of its own."""
+        self.lent = [output]
 
     def target_logits(self, out: Tensor) -> Tensor:
         """Returns logits over the target's tokens `[..., vocab_size]`, -inf for those never proposed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,7 @@ from draftwood import InvalidInput
 from draftwood.base.json_text import parse_json
 from draftwood.base.whole_files import write_by, write_json
 
+T = TypeVar("T")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -40,20 +41,53 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
 
 def read_named(folder: str | PathLike[str], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Returns the tensors whose names are `wanted`, like `read_tensors`; files without one are not opened."""
-    folder = Path(folder)
     tensors: dict[str, Tensor] = {}
-    for file in _files(folder, wanted):
-        if Path(file).name != file:
-            raise InvalidInput(f"{INDEX} in {str(folder)!r} names {file!r:.60}, outside its folder.")
-        try:
-            with safe_open(folder / file, framework="pt") as stored:
-                tensors |= {name: stored.get_tensor(name) for name in stored.keys() if wanted(name)}  # noqa: SIM118
-        except (OSError, ValueError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:160].rstrip(".")
-            raise InvalidInput(
-                f"{file} in {str(folder)!r} cannot be read ({reason}); copy the head again."
-            ) from error
+    for file in _files(Path(folder), wanted):
+        tensors |= _opened(
+            Path(folder),
+            file,
+            lambda stored: {name: stored.get_tensor(name) for name in stored.keys() if wanted(name)},  # noqa: SIM118
+        )
     return tensors
+
+
+# What tensors of language models begin with, and those of no head.
+_OF_MODELS = ("model.layers.", "transformer.h.", "backbone.layers.")
+_OF_HEADS = ("fc.weight", "hidden_norm.weight")
+
+
+def check_no_model(folder: str | PathLike[str]) -> None:
+    """Refuse the folder of a language model, by the names of its tensors, which are not read.
+
+    Raises:
+        InvalidInput: there is a language model in `folder`; or its files are missing or corrupt.
+    """
+    names = {
+        name
+        for file in _files(Path(folder), lambda _: True)
+        for name in _opened(Path(folder), file, lambda stored: list(stored.keys()))
+    }
+    if any(name.startswith(_OF_MODELS) for name in names) and not any(
+        name.endswith(_OF_HEADS) for name in names
+    ):
+        raise InvalidInput(
+            f"{str(folder)!r} holds a language model, and no head; name it as the target, or as a draft "
+            "model without head=."
+        )
+
+
+def _opened(folder: Path, file: str, take: Callable[[Any], T]) -> T:
+    """What `take` gives of a file of safetensors."""
+    if Path(file).name != file:
+        raise InvalidInput(f"{INDEX} in {str(folder)!r} names {file!r:.60}, outside its folder.")
+    try:
+        with safe_open(folder / file, framework="pt") as stored:
+            return take(stored)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:160].rstrip(".")
+        raise InvalidInput(
+            f"{file} in {str(folder)!r} cannot be read ({reason}); copy the head again."
+        ) from error
 
 
 def _files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
@@ -61,6 +95,11 @@ def _files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
         return [WEIGHTS]
     if not (folder / INDEX).is_file():
         raise _no_weights(folder)
+    return files_of_index(folder, wanted)
+
+
+def files_of_index(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> list[str]:
+    """Returns the files that an index names for tensors whose names are `wanted`."""
     places = _json(folder, INDEX, "an index of weights").get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise InvalidInput(f"{INDEX} in {str(folder)!r} has no weight_map; copy the head again.")

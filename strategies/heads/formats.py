@@ -15,7 +15,8 @@ from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.files import read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.keys import named_classes, switch
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
@@ -25,20 +26,21 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def is_head(folder: str | PathLike[str]) -> bool:
-    """Whether the description in `folder` is that of an EAGLE-3 head, readable or not."""
+    """Returns whether the description in `folder` is that of an EAGLE-3 head, readable or not."""
     try:
         description = read_description(folder)
     except InvalidInput:
         return False
     if "speculators_model_type" in description:
         return bool(description["speculators_model_type"] == "eagle3")
-    classes = description.get("architectures") or []
-    named = isinstance(classes, list) and any("eagle3" in str(name).lower() for name in classes)
-    return named or "draft_vocab_size" in description
+    classes = [name.lower() for name in named_classes(description)]
+    if any("peagle" in name for name in classes):
+        return False
+    return any("eagle3" in name for name in classes) or "draft_vocab_size" in description
 
 
 def load_head(folder: str | PathLike[str]) -> Eagle3Head:
-    """The head in `folder`, in the dtype in which it is stored.
+    """Returns the head in `folder`, in the dtype in which it is stored.
 
     Raises:
         InvalidInput: files that are missing, corrupt or pickles; a key of the description or a tensor that is
@@ -49,7 +51,9 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
-    stored = read_tensors(folder)
+    check_no_model(folder)
+    stored = with_usual_names(read_tensors(folder), where=where)
+    _tie(description, stored, where)
     config: Eagle3Config = format_.described(description, stored, where)
     check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)
     target_ids = target_ids_of(
@@ -61,9 +65,53 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     )
     with torch.device("meta"):
         head = Eagle3Head(config, target_ids=target_ids)
-    names = {_in_file(name, format_.LAYER): name for name in head.state_dict()}
+    layer = safeailab.prefix_of(stored) if kind == "safeailab" else speculators.LAYER
+    names = {_in_file(name, layer): name for name in head.state_dict()}
     load_weights(head, stored, names, where=where)
     return head
+
+
+def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) -> None:
+    """Use the head's table of words as its output head where its description ties them.
+
+    Makers' classes save both where they tie none, and their description may be a copy of the target's.
+    """
+    layer = description.get("transformer_layer_config")
+    tables = (description, layer if isinstance(layer, dict) else {})
+    told = any(switch(table, "tie_word_embeddings", where=where) for table in tables)
+    table, output = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
+    if not told or table is None:
+        return
+    if output is None:
+        stored["lm_head.weight"] = table.clone()
+    elif output.shape == table.shape and not torch.equal(output, table):
+        raise InvalidInput(
+            f"tie_word_embeddings is true in {where}, and its embed_tokens.weight and lm_head.weight differ; "
+            "copy both files again."
+        )
+
+
+# Angles that follow from the description, and copies of the target's that training alone reads.
+_NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+
+
+def with_usual_names(stored: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
+    """Returns tensors by the names that most makers use, without those that no head computes with.
+
+    Raises:
+        InvalidInput: two tensors of one name.
+    """
+    nested = "model.fc.weight" in stored
+    found: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        usual = name.removeprefix("model.") if nested else name
+        usual = f"fc_norm.{usual.removeprefix('fc_norms.')}" if usual.startswith("fc_norms.") else usual
+        if usual.endswith(_NOT_OURS):
+            continue
+        if usual in found:
+            raise InvalidInput(f"{where} holds {usual} under two names; copy the head again.")
+        found[usual] = tensor
+    return found
 
 
 def save_head(

@@ -14,17 +14,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput
 from draftwood.base.validators import at_least
-from draftwood.strategies.heads import speculators
+from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNorm, Turn
-from draftwood.strategies.heads.files import read_description, read_tensors, write_head
-from draftwood.strategies.heads.formats import load_weights
+from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.formats import load_weights, with_usual_names
+from draftwood.strategies.heads.keys import named_classes, whole_number
 from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
 from draftwood.strategies.heads.sizes import check_guesses, check_held, check_layers
-from draftwood.strategies.heads.switches import whole_number
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 KIND = "peagle"
+_MASKS = ("mask_token_id", "ptd_token_id", "pard_token")  # the first is speculators', others are engines'
 Known = list[tuple[Tensor, Tensor]]
 """Of every layer the keys and values of the pairs of a text, each `[length, key_value_heads, head_dim]`."""
 
@@ -166,22 +167,34 @@ class PEagleHead(Module):
 
 
 def is_peagle(folder: str | PathLike[str]) -> bool:
-    """Whether the description in `folder` is that of a P-EAGLE head, readable or not."""
+    """Returns whether the description in `folder` is that of a P-EAGLE head, readable or not."""
     try:
-        return read_description(folder).get("speculators_model_type") == KIND
+        description = read_description(folder)
     except InvalidInput:
         return False
+    kind = description.get("speculators_model_type")
+    return kind == KIND if kind is not None else _is_flat(description)
 
 
-def load_peagle(folder: str | PathLike[str]) -> PEagleHead:
-    """The P-EAGLE head in `folder`, in speculators' format, in the dtype in which it is stored.
+def _is_flat(description: Mapping[str, Any]) -> bool:
+    """Whether it is SpecForge's, which has one table."""
+    return any("peagle" in name.lower() for name in named_classes(description))
+
+
+def load_peagle(folder: str | PathLike[str], *, mask_token_id: int | None = None) -> PEagleHead:
+    """Returns the P-EAGLE head in `folder`, in the dtype in which it is stored.
+
+    Args:
+        folder: in speculators' or SpecForge's format.
+        mask_token_id: where its description, as SpecForge's, does not say it.
 
     Raises:
         InvalidInput: as `heads.formats.load_head`.
     """
     where = repr(str(folder))
-    description, stored = read_description(folder), read_tensors(folder)
-    config = described(description, stored, where)
+    check_no_model(folder)
+    description, stored = read_description(folder), with_usual_names(read_tensors(folder), where=where)
+    config = described(description, stored, where, mask_token_id=mask_token_id)
     check_held(config.head.sizes, stored, vocabulary=config.head.vocab_size, where=where)
     ids = target_ids_of(
         stored.pop("d2t", None),
@@ -204,31 +217,56 @@ def save_peagle(head: PEagleHead, folder: str | PathLike[str], *, target: str) -
     write_head(folder, description_of(head.config, target=target), tensors)
 
 
-def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> PEagleConfig:
-    """The head that a description of speculators, and the names of its tensors, speak of.
+def described(
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    where: str,
+    *,
+    mask_token_id: int | None = None,
+) -> PEagleConfig:
+    """Returns the head that a description of speculators or SpecForge, and its tensors, speak of.
 
     Raises:
-        InvalidInput: a key or value that is not served, or one that is missing.
+        InvalidInput: a key or value that is not supported, or one that is missing.
     """
-    if (kind := description.get("speculators_model_type")) != KIND:
+    kind = description.get("speculators_model_type")
+    flat = kind is None and _is_flat(description)
+    if kind != KIND and not flat:
         raise InvalidInput(f"{where} describes a {kind!r:.60} head; {KIND!r} is read here.")
-    layer = description.get("transformer_layer_config")
+    layer = description if flat else description.get("transformer_layer_config")
     layers = layer.get("num_hidden_layers", 1) if isinstance(layer, dict) else 1
     layers = whole_number({"num_hidden_layers": layers}, "num_hidden_layers", where=where)
     check_layers(layers, tensors, where)
     # The rest of it is an EAGLE-3 head's.
-    alike = {**description, "speculators_model_type": "eagle3"}
-    if isinstance(layer, dict):
-        alike["transformer_layer_config"] = {**layer, "num_hidden_layers": 1}
-    mask = description.get("mask_token_id")
-    if type(mask) is not int or mask < 0:
-        raise InvalidInput(f"mask_token_id is {mask!r:.60} in {where}; a P-EAGLE head needs a token there.")
+    alike = {**description, "num_hidden_layers": 1} if flat else dict(description)
+    if not flat:
+        alike["speculators_model_type"] = "eagle3"
+        if isinstance(layer, dict):
+            types = layer.get("layer_types")
+            one = {} if types is None else {"layer_types": sorted(set(types))}
+            alike["transformer_layer_config"] = {**layer, "num_hidden_layers": 1, **one}
+    format_ = safeailab if flat else speculators
     return PEagleConfig(
-        head=speculators.described(alike, tensors, where, also=("mask_token_id",)),
+        head=format_.described(alike, tensors, where, also=_MASKS),
         layers=layers,
-        mask_token_id=mask,
+        mask_token_id=_mask(description, mask_token_id, where),
         depths=_depths(description.get("speculators_config"), where),
     )
+
+
+def _mask(description: Mapping[str, Any], given: int | None, where: str) -> int:
+    told = {description[key] for key in _MASKS if type(description.get(key)) is int}
+    if given is not None and told - {given}:
+        raise InvalidInput(f"mask_token_id={given} is not that of {where}, {told.pop()}; leave it out.")
+    mask = told.pop() if len(told) == 1 else given
+    if mask is None or mask < 0:
+        shown = description.get(_MASKS[0])
+        raise InvalidInput(
+            f"mask_token_id is {shown!r:.60} in {where}; a P-EAGLE head needs the token there that it was "
+            "trained with in place of those not drafted yet, which SpecForge takes from its training "
+            "configuration: write it in, or give it as -o mask_token_id=NUMBER."
+        )
+    return mask
 
 
 def description_of(config: PEagleConfig, *, target: str) -> dict[str, Any]:

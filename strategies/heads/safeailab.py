@@ -1,4 +1,4 @@
-"""The files of SafeAILab and SpecForge: a Llama-like description, and the layer as `midlayer`."""
+"""The flat files of SafeAILab, SpecForge, AngelSlim, ModelOpt and DeepSpec: one table for the whole head."""
 
 from __future__ import annotations
 
@@ -7,87 +7,146 @@ from typing import Any
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.config import Eagle3Config
-from draftwood.strategies.heads.rope import rope_parameters
-from draftwood.strategies.heads.switches import (
+from draftwood.strategies.heads.decoder_layer import (
+    LAYER_KEYS,
+    biases,
+    check_no_window,
+    check_one_layer,
+    described_layer,
+)
+from draftwood.strategies.heads.keys import (
     SWITCHES,
-    check_keys,
+    Table,
+    check_class,
+    check_layers_like,
     layers_named,
-    switch,
+    merged,
+    switches,
     whole_number,
 )
 
 LAYER = "midlayer."
-_KNOWN = {
-    *SWITCHES,
-    "draft_vocab_size",
-    "eagle_config",
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "model_type",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "target_hidden_size",
-    "vocab_size",
+# Tap k is what leaves layer k, which layer k + 1 reads.
+_TAPS, _NESTED_TAPS = "target_layer_ids", "eagle_aux_hidden_state_layer_ids"
+_OUTER = Table(
+    read=LAYER_KEYS
+    | {
+        *SWITCHES,
+        _TAPS,
+        _NESTED_TAPS,
+        "draft_vocab_size",
+        "eagle_config",
+        "num_aux_hidden_states",
+        "target_hidden_size",
+    }
+    | {"num_target_layers"},
+    kind="EAGLE-3 heads",
+)
+_INNER = Table(
+    read={
+        *SWITCHES, _NESTED_TAPS, "draft_vocab_size", "parallel_draft_heads_num_layers", "target_hidden_size",
+        "use_aux_hidden_state",
+    },
+    kind="EAGLE-3 heads",
+)  # fmt: skip
+# All of these have norms before their linear layers, SiLU and rotated queries and keys.
+_LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_CLASSES = (
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "PEagleDraftModel",
+    "Qwen3Eagle3Model",
+)
+OTHER_CLASSES: Mapping[str, str] = {
+    "deepseek": "latent attention",
+    "mla": "latent attention",
+    "gemma": "Gemma's norms and scales",
 }
-_NESTED = {"eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"}
+"""Classes of heads that compute something else, by a part of their name."""
 
 
-def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> Eagle3Config:
-    """The head that a description and the names of its tensors speak of.
+def described(
+    description: Mapping[str, Any], tensors: Collection[str], where: str, *, also: Collection[str] = ()
+) -> Eagle3Config:
+    """Returns the head that a description and the names of its tensors speak of.
+
+    Args:
+        description: of an EAGLE-3 head.
+        tensors: their names.
+        where: both are stored, for messages.
+        also: keys that the caller reads.
 
     Raises:
-        InvalidInput: a key or value that is not served, or one that is missing.
+        InvalidInput: a key or value that is not supported, or one that is missing.
     """
-    check_keys(description, _KNOWN, where=where)
-    if (kind := description.get("model_type", "llama")) != "llama":
-        raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like Llama's are read.")
-    hidden, heads = (
-        whole_number(description, key, where=where) for key in ("hidden_size", "num_attention_heads")
-    )
-    vocabulary = whole_number(description, "vocab_size", where=where)
-    epsilon = description.get("rms_norm_eps")
-    if not isinstance(epsilon, float):
-        raise InvalidInput(f"rms_norm_eps is {epsilon!r:.60} in {where}; a head's norms need a number there.")
-    longest = description.get("max_position_embeddings")
-    return Eagle3Config(
-        hidden_size=hidden,
-        target_hidden_size=whole_number(description, "target_hidden_size", where=where, default=hidden),
-        vocab_size=vocabulary,
-        draft_vocab_size=whole_number(description, "draft_vocab_size", where=where, default=vocabulary),
-        attention_heads=heads,
-        key_value_heads=whole_number(description, "num_key_value_heads", where=where, default=heads),
-        head_dim=whole_number(description, "head_dim", where=where, default=hidden // heads),
-        intermediate_size=whole_number(description, "intermediate_size", where=where),
-        norm_eps=epsilon,
-        rope=rope_parameters(description, where=where),
-        max_positions=longest if type(longest) is int else None,
-        taps=_taps(description.get("eagle_config"), where),
-        own_embedding="embed_tokens.weight" in tensors,
-        **{name: switch(description, name, where=where) for name in SWITCHES},
-    )
-
-
-def _taps(nested: Any, where: str) -> tuple[int, ...] | None:
-    """Layers whose output is tapped are named here: one less than what reads them."""
-    if nested is None:
-        return None
-    if not isinstance(nested, dict) or set(nested) - _NESTED:
-        unknown = sorted(set(nested) - _NESTED) if isinstance(nested, dict) else [nested]
-        raise InvalidInput(f"eagle_config holds {unknown[0]!r:.60} in {where}, which is not known here.")
-    if nested.get("use_aux_hidden_state", True) is not True:
+    check_class(description, others=OTHER_CLASSES, where=where)
+    check_layers_like(description, kinds=_LIKE_LLAMA, classes=_CLASSES, like="Llama's", where=where)
+    Table(read=_OUTER.read | frozenset(also), kind=_OUTER.kind).check(description, where=where)
+    inner = _nested(description.get("eagle_config"), where)
+    if description.get(_NESTED_TAPS) is not None:
         raise InvalidInput(
-            f"use_aux_hidden_state is {nested['use_aux_hidden_state']!r:.60} in {where}; heads that tap "
-            "layers are read."
+            f"{_NESTED_TAPS} is at the top of the description in {where}, where some makers name layers by "
+            "their input and some by their output; move it into eagle_config, by output."
         )
-    name = "eagle_aux_hidden_state_layer_ids"
-    layers = layers_named(nested.get(name), name, where=where)
-    return None if layers is None else tuple(layer + 1 for layer in layers)
+    check_one_layer(description, where=where)
+    check_no_window(description, where=where)
+    layer = described_layer(description, where=where)
+    prefix = prefix_of(tensors)
+    both = merged(description, inner, (*SWITCHES, "draft_vocab_size", "target_hidden_size"), where=where)
+    made = Eagle3Config(
+        **layer,
+        target_hidden_size=whole_number(
+            both, "target_hidden_size", where=where, default=layer["hidden_size"]
+        ),
+        draft_vocab_size=whole_number(both, "draft_vocab_size", where=where, default=layer["vocab_size"]),
+        taps=_taps(description.get(_TAPS), inner.get(_NESTED_TAPS), where),
+        query_key_norm=f"{prefix}self_attn.q_norm.weight" in tensors,
+        own_embedding="embed_tokens.weight" in tensors,
+        own_head="lm_head.weight" in tensors,
+        **biases(description, tensors, prefix, where=where, strict=False),
+        **switches(both, where=where),
+    )
+    if description.get("num_aux_hidden_states") not in (None, made.tap_count):
+        raise InvalidInput(
+            f"num_aux_hidden_states is {description['num_aux_hidden_states']!r:.40} in {where}, which taps "
+            f"{made.tap_count} layers; copy the head's description again."
+        )
+    return made
+
+
+def prefix_of(tensors: Collection[str]) -> str:
+    """Returns what the names of the first layer's tensors begin with."""
+    first = "layers.0."
+    return first if any(name.startswith(first) for name in tensors) else LAYER
+
+
+def _nested(told: Any, where: str) -> Mapping[str, Any]:
+    """The table in which ModelOpt and SpecForge name taps and switches."""
+    if told is None:
+        return {}
+    if not isinstance(told, dict):
+        raise InvalidInput(f"eagle_config is {told!r:.60} in {where}; it is a table of keys.")
+    _INNER.check(told, where=f"eagle_config of {where}")
+    if told.get("use_aux_hidden_state", True) is not True:
+        raise InvalidInput(
+            f"use_aux_hidden_state is {told['use_aux_hidden_state']!r:.60} in {where}; heads that tap layers "
+            "are read."
+        )
+    return told
+
+
+def _taps(outer: Any, nested: Any, where: str) -> tuple[int, ...] | None:
+    """Layers whose output is tapped are named here: one less than what reads them."""
+    found = [
+        layers
+        for key, value in ((_TAPS, outer), (_NESTED_TAPS, nested))
+        if (layers := layers_named(value, key, where=where)) is not None
+    ]
+    if len(found) == 2 and found[0] != found[1]:
+        raise InvalidInput(
+            f"{_TAPS} and {_NESTED_TAPS} name different layers in {where}; copy the head's description again."
+        )
+    return tuple(layer + 1 for layer in found[0]) if found else None
 
 
 def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
@@ -113,6 +172,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
             }
         }
     )
+    partial = {key: config.rope[key] for key in ("partial_rotary_factor",) if key in config.rope}
     wide = (
         {}
         if config.target_hidden_size == config.hidden_size
@@ -126,6 +186,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
         **wide,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": 1,
+        "attention_bias": config.attention_bias,
         "num_attention_heads": config.attention_heads,
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.head_dim,
@@ -133,6 +194,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
         **({} if config.max_positions is None else {"max_position_embeddings": config.max_positions}),
         "rope_theta": config.rope["rope_theta"],
         "rope_scaling": _scaling(config.rope),
+        **partial,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         **taps,
@@ -141,5 +203,6 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
 
 
 def _scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
-    rest = {name: value for name, value in rope.items() if name != "rope_theta"}
+    apart = ("rope_theta", "partial_rotary_factor")
+    rest = {name: value for name, value in rope.items() if name not in apart}
     return None if rest.get("rope_type", "default") == "default" else rest

@@ -7,90 +7,83 @@ from typing import Any
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.config import Eagle3Config
-from draftwood.strategies.heads.rope import rope_parameters
-from draftwood.strategies.heads.switches import (
-    SWITCHES,
-    check_keys,
-    layers_named,
-    switch,
-    whole_number,
+from draftwood.strategies.heads.decoder_layer import (
+    LAYER_KEYS,
+    biases,
+    check_no_window,
+    check_one_layer,
+    described_layer,
 )
+from draftwood.strategies.heads.keys import SWITCHES, Table, layers_named, switches, whole_number
 
 LAYER = "layers.0."
 VERSION = "0.9.0"  # whose files these are
+COMMON = frozenset(
+    {"draft_vocab_size", "speculators_config", "speculators_model_type", "target_hidden_size"}
+    | {"tie_word_embeddings", "transformer_layer_config"}
+)
+"""Keys at the top of every file of speculators."""
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-_KNOWN = {
-    *SWITCHES,
-    _TAPS,
-    "draft_vocab_size",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "target_hidden_size",
-    "transformer_layer_config",
-}
-_LAYER_KEYS = {
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "model_type",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "vocab_size",
-}
+_KNOWN = COMMON | {*SWITCHES, _TAPS}
+_OF_LAYER = Table(read=LAYER_KEYS, kind="layers of EAGLE-3 heads")
 
 
 def described(
     description: Mapping[str, Any], tensors: Collection[str], where: str, *, also: Collection[str] = ()
 ) -> Eagle3Config:
-    """The head that a description and the names of its tensors speak of.
+    """Returns the head that a description and the names of its tensors speak of.
 
     Args:
         description: of an EAGLE-3 head.
         tensors: their names.
-        where: they stand, for messages.
+        where: both are stored, for messages.
         also: keys that the caller reads.
 
     Raises:
-        InvalidInput: a key or value that is not served, or one that is missing.
+        InvalidInput: a key or value that is not supported, or one that is missing.
     """
     if (algorithm := description.get("speculators_model_type")) != "eagle3":
         raise InvalidInput(f"{where} describes a {algorithm!r:.60} head; 'eagle3' is read.")
-    check_keys(description, {*_KNOWN, *also}, where=where)
-    layer = description.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise InvalidInput(f"transformer_layer_config is {layer!r:.60} in {where}; a head needs one.")
+    Table(read=_KNOWN | frozenset(also), kind="EAGLE-3 heads").check(description, where=where)
+    told = layer_table(description, where)
     if "norm_before_residual" not in description:
         raise InvalidInput(
             f"{where} does not say norm_before_residual, for which programs assume either; write it in as "
             "`draftwood check-head` finds it."
         )
-    layer = _with_defaults(layer, where)
-    check_keys(layer, _LAYER_KEYS, where=where)
-    hidden, heads = (whole_number(layer, key, where=where) for key in ("hidden_size", "num_attention_heads"))
-    vocabulary = whole_number(layer, "vocab_size", where=where)
+    layer = _with_defaults(told, where)
+    inside = f"transformer_layer_config of {where}"
+    _OF_LAYER.check(layer, where=inside)
+    check_one_layer(told, where=where)
+    check_no_window(told, where=where)
+    made = described_layer(layer, where=where)
     return Eagle3Config(
-        hidden_size=hidden,
-        target_hidden_size=whole_number(description, "target_hidden_size", where=where, default=hidden),
-        vocab_size=vocabulary,
-        draft_vocab_size=whole_number(description, "draft_vocab_size", where=where),
-        attention_heads=heads,
-        key_value_heads=whole_number(layer, "num_key_value_heads", where=where, default=heads),
-        head_dim=whole_number(layer, "head_dim", where=where, default=hidden // heads),
-        intermediate_size=whole_number(layer, "intermediate_size", where=where),
-        norm_eps=float(layer["rms_norm_eps"]),
-        rope=rope_parameters(layer, where=where),
-        max_positions=layer.get("max_position_embeddings"),
+        **made,
+        target_hidden_size=whole_number(
+            description, "target_hidden_size", where=where, default=made["hidden_size"]
+        ),
+        draft_vocab_size=whole_number(
+            description,
+            "draft_vocab_size",
+            where=where,
+            # null is all of them, and a missing key is no size.
+            default=made["vocab_size"] if "draft_vocab_size" in description else None,
+        ),
         taps=layers_named(description.get(_TAPS), _TAPS, where=where),
         query_key_norm=layer["model_type"] == "qwen3",
         own_embedding="embed_tokens.weight" in tensors,
-        **{name: switch(description, name, where=where) for name in SWITCHES},
+        own_head="lm_head.weight" in tensors,
+        **biases(layer, tensors, LAYER, where=where, strict=True),
+        **switches(description, where=where),
     )
+
+
+def layer_table(description: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the table that describes the layers, of EAGLE-3 heads and block drafters alike."""
+    told = description.get("transformer_layer_config")
+    if not isinstance(told, dict):
+        raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; a head needs one.")
+    return told
 
 
 def _with_defaults(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -104,8 +97,11 @@ def _with_defaults(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"model_type is {kind!r:.60} in {where}; layers of {' and '.join(classes)} are read."
         )
     made = classes[kind]().to_dict()
-    needed = _LAYER_KEYS & made.keys() - {"rope_parameters", "head_dim"}
-    return {**{key: made[key] for key in needed}, **layer}
+    apart = {"rope_parameters", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
+    if "head_dim" in layer or kind == "llama":
+        apart |= {"head_dim"}  # a Llama's is its width by its heads
+    needed = LAYER_KEYS & made.keys() - apart
+    return {"model_type": kind, **{key: made[key] for key in needed}, **layer}
 
 
 def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
@@ -134,7 +130,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
             "rope_parameters": dict(config.rope),
             "vocab_size": config.vocab_size,
             "tie_word_embeddings": False,
-            "attention_bias": False,
+            "attention_bias": config.attention_bias or config.output_bias,
             **({} if config.max_positions is None else {"max_position_embeddings": config.max_positions}),
         },
         "draft_vocab_size": config.draft_vocab_size,

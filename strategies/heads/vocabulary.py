@@ -36,6 +36,11 @@ def target_ids_of(
             f"head of {proposed} tokens needs as many offsets, whole numbers."
         )
     ids = d2t.long() + torch.arange(len(d2t))
+    if _holds_ids(d2t.long(), ids, t2d, vocabulary):
+        raise InvalidInput(
+            f"d2t in {where} holds the tokens themselves, where offsets are wanted: token i of the head is "
+            "token i + d2t[i] of the target; subtract each token's own number, or copy the head again."
+        )
     if t2d is not None:
         if t2d.shape != (vocabulary,):
             raise InvalidInput(
@@ -47,6 +52,18 @@ def target_ids_of(
         if not torch.equal(t2d.bool(), expected):
             raise InvalidInput(f"The maps d2t and t2d in {where} name different tokens; copy the head again.")
     return ids
+
+
+def _holds_ids(told: Tensor, ids: Tensor, t2d: Tensor | None, vocabulary: int) -> bool:
+    """Whether a map that is no sound one of offsets would be sound as one of tokens."""
+
+    def is_sound(some: Tensor) -> bool:
+        inside = bool(((some >= 0) & (some < vocabulary)).all()) and len(some.unique()) == len(some)
+        if not inside or t2d is None or t2d.shape != (vocabulary,):
+            return inside
+        return torch.equal(t2d.bool().nonzero().flatten(), some.sort().values)
+
+    return not is_sound(ids) and is_sound(told)
 
 
 def maps_of(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:

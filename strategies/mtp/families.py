@@ -12,8 +12,8 @@ import torch
 from torch.nn import Module
 
 from draftwood import InvalidInput, UnsupportedModel
-from draftwood.strategies.heads.config import ROPE_TYPES
-from draftwood.strategies.heads.switches import whole_number
+from draftwood.strategies.heads.keys import whole_number
+from draftwood.strategies.heads.rope import ROPE_TYPES
 from draftwood.strategies.mtp.attention import NAME
 
 TRAINED_DEPTHS, TARGET = "mtp_trained_depths", "mtp_target"

@@ -88,11 +88,11 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     )
     assert several.stdout == plain.stdout, several.output
 
-    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "as configured" in checked.stdout
     assert "norm_before_residual true" in checked.stdout
-    assert "It was made for 64 tokens" in " ".join(checked.stdout.split())
+    assert "It was made for 40 tokens" in " ".join(checked.stdout.split())
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -119,7 +119,7 @@ def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target
     drafted = draftwood("generate", *prompt, "--drafter", head)
     assert drafted.stdout == plain.stdout, drafted.output
     assert models.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
-    checked = draftwood("check-head", head, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     for words in ("as configured", "causal true", "the root's slot guesses", "taps one layer lower (0)"):
         assert words in checked.stdout
@@ -164,7 +164,7 @@ def test_an_mtp_layer_is_trained_used_and_checked(draftwood, refused, target, te
     for drafter in ((layer,), ("mtp", "-o", f"head={layer}")):
         drafted = draftwood("generate", *prompt, "--drafter", *drafter)
         assert drafted.stdout == plain.stdout, drafted.output
-    checked = draftwood("check-head", layer, target, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, layer, "--count", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "embedding and state exchanged" in checked.stdout
     assert "model_type is 'llama'" in refused("generate", *prompt[:4], "--target", target, "--drafter", "mtp")
@@ -182,12 +182,12 @@ def test_a_head_is_refused_in_a_sentence(refused, target, text, tmp_path):
     assert "no model.safetensors" in refused(*call, "--drafter", folder)
     save_file({"fc.weight": torch.ones(2, 2)}, folder / "model.safetensors")
     assert "hidden_size is None" in refused(*call, "--drafter", folder)
-    assert "no config.json" in refused("check-head", tmp_path, target)
+    assert "no config.json" in refused("check-head", target, tmp_path)
     train = ("train", "eagle3", target, text, tmp_path / "out", *SMALL)
     assert "taps the layers -1, 1, 2 of its target" in refused(*train)
     assert "taps is 'two'; give layers separated by commas" in refused(*train, "--taps", "two")
-    assert "of its target, as inputs counted from 0, but this target has 2, 0 to 1" in refused(
-        *train, "--taps", "0,1,2"
+    assert "of its target, as inputs counted from 0, but this target has 2, 0 to 2" in refused(
+        *train, "--taps", "0,1,3"
     )
 
 
@@ -205,6 +205,10 @@ def test_a_pickle_is_converted(draftwood, refused, target, tmp_path):
     assert "does not look like" not in result.stderr
     assert torch.equal(load_file(new / "model.safetensors")["fc.weight"], torch.ones(2, 2))
     assert "holds something" in refused("convert-head", old, new)
+    assert "there is nothing to convert; use it as it is" in refused("convert-head", new, tmp_path / "more")
+    # A head and its target in each other's places.
+    assert f"draftwood check-head {target} {new}" in refused("check-head", new, target)
+    assert "reads, and no language model; name its target" in refused(*call[:4], new, "--drafter", new)
 
 
 def test_a_folder_with_a_model_is_a_model(tiny):

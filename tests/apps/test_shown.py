@@ -216,7 +216,7 @@ FILES: dict[str, tuple[str, str, Callable[[Path], list[object]]]] = {
     "a head": (
         "config.json",
         json.dumps({"architectures": [f"Eagle3{EVIL}"], EVIL: 1, "draft_vocab_size": EVIL}),
-        lambda at: ["check-head", at, "llama-7m"],
+        lambda at: ["check-head", "llama-7m", at],
     ),
     "an index": (
         "index.json",

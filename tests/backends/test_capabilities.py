@@ -345,7 +345,7 @@ def test_nobody_asks_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (([3],), r"no features of layer 3; those of 0 \(.*\) to 2"),
+        (([4],), r"no features of layer 4; those of 0 \(.*\) to 2 \(.*\) and 3"),
         (([-1],), "no features of layer -1"),
         (([0], 0), "last is 0"),
     ],

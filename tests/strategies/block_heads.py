@@ -78,6 +78,9 @@ KINDS = {
         **{"draft_vocab_size": 19, "own_head": True, "target_layers": None, "taps": (0, 4)},
         **{"causal": (False, True), "windows": (None, 2), "window_before_root": True},
     ),
+    "domino": config(gru=5, gru_inner=6, gru_from=1, root_guesses=True),
+    "domino behind the root": config(gru=5, gru_inner=6, gru_from=0),
+    "last layer": config(taps=(1, LAYERS)),
     "free": config(target_layers=None, windows=(2, 2), window_before_root=True, markov_rank=2),
 }
 
@@ -110,7 +113,13 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
     nothing = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
     if not text or len(path) > made.depths:
         return nothing
-    features = features_after(model, text)[:, made.taps].flatten(1)
+    every = features_after(model, text)
+    if LAYERS in made.taps:  # before the final norm, which transformers does not give
+        put_out: list[Any] = []
+        with model.model.layers[-1].register_forward_hook(lambda _, __, out: put_out.append(out)):
+            model(torch.tensor([text]), use_cache=False)
+        every[:, LAYERS] = put_out[0][0]
+    features = every[:, made.taps].flatten(1)
     context = normed(head.hidden_norm.weight, features @ head.fc.weight.T)
     table = model.get_input_embeddings().weight if head.embed_tokens is None else head.embed_tokens.weight
     block = table[torch.tensor([path[0]] + [made.mask_token_id] * (made.block_size - 1))]
@@ -162,6 +171,13 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
     if head.markov_head is not None:
         before = path if made.root_guesses else [path[0], *path]
         logits = logits + head.markov_head.markov_w2.weight @ corrected(head.markov_head, before, final)
+    if head.prefix_gru is not None and len(path) > made.gru_from:
+        words = table[torch.tensor(path)]
+        gru = torch.nn.GRU(WIDTH, made.gru, bias=False, batch_first=True).double()
+        gru.load_state_dict(head.prefix_gru.state_dict())
+        both = torch.cat([final[slot], gru(words)[0][-1]])
+        first, last = (head.get_parameter(f"embed_proj.{place}.weight") for place in (0, 2))
+        logits = logits + last @ silu(first @ both)
     nothing[head.target_ids] = logits
     return nothing
 

@@ -206,5 +206,6 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
         if place >= len(states) - 1:
             states.append(final if made.norm_output else out)
     logits = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
+    assert head.lm_head is not None
     logits[head.target_ids] = head.lm_head.weight @ final
     return logits

@@ -237,8 +237,8 @@ def test_targets_and_heads_that_do_not_fit() -> None:
     ):
         with pytest.raises(IncompatibleModels, match=sentence):
             Eagle3(load(target()), random_head(config(**changes)))
-    for taps in ((1, 2, 4), (-1, 2, 3)):
-        with pytest.raises(InvalidInput, match=r"taps the layers .*this target has 4, 0 to 3"):
+    for taps in ((1, 2, 5), (-1, 2, 3)):
+        with pytest.raises(InvalidInput, match=r"taps the layers .*this target has 4, 0 to 4"):
             Eagle3(load(target()), random_head(config(taps=taps)))
     with pytest.raises(InvalidInput, match="taps names 2 layers, but the head reads 3"):
         Eagle3(load(target()), random_head(), taps="1,2")

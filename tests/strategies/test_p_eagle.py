@@ -96,6 +96,7 @@ def depth_logits(head: PEagleHead, text: list[int], path: list[int]) -> Any:
     for layer in head.more:
         plain: Any = layer
         out = behind(plain, out + attended(plain.self_attn, norm(plain.input_layernorm, out), made))
+    assert parts.lm_head is not None
     logits[parts.target_ids] = parts.lm_head.weight @ norm(parts.norm, out[-1])
     return logits
 
@@ -256,7 +257,10 @@ Edit = Callable[[dict[str, Any]], Any]
         (lambda d: d.update(transformer_layer_config=7), "transformer_layer_config is 7"),
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=3), r"lacks layers.1.input_lay"),
-        (lambda d: d["transformer_layer_config"].update(sliding_window=9), "attends in a window"),
+        (
+            lambda d: d["transformer_layer_config"].update(layer_types=["sliding_attention"]),
+            "attends in a window",
+        ),
         (
             lambda d: d["speculators_config"].update(proposal_methods=[{"speculative_tokens": -1}]),
             "speculative_tokens is -1",

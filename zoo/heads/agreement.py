@@ -14,7 +14,9 @@ from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.pairs import PairHead
 
 from ..distil.rows import Rows, ends_of_text, position_weights
-from .known_text import known_text
+from .floors import looked_up
+from .known_text import KnownText, known_text
+from .loops import loop_start
 
 DEPTHS = 4
 
@@ -26,6 +28,7 @@ class Agreement:
     Attributes:
         temperature: of target and head; 0 is greedy.
         positions: tokens of the text.
+        lookup: share of the same tokens that prompt lookup guesses; None where it was not asked for.
         by_depth: mean of `sum(min(T, D))`, the chance that a drafted token is accepted, where the tokens
             drafted above it are the text's: of the root's children, then of theirs. At 0: how often the
             head's most likely token is the text's.
@@ -34,6 +37,7 @@ class Agreement:
     temperature: float
     positions: int
     by_depth: tuple[float, ...]
+    lookup: float | None = None
 
 
 @torch.no_grad()
@@ -44,14 +48,26 @@ def agreement_of_rows(
     *,
     taps: Sequence[int],
     depths: int = DEPTHS,
+) -> tuple[Tensor, Tensor]:
+    """As `agreement_of_text`, of rows that are not read yet."""
+    return agreement_of_text(target, head, rows, known_text(target, rows.tokens, taps), depths=depths)
+
+
+@torch.no_grad()
+def agreement_of_text(
+    target: Any,
+    head: PairHead | BlockHead,
+    rows: Rows,
+    text: KnownText,
+    *,
+    depths: int,
     shift: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and their weights.
+    """Returns the chances that drafted tokens are accepted, float64 `[depths, rows, places]`, and weights.
 
     Places are `KnownText`'s whose guess is part of the continuation. Weights are 0 after an end of
     text, and where a draft would have begun in front of the text.
     """
-    text = known_text(target, rows.tokens, taps)
     weights = position_weights(rows, ends=ends_of_text(target), real=0.0)[:, 1:].double()
     first = max(rows.prompt - 2, 0)
     following = rows.tokens[:, 2:][:, first:]
@@ -76,19 +92,39 @@ def agreement(
     *,
     depths: int = DEPTHS,
     tokens_at_once: int = 4096,
+    without_loops: bool = False,
 ) -> Agreement:
     """Compare `head` with `target` on rows that the target wrote at one temperature.
+
+    Args:
+        target: the transformers model.
+        head: the drafter.
+        shards: rows of one temperature.
+        depths: drafted tokens that are compared.
+        tokens_at_once: of rows that are read together.
+        without_loops: leave out what only repeats the text before it, which everything guesses, and say what
+            prompt lookup guesses of the rest.
 
     Raises:
         InvalidInput: there is no row, or rows of two temperatures.
     """
     taps = head.taps_in(int(target.config.num_hidden_layers))
+    found = asked = 0
     kept, total, temperatures = torch.zeros(depths).double(), torch.zeros(depths).double(), set[float]()
     for shard in shards:
         temperatures.add(shard.temperature)
         for tokens in shard.tokens.split(max(1, tokens_at_once // shard.tokens.shape[1])):
             rows = attrs.evolve(shard, tokens=tokens)
             chances, weights = agreement_of_rows(target, head, rows, taps=taps, depths=depths)
+            if without_loops:
+                ends = torch.tensor([loop_start(row) for row in tokens.tolist()])
+                guessed = max(rows.prompt - 2, 0) + torch.arange(weights.shape[2]) + 2
+                weights = weights * (guessed < ends.unsqueeze(1))
+                found += sum(
+                    looked_up(row[:end], rows.prompt)
+                    for row, end in zip(tokens.tolist(), ends.tolist(), strict=True)
+                )
+                asked += int((ends - rows.prompt).clamp(min=0).sum())
             kept += (chances * weights).sum((1, 2))
             total += weights.sum((1, 2))
     if len(temperatures) != 1 or not total.all():
@@ -97,4 +133,5 @@ def agreement(
         temperature=temperatures.pop(),
         positions=round(float(total[0])),
         by_depth=tuple((kept / total).tolist()),
+        lookup=found / max(asked, 1) if without_loops else None,
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 
 from draftwood.base.errors import InvalidInput
-from draftwood.strategies.heads.files import read_description, read_pickle, write_head
+from draftwood.strategies.heads.files import INDEX, WEIGHTS, read_description, read_pickle, write_head
+from draftwood.strategies.heads.found import folder_of
 
 PICKLE = "pytorch_model.bin"
 
 
-def converted(head: Path, out: Path) -> int:
-    """Write the head in `head` to the new folder `out` as safetensors; how many tensors it has.
+def converted(name: str | PathLike[str], out: Path) -> int:
+    """Write the head `name`, a folder or a hub name, to the new folder `out` as safetensors.
+
+    Returns how many tensors it has.
 
     Tensors keep their names, dtypes and values, and the description stays as it is.
 
@@ -21,6 +25,11 @@ def converted(head: Path, out: Path) -> int:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidInput(f"{str(out)!r} holds something; name a new folder.")
+    head = folder_of(name)
+    if not (head / PICKLE).is_file() and any((head / name).is_file() for name in (WEIGHTS, INDEX)):
+        raise InvalidInput(
+            f"{str(head)!r} already holds safetensors, so there is nothing to convert; use it as it is."
+        )
     if not (head / PICKLE).is_file():
         raise InvalidInput(f"There is no {PICKLE} in {str(head)!r}; name a folder with a head that has one.")
     description, tensors = read_description(head), read_pickle(head / PICKLE)

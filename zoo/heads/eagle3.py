@@ -88,7 +88,7 @@ def new_config(
         taps=taps,
     )
     config.taps_in(layers)
-    return attrs.evolve(config, taps=config.taps_in(layers))
+    return attrs.evolve(config, taps=config.named_taps(layers))
 
 
 def new_head(target: Any, config: Eagle3Config, counts: Tensor, *, seed: int) -> Eagle3Head:
@@ -110,6 +110,7 @@ def new_head(target: Any, config: Eagle3Config, counts: Tensor, *, seed: int) ->
         for parameter in head.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.02)
+        assert head.lm_head is not None
         head.lm_head.weight.copy_(weight[head.target_ids])
         _begin_as_last_layer(head, getattr(target, "model", None))
         # The highest tap is nearest to what the output head reads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -64,14 +65,53 @@ class KnownText:
         embeddings = (self.embeddings if head.embed_tokens is None else table(self.tokens)).to(states.dtype)
         mask = table(torch.tensor(head.config.mask_token_id, device=states.device)).to(states.dtype)
         before = None
-        for out in unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift):
+        for depth, out in enumerate(
+            unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift)
+        ):
             logits = output(out[:, first:])
-            if head.markov_head is not None:
-                change, after = head.markov_head(self.tokens, out, before)
+            if head.corrects:
+                change, after = head.correction(self.tokens, embeddings, out, before, depth=depth)
                 logits = logits + change[:, first:]
                 # The drafts of a place come before the next place.
                 before = None if after is None else pad(after[:, :-1], (0, 0, 1, 0))
             yield head.over_target(logits)
+
+
+@attrs.frozen(eq=False)
+class ReadText:
+    """Rows of a text and all that its target made of them, of which `at` takes the features of some layers.
+
+    Attributes:
+        target: the transformers model.
+        tokens: int64 `[rows, n]`.
+        hidden: by layer, what it reads of the tokens 0 to n - 2; then what the output head reads, and where
+            the last layer is found what it puts out before the final norm.
+        logits: `[rows, n - 1, vocab]`.
+    """
+
+    target: Any
+    tokens: Tensor
+    hidden: Sequence[Tensor]
+    logits: Tensor
+
+    def at(self, taps: Sequence[int]) -> KnownText:
+        """Returns the text as a head with these taps sees it.
+
+        Raises:
+            UnsupportedModel: the model gives no hidden states of one of them.
+        """
+        if len(self.hidden) <= max(taps):
+            raise UnsupportedModel(
+                f"{type(self.target).__name__} gives no hidden states of the layers "
+                f"{', '.join(map(str, taps))}, which heads read; distil a draft model instead."
+            )
+        read = self.tokens[:, 1:-1]
+        return KnownText(
+            embeddings=self.target.get_input_embeddings()(read),
+            tokens=read,
+            features=torch.cat([self.hidden[tap][:, :-1] for tap in taps], -1),
+            logits=self.logits[:, 1:],
+        )
 
 
 @torch.no_grad()
@@ -86,23 +126,36 @@ def known_text(target: Any, tokens: Tensor, taps: Sequence[int]) -> KnownText:
     Raises:
         UnsupportedModel: the model gives no hidden states.
     """
+    return read_text(target, tokens).at(taps)
+
+
+@torch.no_grad()
+def read_text(target: Any, tokens: Tensor) -> ReadText:
+    """Returns int64 `tokens` `[rows, n]`, n at least 3, as `target` reads them in one pass."""
     tokens = tokens.to(target.device)
-    output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
+    with _put_out(target) as last:
+        output = target(tokens[:, :-1], use_cache=False, output_hidden_states=True)
     hidden = getattr(output, "hidden_states", None)
     parameters = signature(target.forward).parameters
     if hidden and "output_hidden_states" in parameters and "position_ids" not in parameters:
         # Pure state-space models put out nothing of what their first layer reads, and what lies after the
         # last one twice, without and with the norm.
         hidden = (target.get_input_embeddings()(tokens[:, :-1]), *hidden[:-2], hidden[-1])
-    if not hidden or len(hidden) <= max(taps):
-        raise UnsupportedModel(
-            f"{type(target).__name__} gives no hidden states of the layers {', '.join(map(str, taps))}, "
-            "which heads read; distil a draft model instead."
-        )
-    read = tokens[:, 1:-1]
-    return KnownText(
-        embeddings=target.get_input_embeddings()(read),
-        tokens=read,
-        features=torch.cat([hidden[tap][:, :-1] for tap in taps], -1),
-        logits=output.logits[:, 1:],
+    return ReadText(target, tokens, (*(hidden or ()), *(last if hidden else ())), output.logits)
+
+
+@contextmanager
+def _put_out(target: Any) -> Iterator[list[Tensor]]:
+    """Inside it a pass of `target` leaves in the list what its last layer puts out, where that is found."""
+    found: list[Tensor] = []
+    layers = getattr(target.get_decoder(), "layers", None) if hasattr(target, "get_decoder") else None
+    if not layers:
+        yield found
+        return
+    hook = layers[-1].register_forward_hook(
+        lambda _, __, out: found.append(out[0] if isinstance(out, tuple) else out)
     )
+    try:
+        yield found
+    finally:
+        hook.remove()

@@ -17,13 +17,18 @@ from draftwood.strategies.drafters.mtp import Mtp
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import read_description
 from draftwood.strategies.heads.formats import is_head, load_head
+from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import is_peagle
 from draftwood.strategies.mtp.families import family_of
 from draftwood.strategies.mtp.head import MtpHead
 
 
-def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | BlockHead | MtpHead:
-    """The head in `folder`, in the target's dtype on its device; an MTP layer may be in a checkpoint.
+def load_for(name: str | PathLike[str], target: StateBackend) -> Eagle3Head | BlockHead | MtpHead:
+    """Returns the head `name` in the target's dtype on its device; a checkpoint may hold an MTP layer.
+
+    Args:
+        name: a folder or a hub name.
+        target: the backend that it was made for.
 
     Raises:
         InvalidInput: as `load_head` and `load_block`, one that taps layers which the target does not have, or
@@ -31,12 +36,14 @@ def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | 
         IncompatibleModels: a head for another width or vocabulary.
         UnsupportedModel: the target gives no features.
     """
+    folder = described_in(name)
     if is_peagle(folder):
         raise InvalidInput(
             f"{str(folder)!r} holds a P-EAGLE head; EAGLE-3 heads, block drafters and MTP layers are checked."
         )
     if not is_head(folder) and not is_block(folder) and family_of(read_description(folder)) is not None:
         return Mtp(target, folder).head
+    folder = folder_of(name)
     head: Eagle3Head | BlockHead
     if is_block(folder):
         head = load_block(folder)
@@ -50,5 +57,7 @@ def load_for(folder: str | PathLike[str], target: StateBackend) -> Eagle3Head | 
         head = load_head(folder)
         check_fits(head, target)
     head.config.taps_in(target.feature_layers)
+    if isinstance(head, Eagle3Head) and head.lm_head is None:
+        head.borrow(target.output_head)
     table: Any = target.input_embeddings(torch.zeros(1, dtype=torch.int64))
     return head.to(table).requires_grad_(False)

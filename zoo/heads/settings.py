@@ -14,15 +14,16 @@ import torch
 
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
-from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows
-from .agreement import agreement_of_rows
+from .agreement import agreement_of_text
+from .known_text import ReadText, read_text
+from .variants import weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
-_MARGIN = 0.01  # of agreement, below which a difference is not worth a word
+_MARGIN = 0.02  # of agreement, below which a difference is not worth a word
 _ERRORS = 2.0  # standard errors, likewise
 
 
@@ -35,12 +36,14 @@ class Setting:
         head: with the same weights.
         taps: layers of the target whose input is read.
         shift: added to the positions of drafted tokens.
+        cause: what is wrong where this setting is better than the configured one, and what to do.
     """
 
     name: str
     head: Eagle3Head | BlockHead | MtpHead
     taps: tuple[int, ...]
     shift: int = 0
+    cause: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +52,7 @@ class Found:
 
     Attributes:
         name: of the setting.
+        cause: as of the setting.
         by_depth: shares of the target's greedy tokens that are the head's most likely ones, by their place in
             the draft.
         gain: by how much the mean of these is above that of the configured setting.
@@ -56,85 +60,114 @@ class Found:
     """
 
     name: str
+    cause: str = ""
     by_depth: tuple[float, ...]
     gain: float
     clear: bool
 
 
-def settings(head: Eagle3Head | BlockHead | MtpHead, layers: int) -> Iterator[Setting]:
+def settings(head: Eagle3Head | BlockHead | MtpHead, target: Any) -> Iterator[Setting]:
     """The configured setting, and every one that differs in one thing.
 
     Args:
         head: the head.
-        layers: of the target.
+        target: the transformers model that it was made for.
     """
+    layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     taps = head.taps_in(layers)
     yield Setting(AS_CONFIGURED, head, taps)
     if isinstance(head, MtpHead):
         yield from _of_a_layer(head, taps)
         return
-    for step, words in ((-1, "one layer lower"), (1, "one layer higher")):
-        moved = tuple(tap + step for tap in taps)
-        if moved[0] >= 0 and moved[-1] < layers:
-            yield Setting(f"taps {words} ({', '.join(map(str, moved))})", head, moved)
+    yield from _of_taps(head, taps, layers)
     for shift in (-1, 1):
-        yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift)
-    if isinstance(head, BlockHead):
-        yield from _of_blocks(head, taps)
-        return
-    switches = ["norm_before_residual", "norm_output"]
+        yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift, _POSITIONS)
+    for variant in weight_variants(head, target):
+        yield Setting(variant.name, variant.head, taps, cause=variant.cause)
+    yield from _of_blocks(head, taps) if isinstance(head, BlockHead) else _of_norms(head, taps)
+
+
+_POSITIONS = (
+    "the positions of drafted tokens are others than in its training; this head needs another program"
+)
+_TAPS = "it reads other layers of the target than its config names; write these there, or give -o taps="
+
+
+def _of_taps(head: Eagle3Head | BlockHead, taps: tuple[int, ...], layers: int) -> Iterator[Setting]:
+    """Neighbours of the taps, the usual ones of other makers, and the same in another order."""
+    count = len(taps)
+    tried: dict[tuple[int, ...], str] = {taps: ""}
+    last = layers - 1
+    more = {
+        "taps one layer lower": tuple(tap - 1 for tap in taps),
+        "taps one layer higher": tuple(tap + 1 for tap in taps),
+        "taps in the opposite order": taps[::-1],
+        "the usual taps of EAGLE-3": (2, layers // 2, layers - 3),
+        "the usual taps of DFlash": tuple(
+            round(1 + place * (layers - 4) / max(count - 1, 1)) + 1 for place in range(count)
+        ),
+        "taps spread over all layers": tuple(
+            round(place * last / max(count - 1, 1)) for place in range(count)
+        ),
+        "the last layers as taps": tuple(range(layers - count, layers)),
+        "the first layers as taps": tuple(range(count)),
+    }
+    for words, other in more.items():
+        if len(other) == count and all(0 <= tap < layers for tap in other) and other not in tried:
+            tried[other] = words
+            yield Setting(f"{words} ({', '.join(map(str, other))})", head, other, cause=_TAPS)
+
+
+def _of_norms(head: Eagle3Head, taps: tuple[int, ...]) -> Iterator[Setting]:
     # A norm without weights cannot be tried, but one can be left out.
+    switches = ["norm_before_residual", "norm_output"]
     switches += [name for name in ("norm_before_fc", "fc_norm") if getattr(head.config, name)]
     for name in switches:
-        change: dict[str, Any] = {name: not getattr(head.config, name)}
-        other = switched(head, attrs.evolve(head.config, **change))
-        yield Setting(f"{name} {str(change[name]).lower()}", other, taps)
+        change = {name: not getattr(head.config, name)}
+        words = f"{name} {str(change[name]).lower()}"
+        cause = f"its config has this norm wrong; write {words.replace(' ', ': ')} there"
+        yield Setting(words, with_config(head, change), taps, cause=cause)
 
 
 def _of_blocks(head: BlockHead, taps: tuple[int, ...]) -> Iterator[Setting]:
     """Returns open settings of block drafters: which slots see later slots, and which guesses first."""
     config = head.config
     causal = not any(config.causal)
-    changed: list[tuple[str, dict[str, Any]]] = [
-        (f"causal {str(causal).lower()}", {"causal": (causal,) * len(config.causal)})
+    changed: list[tuple[str, str, dict[str, Any]]] = [
+        (
+            f"causal {str(causal).lower()}",
+            "its slots see others than in its training; write dflash_config.causal into its config",
+            {"causal": (causal,) * len(config.causal)},
+        )
     ]
     if config.block_size > 1:
         guesses = not config.root_guesses
         words = "guesses" if guesses else "guesses nothing"
-        changed.append((f"the root's slot {words}", {"root_guesses": guesses}))
-    for name, change in changed:
-        with torch.device("meta"):
-            other = BlockHead(attrs.evolve(config, **change), target_ids=head.target_ids.cpu())
-        other.load_state_dict(head.state_dict(), assign=True)
-        yield Setting(name, other.to(head.fc.weight).eval(), taps)
+        cause = "its slots guess other places than in its training; write sample_from_anchor or its class"
+        changed.append((f"the root's slot {words}", cause, {"root_guesses": guesses}))
+    for name, cause, change in changed:
+        yield Setting(name, with_config(head, change), taps, cause=cause)
 
 
 def _of_a_layer(head: MtpHead, taps: tuple[int, ...]) -> Iterator[Setting]:
     if head.layout.family.rotary is not None:
         for shift in (-1, 1):
-            yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift)
+            yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift, _POSITIONS)
     # A copy of only the module, over the same weights.
     exchanged, family = copy(head), head.layout.family
     exchanged.layout = attrs.evolve(
         head.layout, family=attrs.evolve(family, state_first=not family.state_first)
     )
-    yield Setting("embedding and state exchanged", exchanged, taps)
-    yield Setting("states of one layer lower", head, tuple(tap - 1 for tap in taps))
+    cause = "its projection expects the state before the embedding, or the reverse; its family is another"
+    yield Setting("embedding and state exchanged", exchanged, taps, cause=cause)
+    yield Setting("states of one layer lower", head, tuple(tap - 1 for tap in taps), cause=_TAPS)
 
 
-def switched(head: Eagle3Head, config: Eagle3Config) -> Eagle3Head:
-    """Returns the same weights under another `config`, which may leave out norms."""
-    with torch.device("meta"):
-        other = Eagle3Head(config, target_ids=head.target_ids.cpu())
-    weights = head.state_dict()
-    other.load_state_dict({name: weights[name] for name in other.state_dict()}, assign=True)
-    return other.to(head.fc.weight).eval()
-
-
+@torch.no_grad()
 def compared(
     target: Any, head: Eagle3Head | BlockHead | MtpHead, prompts: Sequence[Rows], *, depths: int
-) -> Iterator[Found]:
-    """Every setting on the target's own greedy text after each of `prompts`, the configured one first.
+) -> list[Found]:
+    """Returns every setting on the target's own greedy text after each of `prompts`, the configured first.
 
     Raises:
         InvalidInput: a text that is too short, or none.
@@ -143,23 +176,37 @@ def compared(
         raise InvalidInput("A text of four tokens or more after each of the prompts is needed; give some.")
     if isinstance(head, BlockHead):
         depths = min(depths, max(head.config.block_size - 1, 1))
+    texts = [read_text(target, rows.tokens) for rows in prompts]
+    found: list[Found] = []
     before: torch.Tensor | None = None
-    for setting in settings(head, int(target.config.get_text_config(decoder=True).num_hidden_layers)):
-        kept, total = torch.zeros(len(prompts), depths).double(), torch.zeros(len(prompts), depths).double()
-        for place, rows in enumerate(prompts):
-            chances, weights = agreement_of_rows(
-                target, setting.head, rows, taps=setting.taps, depths=depths, shift=setting.shift
-            )
-            kept[place] = (chances * weights).sum((1, 2))
-            total[place] = weights.sum((1, 2))
+    for setting in settings(head, target):
+        kept, total = _kept(target, setting, prompts, texts, depths)
         own = kept.sum(1) / total.sum(1).clamp(min=1)
         before = own if before is None else before
         apart = own - before
         error = float(apart.std() / len(apart) ** 0.5) if len(apart) > 1 else float("inf")
         gain = float(apart.mean())
-        yield Found(
-            name=setting.name,
-            by_depth=tuple((kept.sum(0) / total.sum(0).clamp(min=1)).tolist()),
-            gain=gain,
-            clear=gain > max(_MARGIN, _ERRORS * error),
+        found.append(
+            Found(
+                name=setting.name,
+                cause=setting.cause,
+                by_depth=tuple((kept.sum(0) / total.sum(0).clamp(min=1)).tolist()),
+                gain=gain,
+                clear=gain > max(_MARGIN, _ERRORS * error),
+            )
         )
+    return found
+
+
+def _kept(
+    target: Any, setting: Setting, prompts: Sequence[Rows], texts: Sequence[ReadText], depths: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Guesses that are right, and all of them, `[prompts, depths]`."""
+    kept, total = (torch.zeros(len(prompts), depths).double() for _ in range(2))
+    for place, (rows, text) in enumerate(zip(prompts, texts, strict=True)):
+        chances, weights = agreement_of_text(
+            target, setting.head, rows, text.at(setting.taps), depths=depths, shift=setting.shift
+        )
+        kept[place] = (chances * weights).sum((1, 2))
+        total[place] = weights.sum((1, 2))
+    return kept, total

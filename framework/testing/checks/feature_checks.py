@@ -31,7 +31,7 @@ def check_features(mirror: Mirror, oracle: FeaturesAfter | None, prompts: Sequen
     layers = list(dict.fromkeys([most, 0, (most + 1) // 2]))
     # Both runs below read the same texts.
     oracle = oracle and remembered(oracle)
-    for wrong in ([-1], [most + 1]):
+    for wrong in ([-1], [most + 2]):
         raises_on_purpose(f"keep_features({wrong})", partial(backend.keep_features, wrong))
     for last in (None, 2):
         with keeping(backend, layers, last=last):

@@ -1,0 +1,83 @@
+"""Heads by name: a folder, or a repository on the Hugging Face hub whose files are here or can be fetched."""
+
+from __future__ import annotations
+
+import re
+from math import inf
+from os import PathLike
+from pathlib import Path
+from time import monotonic
+
+from draftwood import InvalidInput
+from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, WEIGHTS, files_of_index
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SECONDS = 60.0
+_missed: dict[str, float] = {}
+"""When a repository could not be reached, by its name."""
+_FILES = ["*.json", "*.safetensors", "*.bin"]
+
+
+def described_in(name: str | PathLike[str]) -> Path:
+    """Returns the folder of the `config.json` that `name` leads to; `name` itself where there is none.
+
+    A repository is looked up among the files that are here first. Only its `config.json` is fetched.
+    """
+    if not _is_hub_name(name):
+        return Path(name)
+    return _described_on_hub(str(name)) or Path(name)
+
+
+def folder_of(name: str | PathLike[str]) -> Path:
+    """Returns the folder with the files of the head `name`.
+
+    Args:
+        name: a folder, or the name of a repository on the hub.
+
+    Raises:
+        InvalidInput: a repository whose files are not all here and cannot be fetched.
+    """
+    if not _is_hub_name(name):
+        return Path(name)
+    here = _described_on_hub(str(name))
+    if here is not None and _is_whole(here):
+        return here
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=_FILES))
+    except Exception as error:  # of the network, the hub or the disk, in many classes
+        reason = " ".join(str(error).split())[:120].rstrip(".")
+        raise InvalidInput(
+            f"The head {str(name)!r} is no folder, and its files cannot be fetched from the hub ({reason}); "
+            "check the name, or download it first."
+        ) from error
+
+
+def _is_hub_name(name: str | PathLike[str]) -> bool:
+    return not Path(name).exists() and _HUB_NAME.fullmatch(str(name)) is not None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether weights are there, and all files of an index."""
+    if (folder / WEIGHTS).is_file():
+        return True
+    if (folder / INDEX).is_file():
+        return all((folder / file).is_file() for file in files_of_index(folder))
+    return any(file.suffix in PICKLES for file in folder.iterdir())
+
+
+def _described_on_hub(name: str) -> Path | None:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, CONFIG)
+    if isinstance(found, str):
+        return Path(found).parent
+    # Every kind of head asks, and without a network each answer takes long.
+    if monotonic() - _missed.get(name, -inf) < _SECONDS:
+        return None
+    try:
+        return Path(hf_hub_download(name, CONFIG)).parent
+    except Exception:  # whoever loads it says why it cannot be
+        _missed[name] = monotonic()
+        return None

@@ -1,0 +1,156 @@
+"""Every published description at hand: read with its forward's logits, or refused for its true reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood import InvalidInput
+from draftwood.drafters import BlockDrafter, Eagle3, Mtp, PEagle
+from draftwood.strategies.blocks.files import load_block
+from draftwood.strategies.heads.formats import load_head
+from draftwood.strategies.heads.peagle import load_peagle
+from draftwood.strategies.heads.unrolled import unrolled
+from tests.strategies.published import (
+    CONFIGS,
+    block_states,
+    block_tensors,
+    layer_of,
+    pair_logits,
+    pair_tensors,
+    write,
+)
+
+# Each for what it has that is not supported.
+REFUSED = {
+    "deepseek-v4-dflash2": "'DFlash2DraftModel' in .*, which has the layers of DFlash 2",
+    "kimi-k2-mla-eagle3": "'Eagle3DeepseekV2ForCausalLM' in .*, which has latent attention",
+    "torchspec-kimi_k25_eagle3_mla": "'Eagle3DeepseekV2ForCausalLM' in .*, which has latent attention",
+    "torchspec-qwen3_8b_eagle3_mla": "'Eagle3DeepseekV2ForCausalLM' in .*, which has latent attention",
+    "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
+}
+
+
+def is_block(described: dict[str, Any]) -> bool:
+    return "block_size" in described or "dflash_config" in described
+
+
+def is_layered(described: dict[str, Any]) -> bool:
+    """Whether the first layer is called `layers.0`, as speculators and DeepSpec call it."""
+    names = described["architectures"] + [described.get("speculators_model_type")]
+    return any(name in ("Qwen3Eagle3Model", "PEagleDraftModel", "eagle3", "peagle") for name in names)
+
+
+def tensors_of(described: dict[str, Any]) -> dict[str, torch.Tensor]:
+    if is_block(described):
+        return block_tensors(described)
+    return pair_tensors(
+        described,
+        prefix="layers.0." if is_layered(described) else "midlayer.",
+        normed=described["architectures"] == ["Qwen3Eagle3Model"],
+        own_table=is_layered(described),
+    )
+
+
+def written(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    described = CONFIGS[name]
+    tensors = tensors_of(described)
+    write(folder, described, tensors)
+    return described, tensors
+
+
+READ = sorted(CONFIGS.keys() - REFUSED.keys())
+PAIRS = [name for name in READ if not is_block(CONFIGS[name])]
+BLOCKS = [name for name in READ if is_block(CONFIGS[name])]
+TEXT = 9
+DRAFTERS = (Eagle3, PEagle, BlockDrafter, Mtp)
+
+
+def test_all_of_them_are_here() -> None:
+    assert (len(CONFIGS), len(PAIRS), len(BLOCKS)) == (65, 38, 22)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_head_is_refused_for_its_true_reason(name: str, tmp_path: Path) -> None:
+    described, _ = written(name, tmp_path)
+    load = load_block if is_block(described) else load_peagle if PEagle.reads(tmp_path) else load_head
+    with pytest.raises(InvalidInput, match=REFUSED[name]) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@torch.no_grad()
+def test_an_eagle_3_head_has_the_logits_of_its_forward(name: str, tmp_path: Path) -> None:
+    """After a text of true pairs, and after each of two drafted tokens."""
+    described, tensors = written(name, tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [Eagle3]
+    head = load_head(tmp_path)
+    layer = layer_of(described)
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(TEXT, tensors["fc.weight"].shape[1], generator=generator, dtype=torch.float64)
+    embeddings = torch.randn(TEXT + 2, layer["hidden_size"], generator=generator, dtype=torch.float64)
+    expected = pair_logits(
+        described,
+        tensors,
+        prefix="layers.0." if is_layered(described) else "midlayer.",
+        embeddings=embeddings,
+        features=features,
+    )
+    for depth in range(3):
+        text = embeddings[: TEXT + depth].unsqueeze(0)
+        # The last `depth` states are recycled, so their features count for nothing.
+        states = head.project(torch.cat([features, features[:depth]])).unsqueeze(0)
+        *_, out = unrolled(head, text, states, depths=depth + 1)
+        torch.testing.assert_close(head.logits(out)[0, -1], expected[TEXT + depth - 1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@torch.no_grad()
+def test_a_block_drafter_has_the_states_of_its_forward(name: str, tmp_path: Path) -> None:
+    described, tensors = written(name, tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [BlockDrafter]
+    head = load_block(tmp_path)
+    layer = layer_of(described)
+    generator = torch.Generator().manual_seed(3)
+    size = head.config.block_size
+    inside = {**described, **described.get("dflash_config", {})}
+    assert size == inside["block_size"]
+    assert head.config.root_guesses == (
+        "dspark" in str(described).lower() or inside.get("shift_label", False)
+    )
+    features = torch.randn(TEXT, tensors["fc.weight"].shape[1], generator=generator, dtype=torch.float64)
+    slots = torch.randn(size, layer["hidden_size"], generator=generator, dtype=torch.float64)
+    kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
+    expected = block_states(
+        described,
+        tensors,
+        slots=slots,
+        features=features,
+        causal=[kind == "sliding_attention" for kind in kinds],
+    )
+    known = [
+        (keys.unsqueeze(0), values.unsqueeze(0)) for keys, values in head.context(head.project(features))
+    ]
+    found = head(slots.unsqueeze(0), known, torch.tensor([TEXT]))
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_p_eagle_head_of_specforge_needs_its_mask(tmp_path: Path) -> None:
+    written("specforge-qwen3-8b-p-eagle", tmp_path)
+    described, tensors = (
+        CONFIGS["specforge-qwen3-8b-p-eagle"],
+        tensors_of(CONFIGS["specforge-qwen3-8b-p-eagle"]),
+    )
+    tensors["mask_hidden"] = torch.ones(1, 1, tensors["fc.weight"].shape[1], dtype=torch.float64)
+    write(tmp_path, described, tensors)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [PEagle]
+    head = load_peagle(tmp_path, mask_token_id=7)
+    assert (head.config.layers, head.config.mask_token_id, head.config.depths) == (4, 7, 8)
+    write(tmp_path, {**described, "mask_token_id": 5}, tensors)
+    assert load_peagle(tmp_path).config.mask_token_id == 5
+    with pytest.raises(InvalidInput, match="mask_token_id=7 is not that of"):
+        load_peagle(tmp_path, mask_token_id=7)

@@ -1,0 +1,190 @@
+"""Heads that are broken in the ways in which files of heads are: each is told, with its cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood import InvalidInput, load, zoo
+from draftwood.apps.models.prompts import PROMPTS
+from draftwood.zoo.distil.rows import Rows, continued
+from draftwood.zoo.heads.floors import Floors, floors_of
+from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.settings import compared
+from draftwood.zoo.heads.verdict import Verdict, verdict_of
+
+Tensors = dict[str, torch.Tensor]
+Break = Callable[[dict[str, Any], Tensors], Any]
+
+
+@cache
+def target() -> Any:
+    return zoo.load("llama-7m").float()
+
+
+@cache
+def backend() -> Any:
+    return load(target())
+
+
+@cache
+def texts() -> list[Rows]:
+    tokenizer = zoo.tokenizer()
+    prompts = [text for group in PROMPTS.values() for text in group][:8]
+    ids = [torch.tensor([tokenizer(text)["input_ids"][:64]]) for text in prompts]
+    return [continued(target(), prompt, new_tokens=32, temperature=0.0, seed=0) for prompt in ids]
+
+
+def checked(folder: Path) -> Verdict:
+    head = load_for(folder, backend())
+    found = compared(target(), head, texts(), depths=2)
+    return verdict_of(target(), head, texts(), found, floors_of(texts()))
+
+
+def noise(like: torch.Tensor) -> torch.Tensor:
+    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(1))
+    return (drawn * like.float().std()).to(like.dtype)
+
+
+def key(name: str, value: Any) -> Break:
+    return lambda described, _: described.update({name: value})
+
+
+def tapped(*taps: int) -> Break:
+    ids = [tap - 1 for tap in taps]
+    return lambda described, _: described["eagle_config"].update({"eagle_aux_hidden_state_layer_ids": ids})
+
+
+def random(*names: str) -> Break:
+    return lambda _, stored: stored.update({name: noise(stored[name]) for name in names})
+
+
+def fewer(described: dict[str, Any], stored: Tensors) -> torch.Tensor:
+    """Leave three quarters of the tokens, with a map; returns the tokens."""
+    ids = torch.cat([rows.tokens.flatten() for rows in texts()]).unique()
+    others = torch.randperm(4096, generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([ids, others[~torch.isin(others, ids)]])[:3000].sort().values
+    described["draft_vocab_size"] = 3000
+    stored["lm_head.weight"] = stored["lm_head.weight"][ids]
+    stored["d2t"] = ids - torch.arange(3000)
+    return ids
+
+
+def shuffled(described: dict[str, Any], stored: Tensors) -> None:
+    ids = fewer(described, stored)
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
+    stored["d2t"] = ids[order] - torch.arange(3000)
+
+
+def as_ids(described: dict[str, Any], stored: Tensors) -> None:
+    stored["d2t"] = fewer(described, stored)
+
+
+def own_table(_: Any, stored: Tensors) -> None:
+    stored["embed_tokens.weight"] = noise(target().get_input_embeddings().weight.detach())
+
+
+def exchanged(_: Any, stored: Tensors) -> None:
+    for name in "qkv":
+        weight = stored[f"midlayer.self_attn.{name}_proj.weight"]
+        stored[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat(weight.chunk(2, 1)[::-1], 1)
+
+
+def reversed_taps(_: Any, stored: Tensors) -> None:
+    stored["fc.weight"] = torch.cat(stored["fc.weight"].chunk(3, 1)[::-1], 1)
+
+
+def not_finite(_: Any, stored: Tensors) -> None:
+    stored["norm.weight"][3] = torch.nan
+
+
+EAGLE, SPARK = "llama-7m-eagle3", "llama-7m-dspark"
+BROKEN: dict[str, tuple[str, Break, str]] = {
+    "a shuffled map": (EAGLE, shuffled, "its map d2t names wrong tokens"),
+    "random embeddings": (
+        EAGLE,
+        own_table,
+        "the target's embeddings, .* embed_tokens.weight is no table",
+    ),
+    "a random output head": (
+        EAGLE,
+        random("lm_head.weight"),
+        "target's output head, .*lm_head.weight is",
+    ),
+    "the first layers as taps": (EAGLE, tapped(1, 2, 3), "taps .* it reads other layers of the target"),
+    "taps in another order": (EAGLE, reversed_taps, "taps in the opposite order"),
+    "norm_before_residual": (
+        EAGLE,
+        key("norm_before_residual", True),
+        "before_residual false, .*wrong",
+    ),
+    "norm_output": (EAGLE, key("norm_output", True), "norm_output false, .* its config has this norm wrong"),
+    "exchanged halves": (EAGLE, exchanged, "embedding and state exchanged, .*exchange the halves"),
+    "a random projection": (EAGLE, random("fc.weight"), "none of .* other settings mends it"),
+    "a random layer": (
+        EAGLE,
+        random("midlayer.self_attn.v_proj.weight", "midlayer.mlp.down_proj.weight"),
+        "none of .* other settings mends it",
+    ),
+    "weights that are not finite": (EAGLE, not_finite, "norm.weight holds values that are not finite"),
+    "a random correction": (SPARK, random("markov_head.markov_w2.weight"), "none of .*mends"),
+    "layers of a random block": (
+        SPARK,
+        random("fc.weight", "layers.0.mlp.up_proj.weight"),
+        "none of .*mends",
+    ),
+}
+SHORT = ("a shuffled map", "norm_before_residual", "a random projection")
+
+
+def broken(name: str, change: Break, folder: Path) -> Path:
+    described = json.loads((zoo.path(name) / "config.json").read_text())
+    stored = load_file(zoo.path(name) / "model.safetensors")
+    change(described, stored)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(described))
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in SHORT else pytest.param(case, marks=pytest.mark.thorough) for case in BROKEN],
+)
+def test_a_broken_head_is_told_with_its_cause(case: str, tmp_path: Path) -> None:
+    name, change, cause = BROKEN[case]
+    verdict = checked(broken(name, change, tmp_path))
+    assert verdict.broken, verdict.sentence
+    assert re.search(cause, verdict.sentence), verdict.sentence
+
+
+def test_a_map_of_tokens_in_place_of_offsets_is_told_when_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="d2t in .* holds the tokens themselves, where offsets are wanted"):
+        load_for(broken(EAGLE, as_ids, tmp_path), backend())
+
+
+@pytest.mark.parametrize("name", [EAGLE, pytest.param(SPARK, marks=pytest.mark.thorough)])
+def test_a_head_of_the_zoo_is_not_broken(name: str) -> None:
+    verdict = checked(zoo.path(name))
+    assert not verdict.broken, verdict.sentence
+
+
+def test_floors_are_what_needs_no_head() -> None:
+    rows = [
+        Rows(tokens=torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]]), prompt=3, temperature=0.0),
+        Rows(tokens=torch.tensor([[4, 5, 6, 2, 2, 7, 2, 9]]), prompt=3, temperature=0.0),
+    ]
+    # Each row is guessed by the other's most frequent token: 2 of the second row, 1 or 2 of the first.
+    floors = floors_of(rows)
+    assert floors.lookup == pytest.approx(4 / 10)
+    assert floors.unigram == pytest.approx((2 + 0) / 10)
+    assert Floors(unigram=0.0, lookup=0.0).least == 0.2
+    assert Floors(unigram=0.3, lookup=0.0).least == pytest.approx(0.45)

@@ -1,0 +1,133 @@
+"""A head with one thing changed: its weights, its map or its rotation, as a wrong file would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+
+Head = Eagle3Head | BlockHead
+_BASES = (10_000.0, 500_000.0, 1_000_000.0)
+_WHOLE = {"partial_rotary_factor": 1.0}
+
+
+@attrs.frozen(eq=False)
+class Variant:
+    """A head that differs from the configured one in one thing.
+
+    Attributes:
+        name: what is changed, in words.
+        cause: what is wrong with the head where this variant follows its target better, and what to do.
+        head: with the other weights shared.
+    """
+
+    name: str
+    cause: str
+    head: Head
+
+
+def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, Tensor] | None = None) -> Any:
+    """Returns the same weights under a changed configuration, which may leave out parts.
+
+    Args:
+        head: the head.
+        change: fields of its configuration.
+        weights: in place of its own, by name.
+    """
+    made = type(head)
+    with torch.device("meta"):
+        other = made(attrs.evolve(head.config, **change), target_ids=head.target_ids.cpu())  # type: ignore[arg-type]
+    stored = {**head.state_dict(), **(weights or {})}
+    other.load_state_dict({name: stored[name] for name in other.state_dict()}, assign=True)
+    if isinstance(head, Eagle3Head):
+        other.lent = head.lent
+    return other.to(head.fc.weight).eval().requires_grad_(False)
+
+
+def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
+    """Yields the head with the target's own tables, with its map read otherwise, and otherwise rotated.
+
+    Args:
+        head: the head.
+        target: the transformers model that it was made for.
+    """
+    yield from _of_map(head)
+    yield from _of_tables(head, target)
+    yield from _of_rotation(head, target)
+    if isinstance(head, Eagle3Head):
+        names = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkv"]
+        weights = {name: torch.cat(head.get_parameter(name).chunk(2, 1)[::-1], 1) for name in names}
+        yield Variant(
+            "embedding and state exchanged",
+            "its projections expect the state before the embedding; exchange the halves of their weights",
+            with_config(head, {}, weights=weights),
+        )
+
+
+def _of_map(head: Head) -> Iterator[Variant]:
+    if head.all_tokens:
+        return
+    count, vocabulary = len(head.target_ids), head.config.vocab_size
+    numbers = torch.arange(count, device=head.target_ids.device)
+    readings = {
+        "its map read as token ids": head.target_ids - numbers,
+        "the first tokens in place of its map": numbers,
+    }
+    for name, ids in readings.items():
+        if ids.min() < 0 or ids.max() >= vocabulary or len(ids.unique()) < count:
+            continue
+        other = copy(head)
+        other._buffers = {**head._buffers, "target_ids": ids}
+        yield Variant(name, "its map d2t holds something else than offsets; write it anew", other)
+
+
+def _of_tables(head: Head, target: Any) -> Iterator[Variant]:
+    output, words = target.get_output_embeddings(), target.get_input_embeddings()
+    config = head.config
+    # Where the target scales its embeddings, its module does, so it is used as a whole.
+    if head.embed_tokens is not None and words.weight.shape[1] == config.hidden_size:
+        features = getattr(config, "target_hidden_size", None) or config.hidden_size
+        if features == config.hidden_size:
+            yield Variant(
+                "the target's embeddings",
+                "its embed_tokens.weight is no table that it was trained with; copy it again or leave it out",
+                with_config(head, {"own_embedding": False}),
+            )
+    weight = getattr(output, "weight", None)
+    if head.lm_head is not None and weight is not None and weight.shape[1] == config.hidden_size:
+        rows = weight[head.target_ids.to(weight.device)].detach().to(head.fc.weight)
+        yield Variant(
+            "the target's output head",
+            "its lm_head.weight is not the one that it was trained with; copy it again",
+            with_config(head, {}, weights={"lm_head.weight": rows}),
+        )
+
+
+def _of_rotation(head: Head, target: Any) -> Iterator[Variant]:
+    config = target.config.get_text_config(decoder=True)
+    theirs = getattr(config, "rope_parameters", None) or {}
+    ours = dict(head.config.rope)
+    bases = dict.fromkeys([*([base] if (base := theirs.get("rope_theta")) else []), *_BASES])
+    for base in bases:
+        if base != ours["rope_theta"]:
+            yield _rotated(head, {**ours, "rope_theta": float(base)}, f"rope_theta {base:g}")
+    parts = [theirs.get("partial_rotary_factor"), 1.0]
+    for part in dict.fromkeys(part for part in parts if part):
+        if part != {**_WHOLE, **ours}["partial_rotary_factor"]:
+            rope = {**ours, "partial_rotary_factor": float(part)}
+            yield _rotated(head, rope, f"partial_rotary_factor {part:g}")
+
+
+def _rotated(head: Head, rope: Mapping[str, Any], words: str) -> Variant:
+    return Variant(
+        words,
+        f"its rotation is another than its config says; write {words.replace(' ', ': ')} there",
+        with_config(head, {"rope": rope}),
+    )

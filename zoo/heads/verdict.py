@@ -1,0 +1,138 @@
+"""Whether a head is broken, and by what: its settings beside the floors that every head stands above."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.mtp.head import MtpHead
+
+from ..distil.rows import Rows
+from .floors import Floors
+from .known_text import known_text
+from .settings import Found
+
+_OF_FIRST = 0.4  # share of the first token's, below which the second says that drafting on fails
+_OF_MAP = 0.1  # of first tokens, by which another map must be better before the map is blamed
+
+
+@attrs.frozen
+class Verdict:
+    """What `check-head` says of a head.
+
+    Attributes:
+        broken: it does not follow its target as it was trained to.
+        sentence: why, and what to do.
+    """
+
+    broken: bool
+    sentence: str
+
+
+def verdict_of(
+    target: Any,
+    head: Eagle3Head | BlockHead | MtpHead,
+    prompts: Sequence[Rows],
+    found: Sequence[Found],
+    floors: Floors,
+) -> Verdict:
+    """Returns whether `head` is broken.
+
+    Args:
+        target: the transformers model that it was made for.
+        head: as its files describe it.
+        prompts: what the target wrote.
+        found: its settings, the configured one first.
+        floors: on the same texts.
+    """
+    for name, weight in head.named_parameters():
+        if not torch.isfinite(weight).all():
+            return Verdict(
+                True, f"The head is broken: {name} holds values that are not finite; copy it again."
+            )
+    first = found[0].by_depth[0]
+    best = max(found, key=lambda one: one.gain)
+    below = first < floors.least
+    if below and _map_is_wrong(target, head, prompts, first, floors):
+        return Verdict(
+            True,
+            "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
+            "copy the map of this very head.",
+        )
+    if best.clear:
+        return Verdict(
+            True,
+            f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
+            f"tokens. So {best.cause}.",
+        )
+    if below:
+        return Verdict(
+            True,
+            f"The head is broken: {first:.3f} of first tokens are right, where one that was made for this "
+            f"target has {floors.least:.3f} at least, and none of {len(found) - 1} other settings mends it. "
+            "Its weights are not trained enough, damaged, or another target's.",
+        )
+    if len(found[0].by_depth) > 1 and found[0].by_depth[1] < _OF_FIRST * first and not _trained_for_one(head):
+        return Verdict(
+            True,
+            f"The head is broken: {first:.3f} of first tokens are right and {found[0].by_depth[1]:.3f} of "
+            f"second ones, and no other setting mends it. So {_cause_of_depth(head)}.",
+        )
+    return Verdict(False, "The configured setting is the best of these, and above what needs no head.")
+
+
+def _trained_for_one(head: Eagle3Head | BlockHead | MtpHead) -> bool:
+    return isinstance(head, MtpHead) and head.layout.trained_depths == 1
+
+
+def _cause_of_depth(head: Eagle3Head | BlockHead | MtpHead) -> str:
+    if isinstance(head, BlockHead):
+        return (
+            "mask_token_id is another token than in its training, or its layers see other slots; write the "
+            "right one into its config"
+        )
+    return "what it recycles is not what it was trained on; train it with drafted tokens, or use another"
+
+
+@torch.no_grad()
+def _map_is_wrong(
+    target: Any,
+    head: Eagle3Head | BlockHead | MtpHead,
+    prompts: Sequence[Rows],
+    first: float,
+    floors: Floors,
+) -> bool:
+    """Whether the head's own most likely tokens tell what follows, though not by its map.
+
+    Each of its tokens is taken for that of the target which most often follows it in the other texts.
+    """
+    if isinstance(head, MtpHead) or head.all_tokens:
+        return False
+    layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
+    seen: list[list[tuple[int, int]]] = []
+    for rows in prompts:
+        text = known_text(target, rows.tokens, head.taps_in(layers))
+        place = max(rows.prompt - 2, 0)
+        (guess,) = text.guesses(target, head, depths=1, first=place)
+        likely = guess.argmax(-1).flatten().tolist()
+        seen.append(list(zip(likely, rows.tokens[:, 2:][:, place:].flatten().tolist(), strict=True)))
+    follows: dict[int, Counter[int]] = defaultdict(Counter)
+    for pairs in seen:
+        for ours, theirs in pairs:
+            follows[ours][theirs] += 1
+    right = total = 0
+    for pairs in seen:
+        own: dict[int, Counter[int]] = defaultdict(Counter)
+        for ours, theirs in pairs:
+            own[ours][theirs] += 1
+        for ours, theirs in pairs:
+            others = follows[ours] - own[ours]
+            right += bool(others) and others.most_common(1)[0][0] == theirs
+            total += 1
+    return right / max(total, 1) > max(first, floors.unigram) + _OF_MAP
