@@ -13,9 +13,9 @@ from draftwood.base.errors import InvalidInput, nearest
 
 
 def import_object(target: str, protocols: Sequence[type]) -> Any:
-    """What `target`, of the form `package.module:Name`, names.
+    """Returns the object that `target`, of the form `package.module:Name`, names.
 
-    The module is looked for where Python looks, and in the current folder.
+    The module is searched for on Python's path and in the current folder.
 
     Args:
         target: module and name.
@@ -38,7 +38,7 @@ def _module(name: str) -> ModuleType:
             f"{name!r} is a file; name the module as Python imports it, such as {module}:Class."
         )
     if here not in sys.path:
-        sys.path.append(here)  # behind everything else, so that no file here hides an installed module
+        sys.path.append(here)  # last, so that no file here hides an installed module
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Which call uses a backend or drafter: each serves the rows of one call at a time."""
+"""Locks of backends and drafters: each decodes the rows of one call at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from draftwood.base.errors import InvalidInput
 
 @attrs.frozen
 class CallLock:
-    """What one call uses.
+    """The backends, drafters and rows that one call uses.
 
     Attributes:
         parts: the identities of backends and drafters.
-        rows: of the call.
+        rows: the rows of the call.
     """
 
     parts: frozenset[int]

@@ -48,7 +48,7 @@ def inner_folder(folder: Path) -> Path:
 
 
 def temporary_names(file: Path) -> str:
-    """What the names of files begin with that are written to become `file`; a kill may leave one."""
+    """Returns the prefix of the temporary files that are renamed to `file`; a kill may leave one of them."""
     return f".{file.name}-"
 
 

@@ -201,7 +201,7 @@ class SpeculativeDecoder:
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         session = self.session(
-            seed=0,  # every row has one of its own
+            seed=0,  # every row has its own
             keep=keep,
             statistics=statistics,
             padded=padded,
@@ -239,7 +239,7 @@ class SpeculativeDecoder:
         """A session without rows, which join, leave and go on between its rounds.
 
         The options hold for rows that are added without their own; seeds of rows that are added without one
-        are spawned from `seed`. The other arguments are those of `stream`.
+        are spawned from `seed`. The other arguments are the arguments of `stream`.
         """
         check_names(options)
         renew(self.target, self.drafter, past=None if turn is None else turn.past)

@@ -97,13 +97,13 @@ def _parts_of(loop: RoundLoop) -> tuple[Any, ...]:
 
 
 def _key_of(parts: Sequence[Any]) -> Any:
-    """What the states depend on: the models, and how often their weights were written to."""
+    """Returns a key of all that the states depend on: the models, and the write counts of their weights."""
     models = [part.model for part in parts if isinstance(getattr(part, "model", None), torch.nn.Module)]
     return [(ModelKey.of(model), sum(map(_written, model.parameters()))) for model in models]
 
 
 def _written(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place; tensors of inference mode do not count that."""
+    """Returns how often a tensor was written to in place; tensors of inference mode do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 

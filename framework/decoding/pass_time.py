@@ -1,4 +1,4 @@
-"""What a pass costs, by the tokens in it: whether a larger tree pays."""
+"""Time of a target pass by its number of tokens, which shows whether a larger tree pays off."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def pass_seconds(
     context: int = 128,
     repetitions: int = 7,
 ) -> dict[int, list[float]]:
-    """What passes over chains behind `context` tokens of one row took, by size.
+    """Measures passes over chains after `context` tokens of one row: seconds by size.
 
-    The sizes take turns, so that a slow moment of the machine falls on all of them.
+    The sizes take turns, so that a slow moment of the machine affects all of them.
     """
     if backend.lengths:
         raise InvalidInput("The backend is decoding; measure its passes before or after.")
@@ -100,7 +100,7 @@ def pass_seconds(
             for size, durations in times.items():
                 tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
                 started = perf_counter()
-                # Reading a logit waits for the pass to end where it runs beside the host.
+                # Reading a logit waits for the end of a pass that runs asynchronously.
                 float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
                 if repetition:  # the first turn warms up
                     durations.append(perf_counter() - started)

@@ -28,7 +28,7 @@ class RunningRows:
     """The rows that take part in a round, in the order of their places.
 
     This is the only place where an order of rows is made. All arrays and lists of a round have one entry for
-    each of `rows`, in this order; those of target and drafter have one for each place.
+    each of `rows`, in this order; arrays of target and drafter have one for each place.
 
     Attributes:
         rows: by ascending place.
@@ -83,14 +83,15 @@ class RunningRows:
     def nodes(
         self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
     ) -> tuple[Tensor, Tensor, Sequence[int]]:
-        """Tokens and parents `[places, nodes]` and counts of every place, from those of these rows."""
+        """Returns tokens and parents `[places, nodes]` and counts of every place, given them for these
+        rows."""
         if self.all:
             return tokens, parents, counts
         of_rows = {place: counts[position] for position, place in enumerate(self.places)}
         return self._padded(tokens, 0), self._padded(parents, -1), self.by_place(of_rows, otherwise=0)
 
     def requests(self, requests: Requests) -> Requests:
-        """Requests of every place, from those of these rows; other places ask for nothing."""
+        """Returns the requests of every place, given them for these rows; other places request nothing."""
         if self.all:
             return requests
         return Requests(*self.nodes(requests.tokens, requests.parents, requests.counts))

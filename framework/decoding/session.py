@@ -38,11 +38,11 @@ from draftwood.trees.prefixes import RowText
 class Session:
     """Rows of one target that are written together; `SpeculativeDecoder.session` makes one.
 
-    `add` takes a prompt at any time between two rounds, and `run` makes a round: of the rows that wait it
-    lets in as many as there is room for, and where the target can it gives each its first token; otherwise
-    all running rows go on by a tree each. What a row writes does not depend on who runs beside it, unless the
-    drafter `remembers`; then its law does not. A row leaves when its text ends, or stays for its next turn,
-    if it was added with `kept=True`.
+    `add` takes a prompt at any time between two rounds, and `run` makes a round. A round first lets in as
+    many waiting rows as there is room for and, where the target supports it, gives each its first token. If
+    none joins, it grows and verifies one tree for each running row. A row's text does not depend on the other
+    rows, unless the drafter `remembers`; then only its law does not. A row leaves when its text ends, or
+    stays for its next turn if it was added with `kept=True`.
 
     A session is a context manager: whatever ends it, the states of its rows are released.
 
@@ -63,7 +63,7 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
-    # Of every row, before its own: those of the model's defaults.
+    # Processors of the model's defaults, which every row applies before its own.
     _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
@@ -259,7 +259,7 @@ class Session:
         del self._rows[row]
 
     def cancel(self, row: int) -> None:
-        """End a row that waits or is being written, where it stands; the others go on as they would.
+        """End a row that waits or is being written, at its present length; the others are not affected.
 
         Raises:
             InvalidInput: a row that is not there, or whose text has ended.
@@ -291,8 +291,8 @@ class Session:
     def run(self) -> Round:
         """Let waiting rows in, where there is room, or make a round.
 
-        An error of the prefill of rows that join leaves everything as it was, and they wait. After any other
-        error the rows stand between two tokens, and the session can only be closed.
+        An error in the prefill of joining rows changes nothing, and they keep waiting. After any other error
+        the rows are in the middle of a round, and the session can only be closed.
 
         Raises:
             InvalidInput: no row is there to be written, or none can be.
@@ -301,8 +301,8 @@ class Session:
             raise InvalidInput("The session is not open; use it in a with statement.")
         if self._broken is not None:
             raise InvalidInput(
-                f"A round of this session has failed ({type(self._broken).__name__}), so its rows stand "
-                "between two tokens; close it and open another."
+                f"A round of this session has failed ({type(self._broken).__name__}), so its rows are "
+                "in the middle of a round; close it and open another."
             )
         if not self.unfinished:
             raise InvalidInput("No row is left to be written; add() one first.")
@@ -456,7 +456,8 @@ class Session:
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
     """Let backends that hold no rows take up what has changed in their models (law R).
 
-    States that were kept after an earlier call are released, except for those of `past` if they are current.
+    States that were kept after an earlier call are released, except for the states of `past` if they are
+    current.
     """
     backends = (target, *drafter.backends)
     current = isinstance(past, KeptText) and past.current()

@@ -172,7 +172,7 @@ class SharedDecoder:
     ) -> SharedText:
         """A text that is written from now on, as soon as there is room for it.
 
-        The arguments are those of `Session.add`.
+        It takes the arguments of `Session.add`.
 
         Raises:
             InvalidInput: there are `most` texts already, or the decoder was closed, or is another process's.
@@ -208,7 +208,7 @@ class SharedDecoder:
             )
 
     def give_up(self, text: SharedText) -> None:
-        """As `SharedText.cancel`."""
+        """End the text, as `SharedText.cancel` does."""
         self.check_process()
         with self._changed:
             if text in self._texts:

@@ -146,7 +146,7 @@ class RowStops:
         eos_token_ids: tokens that end the text; the token itself is kept.
         limit: new tokens at which it ends.
         context_limited: whether that limit is the model's context and not the caller's wish.
-        criteria: those asked about this row, or about this row and others together; None: none.
+        criteria: the criteria for this row, or for this row and others together; None: none.
         written: new tokens so far; those of a kept row's earlier turns do not count.
     """
 

@@ -22,7 +22,7 @@ class TextOptions(TypedDict, total=False):
         pad_token_id: what follows a text that ends before others. Default: the target's own.
         stop_strings: strings that end a text, which need `tokenizer`; the token that completes one is kept.
         tokenizer: of the target, for stop strings.
-        stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
+        stopping_criteria: `transformers.StoppingCriteria`, called after every token for each row separately.
         trace: keep every round's tree with its probabilities.
     """
 

@@ -82,7 +82,7 @@ def nothing_proposed(probs: Float[Tensor, "*n vocab"], logits: Float[Tensor, "*n
 
 @attrs.frozen
 class SamplingParams:
-    """How logits become the distribution that is sampled; for target and draft separately.
+    """Settings that turn logits into the sampled distribution; target and draft each have their own.
 
     The order is that of `generate`: processors, temperature, top-k, top-p, min-p.
 
@@ -145,7 +145,7 @@ class SamplingParams:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the most likely token by the logits alone is certain."""
+        """Returns whether the token with the largest logit is certain."""
         return self.temperature == 0 and not self.processors
 
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class SamplingParams:
 
         Args:
             logits: raw scores.
-            prefixes: what stands before each prediction; required when `reads_prefix`.
+            prefixes: the tokens before each prediction; required when `reads_prefix`.
             may_be_empty: for a draft, where a row of -inf throughout means "no proposal" and gives zeros,
                 and +inf is a token that is sure to be proposed.
 

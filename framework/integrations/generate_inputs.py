@@ -102,7 +102,7 @@ def takes_more_than_text(model: Any) -> bool:
 
 
 def _kind(argument: str) -> str | None:
-    """What a caller calls the input of this name; None for an input of another kind."""
+    """Returns the user's word for the input of this name; None for an input of another kind."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(argument)), None)
 
 

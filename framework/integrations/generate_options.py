@@ -59,7 +59,7 @@ def refuse_unserved(
         )
     if config.token_healing:
         raise InvalidInput(
-            "token_healing=True changes the prompt behind its mask; heal it first, with "
+            "token_healing=True changes the prompt but not its mask; heal it first, with "
             "model.heal_tokens(ids, tokenizer)."
         )
     if _has_virtual_tokens(model):
@@ -93,7 +93,7 @@ def _has_virtual_tokens(model: Any) -> bool:
 
 
 def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
-    """Modules and numbers of the hooks by which PEFT gives each row of a batch an adapter of its own."""
+    """Returns modules and numbers of the hooks by which PEFT gives each row of a batch its own adapter."""
     return [
         (module, number)
         for module in model.modules()
@@ -103,11 +103,11 @@ def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:
-    """What `generate` prepared as stopping criteria, by what the loop applies itself.
+    """Returns the stopping criteria that `generate` prepared, split into three parts.
 
     Returns:
-        The criteria that must be asked, the length at which every text ends (None without any), and the
-        tokens that end one.
+        The criteria that must be called, the length at which every text ends (None without any), and the
+        tokens that end a text; the loop applies the last two itself.
     """
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 

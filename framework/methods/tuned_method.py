@@ -40,7 +40,7 @@ def _is_dtype(_: object, __: object, value: Any) -> None:
 
 @attrs.frozen
 class TunedModel:
-    """What a model is known by.
+    """A description by which a model is recognised.
 
     Attributes:
         name: a folder, a model of the zoo or a hub name.
@@ -78,8 +78,9 @@ class TunedMethod:
         options: of the recipe.
         drafter: a registered name, or `package.module:Class`, which is never imported for the file's sake;
             `"model"`: `draft` drafts.
-        drafter_options: of that drafter.
-        gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
+        drafter_options: options of that drafter.
+        gain: new tokens per second divided by the rate of ordinary decoding, in the tuning's final
+            comparison.
         draft_vocabulary: digest of the draft's tokenizer where that is another one, of which it proposes the
             tokens that both have; None where it is the target's.
         draft_temperature: the draft's own; None: as the recipe has it.
@@ -106,16 +107,16 @@ class TunedMethod:
 
     @property
     def sampling(self) -> SamplingParams:
-        """What `generate` takes as `sampling`."""
+        """Returns the `sampling` argument of `generate`."""
         return SamplingParams(temperature=float(self.temperature))
 
     @property
     def draft_sampling(self) -> SamplingParams | None:
-        """What `generate` takes as `draft_sampling`."""
+        """Returns the `draft_sampling` argument of `generate`."""
         return self.method().draft_sampling(self.sampling)
 
     def method(self) -> Recipe:
-        """The recipe with its options; of ordinary decoding, one whose trees are a root alone.
+        """Returns the recipe with its options; for ordinary decoding, one whose trees have only a root.
 
         Raises:
             InvalidInput: a name or option that cannot be used; classes that are not registered are such.
@@ -206,7 +207,7 @@ def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:
 
 
 def read_tuned(path: str | PathLike[str]) -> TunedMethod:
-    """What `draftwood tune` wrote to the file `path`.
+    """Reads the method that `draftwood tune` wrote to the file `path`.
 
     Raises:
         InvalidInput: it cannot be read, is no such file, or is one of another version.

@@ -1,4 +1,4 @@
-"""What a `StateBackend` may offer besides decoding, one class a capability.
+"""Optional capabilities of a `StateBackend` besides decoding, one class per capability.
 
 An attribute declares a capability, and its default says that it is not offered; the methods then refuse in a
 sentence, or do it by `extend` and `commit`. Override an attribute together with its methods.
@@ -29,8 +29,8 @@ class ReadsPrompts(Protocol):
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
         """Append rows as `prefill` does; returns the logits after the last token of each, `[rows, vocab]`.
 
-        So a text's first token costs no pass of its own. Offered where `gives_first_logits` is true; a row
-        has one token at least.
+        A text's first token then needs no extra pass. Offered where `gives_first_logits` is true; every row
+        has at least one token.
         """
         raise UnsupportedModel(
             f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
@@ -55,9 +55,9 @@ class ReadsPrompts(Protocol):
 class GivesFeatures(Protocol):
     """Keeps what layers read, for drafters that are heads on the target.
 
-    Features of layer k < L are what the decoder layer k, counted from 0, reads of a token: for 0 its
-    embedding, for others the residual stream after k layers. Those of layer L are what the output head reads,
-    after the final norm. So k counts as transformers' `hidden_states` does.
+    Features of layer k < L are the input of decoder layer k, counted from 0: the embedding for k = 0,
+    otherwise the residual stream after k layers. Features of layer L are the input of the output head, after
+    the final norm. This is the numbering of transformers' `hidden_states`.
 
     Attributes:
         feature_layers: L, the model's decoder layers; 0: it offers none of these methods.
@@ -79,9 +79,9 @@ class GivesFeatures(Protocol):
         One drafter reads them. The same call again changes nothing; no layers at all end it.
 
         Args:
-            layers: which, in the order in which they are concatenated.
-            last: keep those of so many tokens a row at most, the last ones; None for all. A row whose
-                features nobody takes grows by all.
+            layers: numbers of the layers, in the order in which their features are concatenated.
+            last: keep the features of at most this many last tokens per row; None for all. Features that are
+                never taken accumulate.
             through: what features `[..., len(layers) * hidden_size]` go through before they are kept, pass by
                 pass. Of a long prompt only what comes out is held, never its features all at once.
 
@@ -97,9 +97,9 @@ class GivesFeatures(Protocol):
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """Returns the features of every token committed since the last call.
 
-        One tensor `[tokens, width]` a row, in the order of the text, prompts included; no tokens for a
-        row that has committed none since. They are those of sequential decoding of the text up to rounding,
-        on `device`, and the caller's own.
+        One tensor `[tokens, width]` per row, in the order of the text, prompts included; no tokens for a row
+        that has committed none since. Up to rounding they equal the features of sequential decoding. They are
+        on `device` and belong to the caller.
 
         Raises:
             UnsupportedModel: nothing was kept; call `keep_features` first.
@@ -159,7 +159,7 @@ class RunsTogether(Protocol):
 
     Attributes:
         ranks: the processes that run the model together with this one, which then all make the same calls;
-            None: this one alone.
+            None: only this process.
     """
 
     ranks: Ranks | None = None

@@ -1,4 +1,4 @@
-"""What a strategy must declare, so that one written for another draftwood is refused in a sentence."""
+"""Attributes that a strategy must declare; one written for another draftwood is refused in a sentence."""
 
 from __future__ import annotations
 

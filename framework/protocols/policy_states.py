@@ -1,6 +1,6 @@
-"""What policies learn, handed from round to round and from call to call; None where one does not learn.
+"""States of learning policies, passed from round to round and call to call; None for other policies.
 
-A policy around another hands on what that one learns by these functions, which serve both kinds of policy.
+A policy that wraps another passes on the inner state by these functions, which accept both kinds of policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftwood.trees.tree import TokenTree
 
 
 def first_state(policy: TreePolicy) -> Any:
-    """What `policy` knows before the first round; None where it does not learn.
+    """Returns the state of `policy` before the first round; None where it does not learn.
 
     Raises:
         InvalidInput: it declares that it learns and has no state, or one that can change.
@@ -36,7 +36,7 @@ def first_state(policy: TreePolicy) -> Any:
 
 
 def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
-    """What every row starts from: `initial`, `initial[i]` where it is a list, or the first state.
+    """Returns the state that every row starts from: `initial`, `initial[i]` of a list, or the first state.
 
     Raises:
         InvalidInput: too few or many, or not states of this policy.

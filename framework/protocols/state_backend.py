@@ -29,7 +29,7 @@ class LeavesOutLayers(Protocol):
     skippable_layers: int = 0
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
-        """Returns a second backend over the same weights without these layers, and with rows of its own.
+        """Returns a second backend over the same weights without these layers, with its own rows.
 
         It keeps law S for the smaller model; neither backend notices the other. Its `weight_bytes` are
         those that its own pass reads.
@@ -98,8 +98,8 @@ class StateBackend(ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels
         Args:
             tokens: `[rows, nodes]` int64.
             parents: `[rows, nodes]` int64, region indices: the index of the parent among all nodes that the
-                row's calls appended since the last commit; -1 is the committed state. A parent stands
-                before its child.
+                row's calls appended since the last commit; -1 is the committed state. A parent comes before
+                its child.
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:

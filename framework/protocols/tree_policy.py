@@ -27,8 +27,8 @@ class TreePolicy(Protocol):
         adaptive: whether the number of a node's children may depend on the tokens of any of them, or on
             what was drawn below them. A policy that is not adaptive settles how many children a node gets
             before the first of them is drawn, by what was drawn before and by independent chance; in
-            which order it comes to its nodes is free. Verifiers that look at several siblings at once
-            serve such policies alone.
+            which order it comes to its nodes is free. Verifiers that look at several siblings at once only
+            accept such policies.
         branches: whether a node may have more than one child.
         learns: whether it is a `LearningPolicy`, whose trees depend on what came of earlier ones.
         source: paper and algorithm.
@@ -57,11 +57,11 @@ class TreePolicy(Protocol):
 class LearningPolicy(TreePolicy, Protocol[State]):
     """A policy whose trees depend on what came of earlier ones, by a state handed from round to round.
 
-    The policy itself never changes: `first_state` gives what it knows at first, `grow` reads a state, and
-    `observe` gives the next one. So each row has a state of its own, and `Generation.policy_states` can be
-    handed to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where
-    the same was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known
-    after the round: settings, counts, tokens.
+    The policy itself never changes: `first_state` gives the initial state, `grow` reads a state, and
+    `observe` gives the next one. So each row has its own state, and `Generation.policy_states` can be handed
+    to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where the same
+    was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known after the
+    round: settings, counts, tokens.
 
     What `observe` needs of the growth besides the tree, `grow` puts into `TokenTree.note`, a value too. Law P
     holds for the trees of every state: what was learnt counts as known before anything is drawn.
@@ -70,7 +70,7 @@ class LearningPolicy(TreePolicy, Protocol[State]):
     learns: bool = True
 
     def first_state(self) -> State:
-        """What it knows before the first round."""
+        """Returns the state before the first round."""
         ...
 
     def grow(self, root: int, rng: Randomness, state: State | None = None) -> Growing:

@@ -1,4 +1,4 @@
-"""What came of a tree: the outcome of one round for one row."""
+"""The outcome of one decoding round for one row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.trees.tree import TokenTree
 
 @attrs.frozen
 class Outcome:
-    """What one round adds to one row.
+    """The tokens that one decoding round adds to one row, and their path in the tree.
 
     Attributes:
         path: accepted nodes of the tree, root first.

@@ -171,7 +171,7 @@ def test_a_verifier_that_judges_chains_alone_refuses_trees_that_branch():
 
     decoder(Chain(3), OnePath())
     with pytest.raises(
-        IncompatibleStrategy, match="OnePath judges chains alone.* of FixedTree; .*recursive-rejection"
+        IncompatibleStrategy, match="OnePath only judges chains.* of FixedTree; .*recursive-rejection"
     ):
         decoder(FixedTree(2, 2), OnePath())
 
