@@ -24,7 +24,7 @@ def _is_filled(cache: Any) -> bool:
     try:
         return bool(cache.get_seq_length() > 0)
     except ValueError:  # it only has recurrent layers
-            return bool(cache.has_previous_state())
+        return bool(cache.has_previous_state())
 
 
 @attrs.frozen(eq=False)

@@ -39,10 +39,10 @@ class Session:
     """Rows of one target that are written together; `SpeculativeDecoder.session` makes one.
 
     `add` takes a prompt at any time between two rounds, and `run` makes a round. A round first lets in as
-    many waiting rows as there is room for and, where the target supports it, gives each its first token. If
-    none joins, it grows and verifies one tree for each running row. A row's text does not depend on the other
-    rows, unless the drafter `remembers`; then only its law does not. A row leaves when its text ends, or
-    stays for its next turn if it was added with `kept=True`.
+    many waiting rows as there is room for. Where the target gives logits with the prompts, it then draws the
+    first token of each of these rows. Otherwise it grows and verifies one tree for each running row. A row's
+    text does not depend on the other rows, unless the drafter `remembers`; then only its law does not. A row
+    leaves when its text ends, or stays for its next turn if it was added with `kept=True`.
 
     A session is a context manager: whatever ends it, the states of its rows are released.
 
@@ -334,7 +334,7 @@ class Session:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """An error inside it leaves rows between two tokens."""
+        """Mark the session as broken by an error inside: its rows are in the middle of a round."""
         try:
             yield
         except BaseException as error:

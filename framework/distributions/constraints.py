@@ -73,7 +73,7 @@ class ConstrainedRow:
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Bool[Tensor, "paths vocab"]:
         """Returns the allowed next tokens of each path, bool `[paths, vocab]`.
-        
+
         Every token is allowed after a forbidden or final token.
         """
         nodes = [self.node(path) for path in paths]

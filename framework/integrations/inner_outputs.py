@@ -76,7 +76,9 @@ def inner_outputs(
     name, given = _cache_of(kwargs)
     cache = copy.copy(given)
     if cache is not None:
-        cache.layers = [copy.copy(layer) for layer in given.layers]  # whose updates do not write to the tensors
+        cache.layers = [
+            copy.copy(layer) for layer in given.layers
+        ]  # whose updates do not write to the tensors
         kwargs[name] = cache
     fresh = None if cache is None else prompt - cache.get_seq_length()
     first = _read(model, sequences[:, :prompt], kwargs, next_sequence_length=fresh, is_first_iteration=True)

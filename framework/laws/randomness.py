@@ -214,7 +214,7 @@ def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
     """Returns the next `n` numbers of every stream, `[rows, n]`, and leaves them there.
-    
+
     Entries after the end of a tape are `behind`.
     """
     keys, used = [], []

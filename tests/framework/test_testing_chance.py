@@ -261,7 +261,7 @@ def biased(mistake: str):
         ("absolute", "|T - D|"),
         ("argmax", "residual's most likely token"),
         ("greedy last", "is the target's most likely one"),
-        ("cooled", "the draft has a temperature of its own (0.5)"),
+        ("cooled", "the draft has an extra temperature (0.5)"),
     ],
 )
 def test_a_mistake_is_named(mistake: str, says: str) -> None:

@@ -38,7 +38,7 @@ def test_a_right_sampler_of_chains_is_proved():
     ("mistake", "error", "likely"),
     [
         ("target for residual", 0.1056, "after a rejection it draws from the target;"),
-        ("draft ignored", 0.0807, "it accepts with the target's probability alone"),
+        ("draft ignored", 0.0807, "it accepts with the target's probability T"),
         ("noise reused", 0.0155, ""),
         ("not renormalised", 0.0164, ""),
         ("bonus of the wrong row", 0.0138, "comes from the row before the last"),

@@ -1,4 +1,4 @@
-"""What every source of chance must do; each check takes the source and a number that is not used."""
+"""Checks of every source of randomness; each takes the source and a number that is not used."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def checks_for(
     Args:
         strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
-        models: random toy models, or sequences of calls, that a check tries beside the chosen ones.
-            Default: what `--draftwood-models` says, else 2; a backend gets 20 sequences at least.
+        models: number of random toy models, or sequences of calls, that a check tries besides the chosen
+            ones. Default: the value of `--draftwood-models`, else 2; a backend gets at least 20 sequences.
         oracle: what a backend or drafter is compared with, next-token logits `[vocab]` after a list of
             tokens, computed without its help. Default: what its `model` says. A backend needs one of them.
 
@@ -116,8 +116,8 @@ def parametrize_with_checks(
     Args:
         strategies: as for `checks_for`.
         expected_failures: reasons by the name of a check, or by the case's id (`"MyVerifier-bad-input"`)
-            for one strategy alone. Such a case must fail with an `AssertionError`; when it passes, that
-            is a failure.
+            for one strategy only. Such a case must fail with an `AssertionError`; when it passes, that is a
+            failure.
         models: as for `checks_for`.
         oracle: as for `checks_for`, of every one of them.
 

@@ -64,7 +64,7 @@ class LazyTree:
         return len(self.open.shape)
 
     def __getattr__(self, name: str) -> Any:
-        # What depends on the shape alone; the rest needs all tokens.
+        # These attributes depend only on the shape; the rest needs all tokens.
         shapely = ("size", "parents", "depths", "depth", "leaves", "ancestor_mask", "note")
         return getattr(self.open.shape if name in shapely else self.drawn(), name)
 

@@ -98,7 +98,7 @@ class ToyModel(NextTokenModel):
 @final
 @attrs.frozen(eq=False)
 class ConstantModel(NextTokenModel):
-    """The same probabilities `p` `[vocab_size]` in every context."""
+    """A model with equal probabilities `p` `[vocab_size]` in every context."""
 
     p: Tensor = attrs.field(kw_only=True)
 
@@ -108,7 +108,7 @@ class ConstantModel(NextTokenModel):
 
 @attrs.define(eq=False)
 class ToyBackend(StateBackend):
-    """A toy model behind the backend protocol; the state is the list of tokens itself."""
+    """A backend over a toy model; its state is the list of tokens."""
 
     model: NextTokenModel
     max_length: int | None = None

@@ -80,7 +80,7 @@ class CheckedVerifier(Verifier):
 
 
 def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
-    """What is wrong with an outcome, as the end of a sentence; empty when nothing is."""
+    """Returns the fault of an outcome, as the end of a sentence; empty if it has none."""
     if not isinstance(outcome, Outcome):
         return f"returns {type(outcome).__name__} instead of an Outcome"
     path, parents = outcome.path, tree.parents.tolist()
@@ -109,7 +109,7 @@ def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` in the block after `seconds`; only where the main thread has an alarm clock.
 
-    It rings in `PARTS`, of which a process that stands still, on a machine that is suspended, hears one.
+    It rings in `PARTS`; a process that was paused, on a suspended machine, hears only one of them.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

@@ -64,7 +64,7 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
 @attrs.define
 class _Ranks:
-    """How often ranks fell into each of the bins, by group."""
+    """Counts of ranks in each of the bins, by group."""
 
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)

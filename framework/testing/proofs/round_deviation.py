@@ -1,4 +1,4 @@
-"""What a round emits beside the target's law, to whatever depth the tree has."""
+"""Compares a round's law with the target's, to the full depth of the tree."""
 
 from __future__ import annotations
 

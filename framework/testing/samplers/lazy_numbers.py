@@ -23,7 +23,7 @@ MOST_INTEGERS = 4096
 
 
 class Form(Enum):
-    """What a number is, as a function of one exponential waiting time T."""
+    """The form of a number as a function of one exponential waiting time T."""
 
     UNIFORM = "uniform"  # exp(-T), or 1 - exp(-T): both are uniform
     MINUS_UNIFORM = "minus a uniform"
@@ -52,7 +52,7 @@ class LazyChance:
 
     @property
     def resolution(self) -> float:
-        """How far the probability of an event may be rounded by the steps of the uniforms that were drawn."""
+        """Returns the rounding error of an event's probability, due to the steps of the drawn uniforms."""
         return sum(1 / points for low, end, points in self._bounds if (low, end) != (0, points))
 
     def uniform(self, points: int = 2**53, kind: type[np.floating[Any]] = np.float64) -> LazyNumber:

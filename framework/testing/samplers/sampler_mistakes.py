@@ -1,4 +1,4 @@
-"""Which known mistake a biased sampler's law looks like: the laws of wrong samplers, computed to compare."""
+"""Finds the known mistake that explains a biased sampler: its law is compared with wrong samplers' laws."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Step:
         return self.tokens[self.index]
 
     def moved(self, by: int) -> _Step:
-        """The same with the target's row `by` rows on, within its rows."""
+        """Returns the step with the target's row `by` rows later, within its rows."""
         rows = torch.arange(len(self.targets)).add(by).clamp(0, len(self.targets) - 1)
         return attrs.evolve(self, targets=self.targets[rows])
 
@@ -92,7 +92,7 @@ _KNOWN = (
         left=lambda step: step.target,
     ),
     Mistake(
-        "it accepts with the target's probability alone; the draft was drawn, so accept with T / D.",
+        "it accepts with the target's probability T; the draft was drawn, so accept with T / D.",
         ratio=lambda step: float(step.target[step.token]),
     ),
     Mistake(
@@ -180,7 +180,7 @@ _KNOWN = (
     ),
     *(
         Mistake(
-            f"the {side} has a temperature of its own ({temperature}); target and draft as they were drawn "
+            f"the {side} has an extra temperature ({temperature}); target and draft as they were drawn "
             "belong into test and residual.",
             ratio=lambda step, side=side, temperature=temperature: _ratio(_cooled(step, side, temperature)),  # type: ignore[misc]
             left=lambda step, side=side, temperature=temperature: _residual(_cooled(step, side, temperature)),  # type: ignore[misc]

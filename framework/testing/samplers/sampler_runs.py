@@ -210,7 +210,7 @@ class CheckedSampler:
 
 
 def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
-    """What is wrong with `text` whatever its probability, in words; empty if nothing."""
+    """Returns the fault of `text` whatever its probability, in words; empty if it has none."""
     most = draft.tree.depth + 1
     if not 1 <= len(text) <= most:
         return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
@@ -251,7 +251,7 @@ def continued(
 def written_on(
     counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
 ) -> dict[Text, int]:
-    """As `continued`, drawn: what the target writes behind every single sample."""
+    """Returns the counts after the target continues every single sample by drawing, instead of exactly."""
     generator = torch.Generator().manual_seed(seed + 1)
     texts: dict[Text, int] = {}
     together: dict[Text, int] = {}
@@ -269,5 +269,5 @@ def written_on(
 
 
 def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
-    """What the target writes behind `text`, up to `tokens` in all."""
+    """Returns the law of the target's continuation of `text`, up to `tokens` in all."""
     return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))
