@@ -1,7 +1,8 @@
 """Every configuration of every kernel, compiled ahead of time, which needs no GPU.
 
-`python -m draftwood.kernels.compiled` compiles them all and prints the table; with names of operations, these
-alone; with `--json`, for programs; with `--write`, into kernels/COMPILED.md, whose other parts stay.
+`python -m draftwood.kernels.compiled` compiles them all and prints the table; with names of operations, only
+these. `--json` prints it for programs; `--write` replaces the table in kernels/COMPILED.md and keeps the
+rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a kernel or its reference serves a call: what all kernels ask, and how to turn them off."""
+"""Choice between a kernel and its reference: checks that all kernels share, and a way to turn kernels off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 ENVIRONMENT = "DRAFTWOOD_KERNELS"
-"""Environment variable: `off` serves every call by the references."""
+"""Environment variable: `off` runs the reference for every call."""
 
 _override: bool | None = None
 _logged: set[tuple[str, str]] = set()
@@ -74,9 +74,9 @@ def use_kernel(operation: str, reason: str | None) -> bool:
     if (operation, reason or "") not in _logged:
         _logged.add((operation, reason or ""))
         if reason is None:
-            log.info("%s: the Triton kernel serves it.", operation)
+            log.info("%s: runs the Triton kernel.", operation)
         else:
-            log.info("%s: the reference serves it, because %s.", operation, reason)
+            log.info("%s: runs the reference, because %s.", operation, reason)
     return reason is None
 
 

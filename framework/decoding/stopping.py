@@ -147,7 +147,7 @@ class RowStops:
         limit: new tokens at which it ends.
         context_limited: whether that limit is the model's context and not the caller's wish.
         criteria: the criteria for this row, or for this row and others together; None: none.
-        written: new tokens so far; those of a kept row's earlier turns do not count.
+        written: new tokens so far; without the tokens of a kept row's earlier turns.
     """
 
     row: int

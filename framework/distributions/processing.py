@@ -1,4 +1,4 @@
-"""Logits processors along a tree: every node is processed as the continuation of its own row.
+"""Logits processors along a tree: every node is processed as a continuation of its row.
 
 In `generate()` a processor is called once a step with the whole batch. Along a tree it is called out of
 order and more than once a step, which only a function of prefix and scores survives.

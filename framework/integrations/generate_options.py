@@ -71,15 +71,15 @@ def refuse_unserved(
         for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
             del vars(module)["_forward_pre_hooks"][number]
         raise InvalidInput(
-            "adapter_names= gives each row an adapter of its own, and the rows of a draft tree's passes are "
-            "not those of the call; switch with set_adapter() and call once per adapter."
+            "adapter_names= chooses an adapter for each row, and the rows of a draft tree's passes are "
+            "not the rows of the call; switch with set_adapter() and call once per adapter."
         )
     if synced_gpus:
         raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
     if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
-            "keep a cache of their own; leave it out."
+            "keep their own cache; leave it out."
         )
     refuse_other_inputs(call, model, model_kwargs, ids)
     refuse_unread(model, config, model_kwargs)

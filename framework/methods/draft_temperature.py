@@ -97,7 +97,8 @@ def measured_overlaps(
     """
     if temperature <= 0:
         raise InvalidInput(
-            f"temperature={temperature}: a draft temperature only matters if the target's is above 0; give one above 0."
+            f"temperature={temperature}: a draft temperature can only be fitted to a target temperature "
+            "above 0; give one above 0."
         )
     overlaps = Overlaps()
     watched = _Watched(registry.create("verifiers", "traversal"), overlaps)

@@ -364,7 +364,7 @@ class StateBackendTests:
             mirror.check_state()
 
     def test_features(self) -> None:
-        """After any rounds the features of every committed token equal those of a plain forward."""
+        """After any rounds the features of committed tokens equal a plain forward's features."""
         mirror = self.mirror()
         prompts = [self.text(self.context), self.text(3, 1), []]
         check_features(mirror, self.features_of(mirror.backend), prompts)

@@ -24,7 +24,7 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, vis
     numbers = torch.arange(1, known + nodes, device=values.device)
     own = numbers == torch.arange(known, known + nodes, device=values.device).unsqueeze(1)
     parents = torch.where(visible & ~own, numbers, 0).amax(-1)
-    # Nothing lies above states that are known, and stands behind the nodes.
+    # Known states have no parent: theirs is the zero state after the nodes.
     states = torch.cat([state.unsqueeze(1), outputs, values, torch.zeros_like(state).unsqueeze(1)], 1)
     sums, up = pad(decay, (0, 0, known, 1)), pad(parents, (known, 1), value=known + nodes)
     row = torch.arange(rows, device=values.device).unsqueeze(1)

@@ -117,7 +117,7 @@ def attend(
         sinks: `[heads]`, a logit of every head that takes weight and has no value.
 
     Returns:
-        `[rows, nodes, heads, value_dim]` in the queries' dtype; nodes behind `mask.counts` are not written.
+        `[rows, nodes, heads, value_dim]` in the queries' dtype; nodes after `mask.counts` are not written.
 
     Raises:
         ValueError: shapes that do not belong together.
@@ -250,7 +250,7 @@ def unsupported(dtype: torch.dtype, dim: int) -> str | None:
 
 @cache
 def _processors(device: torch.device) -> int:
-    # In the interpreter any number serves.
+    # In the interpreter any number will do.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 

@@ -120,7 +120,7 @@ def test_other_models_keep_their_masks(
     monkeypatch.setattr(dispatch, "attend", None)
     with support.kernels_enabled(True):
         logits_of(tiny(hf.LlamaConfig, head_dim=dim).to(dtype))
-    assert f"tree_attention: the reference serves it, because {reason}." in caplog.messages
+    assert f"tree_attention: runs the reference, because {reason}." in caplog.messages
 
 
 def masks_of(

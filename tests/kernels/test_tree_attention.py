@@ -205,7 +205,7 @@ def test_nothing_to_do(device: torch.device) -> None:
     ("seen", "message"),
     [
         ([[1, 0], [1, 0]], "Node 1 of row 0 does not see itself; the mask is no tree's."),
-        ([[1, 1], [0, 1]], "Node 0 of row 0 sees a node behind itself"),
+        ([[1, 1], [0, 1]], "Node 0 of row 0 sees a node after itself"),
         ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], "Node 2 of row 0 does not see just what its parent sees"),
         ([[1, 0, 0], [0, 1, 0], [1, 1, 1]], "Node 2 of row 0 does not see just what its parent sees"),
     ],

@@ -399,7 +399,7 @@ def test_the_plain_verifier_takes_the_rest(
     monkeypatch.setattr(dispatch, "walk", None)
     tree, targets, tape = row_of(9, draft="smooth", target="near", seed=2)
     expected = RaceTraversal().verify(tree, targets.double(), TapeRandomness(tape))
-    reason = "tree_race: the reference serves it, because its distributions are torch.float64"
+    reason = "tree_race: runs the reference, because its distributions are torch.float64"
     with frames.reference_serves(reason, caplog):
         assert RaceTraversal().verify_rows([tree], [targets.double()], [TapeRandomness(tape)]) == [expected]
     (outcome,) = RootOnly().verify_rows([tree], [targets], [CounterRandomness.seeded(0)])

@@ -121,10 +121,13 @@ class WrongNode:
             return f"a plain chain of {len(tokens)} in all is wrong too: look at positions and limits."
         if self.node != len(path) - 1:
             return (
-                f"the path is right when it is the whole tree: positions count nodes, not depths (node {self.node} has "
-                f"depth {len(path) - 1})."
+                "the path is right when it is the whole tree: positions count nodes, not depths (node "
+                f"{self.node} has depth {len(path) - 1})."
             )
-        return "the path is right when nothing else is there: look at padding, positions and what earlier calls left."
+        return (
+            "the path is right when nothing else is there: look at padding, positions and the remains of "
+            "earlier calls."
+        )
 
 
 def _sample_positions(count: int) -> list[int]:

@@ -316,11 +316,13 @@ def check_together(verifier: Verifier, models: int) -> None:
         )
         for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
             assert outcome == expected_outcome, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, but {expected_outcome} if it is the only row."
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, but {expected_outcome} if it is the "
+                "only row."
             )
             used, needed = together[row].used, alone[row].used
             assert used == needed, (
-                f"{verifier} makes {used} draws for row {row} of {len(trees)}, but {needed} if it is the only row."
+                f"{verifier} makes {used} draws for row {row} of {len(trees)}, but {needed} if it is the "
+                "only row."
             )
 
     both()

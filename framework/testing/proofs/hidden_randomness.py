@@ -34,8 +34,8 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
     if changed:
         raise LawBroken(
             f"{who} draws from {changed[0]}, or seeds it.",
-            likely="it has another source of randomness: take all of it from rng, so that a row's seed decides and the "
-            "law can be proved.",
+            likely="it has another source of randomness: draw only from rng, so that a row's seed decides "
+            "and the law can be proved.",
         )
 
 
