@@ -22,7 +22,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 def enabled() -> bool:
-    """Whether kernels may run at all: what `kernels_enabled` says, else the environment."""
+    """Returns whether kernels may run at all: what `kernels_enabled` says, else the environment."""
     if _override is not None:
         return _override
     return os.environ.get(ENVIRONMENT, "on").lower() not in ("off", "0", "false", "no")
@@ -40,17 +40,17 @@ def kernels_enabled(on: bool) -> Iterator[None]:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow."""
+    """Returns whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def objection(first: Tensor) -> str | None:
-    """Why no kernel may run over tensors like `first`, as the end of a sentence; None where one may."""
+    """Returns why no kernel may run over tensors like `first`, to end a sentence; None where one may."""
     return objection_on(first.device)
 
 
 def objection_on(device: torch.device) -> str | None:
-    """Why no kernel may run on `device`; None where one may."""
+    """Returns why no kernel may run on `device`; None where one may."""
     if torch.compiler.is_compiling():
         return "the call is traced"
     if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
@@ -68,7 +68,7 @@ def objection_on(device: torch.device) -> str | None:
 
 
 def use_kernel(operation: str, reason: str | None) -> bool:
-    """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
+    """Returns whether the kernel of `operation` runs: it does without a `reason`. Logs each choice once."""
     if torch.compiler.is_compiling():
         return reason is None
     if (operation, reason or "") not in _logged:

@@ -58,7 +58,7 @@ CAUGHT = {
     "features are those of the parents": ("features", "those of node 0, and node 1 was accepted"),
     "the prompt has no features": ("features", "the prompt's are left out"),
     "the last features are given twice": ("features", "take_features() forgets what it gives"),
-    "layers are put in their order": ("features", "the layers stand in the order [0, 1]"),
+    "layers are put in their order": ("features", "the layers are in the order [0, 1]"),
     "all features are given, not the last": ("features", "`last` is not heeded"),
     "the output head leaves out the soft-cap": ("output-head", "a scale or soft-cap of the logits"),
     "the draft's logits are at another temperature": ("tree", "1.667 times the right ones"),

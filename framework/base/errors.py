@@ -64,7 +64,7 @@ def without_frames(error: Error) -> Error:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether `error` is Ctrl-C, which only comes to the main thread; elsewhere somebody's code raised it."""
+    """Returns whether `error` is Ctrl-C: it only reaches the main thread, elsewhere some code raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 

@@ -53,7 +53,7 @@ def _module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # anyone's module may fail in any way
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidInput(
-            f"{name!r} cannot be imported ({type(error).__name__}: {message}); mend it first."
+            f"{name!r} cannot be imported ({type(error).__name__}: {message}); fix it first."
         ) from error
 
 
@@ -67,7 +67,7 @@ def _named(module: ModuleType, name: str, protocols: Sequence[type]) -> Any:
 
 
 def is_strategy_class(value: Any, protocols: Sequence[type]) -> bool:
-    """Whether `value` is a class derived from one of the protocols, and none of them itself."""
+    """Returns whether `value` is a class derived from one of the protocols, and none of them itself."""
     return (
         isinstance(value, type)
         and value not in protocols

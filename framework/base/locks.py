@@ -45,7 +45,7 @@ def keep(hold: object, parts: Iterable[Any], release: Callable[[], None]) -> Non
 
 
 def take(hold: object) -> bool:
-    """Whether `hold` was still kept; from now on its states are the caller's to release."""
+    """Returns whether `hold` was still kept; from now on its states are the caller's to release."""
     return _kept.pop(hold, None) is not None
 
 

@@ -36,7 +36,7 @@ class MachineFault:
 
     @property
     def retry(self) -> bool:
-        """Whether the same work may succeed with fewer rows at once."""
+        """Returns whether the same work may succeed with fewer rows at once."""
         return self.kind == "memory"
 
 

@@ -68,11 +68,11 @@ class BatchRow:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether a distribution depends on more than the logits."""
+        """Returns whether a distribution depends on more than the logits."""
         return self.prefix is not None or self.constraint is not None
 
     def reachable(self, path: Path) -> bool:
-        """Whether the text may go on after `path`: not after its end, and not beyond its limit.
+        """Returns whether the text may go on after `path`: not after its end, and not beyond its limit.
 
         One token after another, nobody would ask what follows an unreachable node.
         """

@@ -42,7 +42,7 @@ def as_backend(target: Any) -> StateBackend:
 
 
 def is_model(drafter: Any) -> bool:
-    """Whether `drafter` is a backend, model object, folder or hub name."""
+    """Returns whether `drafter` is a backend, model object, folder or hub name."""
     return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
 
 
@@ -83,7 +83,7 @@ class SpeculativeDecoder:
         fit_vocabulary(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
-                "Target and drafter are one backend, which holds one state a row; load the model a second "
+                "Target and drafter are one backend, which holds one state per row; load the model a second "
                 "time for the drafter (the weights are shared)."
             )
 
@@ -125,7 +125,7 @@ class SpeculativeDecoder:
         check_names(options)
         prompts = as_prompts(input_ids, attention_mask)
         if streamer is not None and len(prompts) > 1:
-            raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
+            raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once per row.")
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
@@ -321,5 +321,5 @@ def _per_row(constraint: Constraint | Sequence[Constraint] | None, rows: int) ->
     per_row: list[Constraint | None]
     per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * rows
     if len(per_row) != rows:
-        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one a row.")
+        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one per row.")
     return per_row

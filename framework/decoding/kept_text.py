@@ -56,11 +56,11 @@ class KeptText:
 
     @property
     def hold(self) -> object:
-        """By which `locks` know it."""
+        """The key by which `locks` know it."""
         return self._hold
 
     def current(self) -> bool:
-        """Whether the models and their weights are as they were when the states were made."""
+        """Returns whether the models and their weights are as they were when the states were made."""
         return bool(_key_of(self._parts) == self._key)
 
     def begin(self, loop: RoundLoop, rows: Sequence[BatchRow]) -> bool:

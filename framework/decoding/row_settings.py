@@ -104,7 +104,7 @@ def targets(
 
 
 def _is_filter(params: SamplingParams) -> bool:
-    """Whether distributions are filtered, by nothing but the logits."""
+    """Returns whether distributions are filtered, by nothing but the logits."""
     return params.temperature > 0 and not params.processors and not params.is_softmax
 
 

@@ -48,7 +48,7 @@ class RunningRows:
 
     @property
     def all(self) -> bool:
-        """Whether no row that is held waits."""
+        """Returns whether no row that is held waits."""
         return len(self.rows) == self.held
 
     @cached_property
@@ -73,7 +73,7 @@ class RunningRows:
 
     @cached_property
     def reads_prefix(self) -> bool:
-        """Whether the distributions of some row depend on more than its logits."""
+        """Returns whether the distributions of some row depend on more than its logits."""
         return any(row.reads_prefix for row in self.rows)
 
     def by_place(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:

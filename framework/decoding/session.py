@@ -190,7 +190,7 @@ class Session:
 
         Raises:
             InvalidInput: a prompt that the target cannot go on from, or a number that is none.
-            IncompatibleStrategy: the verifier cannot serve this sampling.
+            IncompatibleStrategy: the verifier does not support this sampling.
         """
         loop, number = self._loop, self._count
         (tokens,) = as_prompts([prompt])
@@ -281,7 +281,9 @@ class Session:
             InvalidInput: a row that is not there, or has not left.
         """
         if row in self._rows or row not in self._texts:
-            raise InvalidInput(f"Row {row} is there, or never was; forget() is for rows that have left.")
+            raise InvalidInput(
+                f"Row {row} is still held, or never existed; forget() is for rows that have left."
+            )
         del self._texts[row]
 
     def text(self, row: int) -> list[int]:

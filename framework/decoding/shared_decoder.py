@@ -87,7 +87,9 @@ class SharedText:
         common = min(len(self._told), len(text.tokens))
         if text.tokens[:common] != self._told[:common]:
             return self.end(
-                InvalidInput("The text was begun again after a fault and came out otherwise; ask again.")
+                InvalidInput(
+                    "The text was restarted after a fault and came out differently; request it again."
+                )
             )
         if new := text.tokens[len(self._told) :]:
             self.logprobs += text.logprobs[len(self._told) :]
@@ -203,8 +205,8 @@ class SharedDecoder:
         """Raise `InvalidInput` in a process that a fork made after this decoder."""
         if os.getpid() != self._process:
             raise InvalidInput(
-                f"This decoder belongs to process {self._process}, and a fork takes no threads along; make "
-                f"another one in process {os.getpid()}."
+                f"This decoder belongs to process {self._process}, and a fork does not copy its thread; make "
+                f"another decoder in process {os.getpid()}."
             )
 
     def give_up(self, text: SharedText) -> None:

@@ -1,4 +1,4 @@
-"""When a row ends: token by token, anywhere in an accepted path."""
+"""Stop conditions of a row, checked token by token in an accepted path."""
 
 from __future__ import annotations
 

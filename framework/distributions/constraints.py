@@ -93,7 +93,7 @@ class ConstrainedRow:
         state = self._states[self.node(tokens)]
         if state is None:
             raise InvalidInput(
-                f"{type(self.constraint).__name__} forbids a token that it had left open, one of "
+                f"{type(self.constraint).__name__} forbids a token that its masks() allowed, one of "
                 f"{list(tokens)}; its advance() and masks() disagree."
             )
         self._states = [state]
@@ -105,7 +105,7 @@ class ConstrainedRow:
         if masks.shape != (len(nodes), self.vocab_size) or masks.dtype != torch.bool:
             raise InvalidInput(
                 f"{name}.masks gave {masks.dtype} {tuple(masks.shape)}; it must give bool "
-                f"{(len(nodes), self.vocab_size)}, one row a state."
+                f"{(len(nodes), self.vocab_size)}, one row per state."
             )
         if not bool(masks.any(-1).all()):
             raise InvalidInput(

@@ -88,12 +88,12 @@ _SINGLY = frozenset(
 
 
 def acts_on_tokens_singly(processor: Any) -> bool:
-    """Whether a processor gives the same for the tokens that a mask allows before it and after it."""
+    """Returns whether a processor gives the same for the tokens that a mask allows before it and after it."""
     return _class_in_transformers(processor) in _SINGLY
 
 
 def reads_prefix(processor: Any) -> bool:
-    """Whether a processor may look at more than the scores; any but transformers' own is assumed to."""
+    """Returns whether a processor may read more than the scores, as any but transformers' own may."""
     return _class_in_transformers(processor) not in _PREFIX_FREE
 
 
@@ -111,8 +111,8 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
         count = 0 if prefixes is None else len(prefixes)
         if prefixes is None or count != len(scores):
             raise InvalidInput(
-                f"{len(scores)} nodes came with {count} prefixes; a processor that reads the prefix needs "
-                "one a node."
+                f"{count} prefixes were given for {len(scores)} nodes; a processor that reads the prefix "
+                "needs one per node."
             )
     if prefixes is not None:
         prefixes.text.to(scores.device)
@@ -204,7 +204,7 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
 def _stateful(processor: Any, why: str) -> InvalidInput:
     return InvalidInput(
         f"The processor {type(processor).__name__} {why}, which a tree of drafts cannot follow; give what it "
-        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or a "
+        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or "
         "your own draftwood.Constraint), or decode without draftwood."
     )
 

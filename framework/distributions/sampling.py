@@ -140,7 +140,7 @@ class SamplingParams:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether `distribution` needs prefixes."""
+        """Returns whether `distribution` needs prefixes."""
         return any(map(reads_prefix, self.processors))
 
     @property

@@ -126,7 +126,7 @@ class CustomGenerate:
             )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
-                    f"A streamer shows one row and {len(input_ids)} were given; call once a row."
+                    f"A streamer shows one row and {len(input_ids)} were given; call once per row."
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())

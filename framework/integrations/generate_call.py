@@ -59,7 +59,7 @@ _noted: ContextVar[Call | None] = ContextVar("call of generate", default=None)
 
 
 def says_something(value: Any) -> bool:
-    """Whether an argument holds anything: not None, and no empty list, mapping or tensor."""
+    """Returns whether an argument holds anything: not None, and no empty list, mapping or tensor."""
     if isinstance(value, Tensor):
         return value.numel() > 0
     return value is not None and not (isinstance(value, Mapping | Sequence) and not len(value))

@@ -75,7 +75,9 @@ def refuse_unserved(
             "not the rows of the call; switch with set_adapter() and call once per adapter."
         )
     if synced_gpus:
-        raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
+        raise InvalidInput(
+            "synced_gpus=True is not supported by draft trees; decode without custom_generate=."
+        )
     if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
@@ -86,7 +88,7 @@ def refuse_unserved(
 
 
 def _has_virtual_tokens(model: Any) -> bool:
-    """Whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
+    """Returns whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
     # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))

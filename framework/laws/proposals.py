@@ -195,7 +195,7 @@ class WithoutReplacement(Proposal):
     def draw_nodes(
         cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
     ) -> list[DrawnChildren]:
-        """For all nodes at once, from sums of blocks; on a GPU by a kernel."""
+        """Draws for all nodes at once, from sums of blocks; on a GPU by a kernel."""
         together = drawn_together(probs, counts, rng)
         if together is None:
             return super().draw_nodes(probs, counts=counts, rng=rng, total=total)

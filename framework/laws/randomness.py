@@ -340,7 +340,7 @@ def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     """
     if isinstance(seed, Sequence):
         if len(seed) != rows:
-            raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
+            raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one per row.")
         return [_as_seed(row_seed) for row_seed in seed]
     seeds = SpawnedSeeds(seed)
     return [seeds.take() for _ in range(rows)]

@@ -106,7 +106,7 @@ def time_of(p: Floats, count: int) -> float:
 
 
 def sums_beside(odds: Floats, count: int) -> Floats:
-    """For every token the sum of the products of `count` of the other odds, up to a common factor, `[n]`."""
+    """Returns each token's sum of products of `count` of the other odds, up to a common factor, `[n]`."""
     behind, scales = [np.ones(len(odds) + 1)], [0.0]  # over the tokens after each token
     for _ in range(count):
         products = np.append((odds * behind[-1][1:])[::-1].cumsum()[::-1], 0.0)

@@ -102,7 +102,7 @@ class TunedMethod:
 
     @property
     def ordinary(self) -> bool:
-        """Whether ordinary decoding is faster than all that was tried."""
+        """Returns whether ordinary decoding is faster than all that was tried."""
         return self.recipe is None
 
     @property
@@ -165,8 +165,9 @@ class TunedMethod:
             drafter = _built("drafters", self.drafter, options)
         elif self.draft_vocabulary is not None and is_model(drafter):
             raise InvalidInput(
-                f"{self.file!r} was tuned with a draft of another tokenizer, which neither a folder nor a "
-                "model brings along; give the drafter that SharedTokens.between() makes of both tokenizers."
+                f"{self.file!r} was tuned with a draft of another tokenizer, and a folder or model "
+                "does not say how its tokens are mapped; give the drafter that SharedTokens.between() makes of "
+                "both tokenizers."
             )
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
@@ -228,7 +229,9 @@ def read_tuned(path: str | PathLike[str]) -> TunedMethod:
     try:
         return _from(file, content)
     except UnknownStrategy as error:
-        raise InvalidInput(f"{file!r} names what is not here, so {_AGAIN}: {error}") from error
+        raise InvalidInput(
+            f"{file!r} names a strategy or option that is not here, so {_AGAIN}: {error}"
+        ) from error
     except DraftwoodError as error:
         raise InvalidInput(f"{file!r}: {error}") from error
 

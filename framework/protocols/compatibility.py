@@ -10,7 +10,7 @@ from draftwood.protocols.declared import check_declared
 
 
 def needs_several_drafters(policy: TreePolicy) -> bool:
-    """Whether children are drawn from distributions of several drafters."""
+    """Returns whether children are drawn from distributions of several drafters."""
     return any(law.several_drafters for law in policy.laws)
 
 

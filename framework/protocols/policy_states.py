@@ -28,8 +28,8 @@ def first_state(policy: TreePolicy) -> Any:
     state = begin() if callable(begin) else None
     if state is None:
         raise InvalidInput(
-            f"{policy} declares learns = True and its first_state() gives none; subclass "
-            "draftwood.LearningPolicy, which shows how what is learnt is handed on."
+            f"{policy} declares learns = True but its first_state() returns None; subclass "
+            "draftwood.LearningPolicy, which defines how states are passed on."
         )
     _check_value(policy, state)
     return state
@@ -48,7 +48,7 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
         raise InvalidInput(f"policy_state was given and {policy} does not learn; leave it out.")
     states = initial if isinstance(initial, list) else [initial] * rows
     if len(states) != rows:
-        raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one a row.")
+        raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one per row.")
     for state in states:
         if type(state) is not type(first):
             raise InvalidInput(

@@ -175,7 +175,7 @@ class Levels:
         return np.concatenate([*tokens, blank], 1), np.concatenate([*parents, blank], 1)
 
     def misses(self, plan: LevelPlan) -> bool:
-        """Whether some tree of `plan` might hold children of what was not expanded, or values are unsound."""
+        """Returns whether a tree of `plan` might hold children of unexpanded nodes, or values are unsound."""
         if np.isnan(self.values).any():
             return True
         bars = self._bars(plan)

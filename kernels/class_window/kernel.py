@@ -17,7 +17,7 @@ UNIT = tl.constexpr(
 
 @triton.jit
 def is_ordered(plan, node, CLASSES: tl.constexpr):
-    """Whether the children of `node` are tried in class order."""
+    """Returns whether the children of `node` are tried in class order."""
     first = r.entry(plan, node, r.FIRST_CHILD)
     return CLASSES & (first > 0) & (r.entry(plan, first, r.KIND) == r.REMAINING)
 

@@ -192,7 +192,7 @@ def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def untouched(lines, size, BLOCK: tl.constexpr):
-    """Where all that arrives is accepted: the first token that gets too much, the mass before it, a cut."""
+    """Returns the first token that gets too much if all is accepted, the mass before it, and a cut."""
     wanted = tl.full((), 0.0, tl.float64)
     for start in range(0, size, BLOCK):
         wanted += tl.sum(tl.load(lines + TARGET * size + start + tl.arange(0, BLOCK)), 0)

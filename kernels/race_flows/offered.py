@@ -19,7 +19,7 @@ LATEST = 1e300
 
 
 def is_whole(vocab: int) -> bool:
-    """Whether all of a vocabulary is offered."""
+    """Returns whether all of a vocabulary is offered."""
     return vocab <= OFFERED
 
 

@@ -110,7 +110,7 @@ def columns(weights: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def expected(odds: Tensor, light: float, count: int) -> tuple[float, Tensor]:
-    """By what odds are multiplied so that `count` tokens are expected, and each one's chance then."""
+    """Returns the factor of odds that makes `count` tokens expected, and each token's probability then."""
     norm, following, share = 1.0, 1.0, odds
     for _ in range(6):
         norm = following

@@ -223,7 +223,7 @@ def split(start: int, *, programs: int, processors: int, step: int) -> tuple[int
 
 
 def objection(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> str | None:
-    """Why the kernel cannot take these, as the end of a sentence; None where it can."""
+    """Returns why the kernel cannot take these, as the end of a sentence; None where it can."""
     if (reason := support.objection(queries)) is not None:
         return reason
     tensors = [queries, keys, values, *([] if sinks is None else [sinks])]
@@ -240,7 +240,7 @@ def objection(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | Non
 
 
 def unsupported(dtype: torch.dtype, dim: int) -> str | None:
-    """Why the kernel never takes this dtype or head dim; None where it does."""
+    """Returns why the kernel never takes this dtype or head dim; None where it does."""
     if dtype not in TYPES:
         return f"its tensors are {dtype}"
     if dim % 16 or not 16 <= dim <= DIMS[-1]:

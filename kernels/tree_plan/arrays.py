@@ -213,7 +213,7 @@ def _check(case: TreeCase, like: Tensor) -> None:
     if not nodes == len(case.parents) == len(case.draw_kinds) == len(case.laws) <= len(case.targets):
         raise ValueError(
             f"{nodes} tokens, {len(case.parents)} parents, {len(case.draw_kinds)} kinds of draws, "
-            f"{len(case.laws)} laws and {len(case.targets)} targets; give one of each a node."
+            f"{len(case.laws)} laws and {len(case.targets)} targets; give one of each per node."
         )
     for probs in (case.targets, *case.laws):
         if probs is None:

@@ -17,7 +17,7 @@ def distribution(address):
 
 @triton.jit
 def is_distribution(law, vocab, BLOCK: tl.constexpr):
-    """Whether `law` is a distribution."""
+    """Returns whether `law` is a distribution."""
     lows = tl.full([BLOCK], 0.0, tl.float32)
     sums = tl.full([BLOCK], 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):

@@ -144,7 +144,7 @@ def test_a_row_is_cancelled_wherever_it_stands_and_the_others_go_on(target):
             session.text(stays)
         again = session.add([1])
         for wrong in (stays, again):
-            with pytest.raises(InvalidInput, match=f"Row {wrong} is there, or never was"):
+            with pytest.raises(InvalidInput, match=f"Row {wrong} is still held, or never existed"):
                 session.forget(wrong)
 
 

@@ -15,7 +15,7 @@ from draftwood.testing.models.toy import NextTokenModel, ToyModel
 
 
 def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
-    """Its laws are classes of proposals, `flags` are true or false, and its source is in words."""
+    """Check that its laws are classes of proposals, `flags` are true or false, and its source is in words."""
     laws = strategy.laws
     assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
     assert laws, "laws is empty; name the proposal laws of the trees that it grows, or can judge."

@@ -208,7 +208,7 @@ class FeatureMirror:
         read = text[: len(text) - behind + 1]
         for other in permutations(self.layers):
             if _off(states, self._expected(read, other)[-1]) <= self.mirror.tolerance:
-                return f"the layers stand in the order {list(other)}, and {self.layers} was asked for."
+                return f"the layers are in the order {list(other)}, and {self.layers} was asked for."
         if behind > len(path):
             return ""
         before = text[: len(text) - len(path)]

@@ -173,7 +173,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 
 def _may_repeat(law: type[Proposal]) -> bool:
-    """Whether siblings drawn by `law` may hold one token."""
+    """Returns whether siblings drawn by `law` may hold one token."""
     p = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=CounterRandomness.seeded(0))
     first = drawn.tokens[0]

@@ -1,4 +1,4 @@
-"""Whether samples have a law: Pearson's chi-square test with the bias that it would detect."""
+"""Pearson's chi-square test of whether samples have a law, with the bias that it would detect."""
 
 from __future__ import annotations
 

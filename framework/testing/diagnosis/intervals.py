@@ -124,7 +124,7 @@ class _Branch(Generic[T]):
                 yield weight, below
 
     def breaks(self, depth: int = 0) -> Iterator[tuple[int, int]]:
-        """For all uniforms: its number and an end of a piece."""
+        """Yields the number of a uniform and an end of a piece, for all pieces."""
         for end, below in zip(self.ends, self.below, strict=True):
             yield depth, end
             if isinstance(below, _Branch):

@@ -48,7 +48,7 @@ def switch_values(option: Parameter) -> tuple[bool, bool] | tuple[float, float] 
 
 
 def fits(policy: TreePolicy, verifier: Verifier) -> bool:
-    """Whether `verifier` judges the trees of `policy`."""
+    """Returns whether `verifier` judges the trees of `policy`."""
     try:
         check_strategy_fits(policy, verifier)
     except IncompatibleStrategy:

@@ -94,7 +94,7 @@ def difference(alone: TokenTree, together: TokenTree) -> str | None:
 
 
 def _alike(one: Proposal, other: Proposal, tokens: Sequence[int]) -> bool:
-    """Whether two laws say the same of siblings that hold these tokens."""
+    """Returns whether two laws say the same of siblings that hold these tokens."""
     return type(one) is type(other) and all(
         torch.equal(one.conditional(k, tokens[:k]), other.conditional(k, tokens[:k]))
         for k in range(len(tokens))

@@ -1,4 +1,4 @@
-"""Whether code draws from a generator of the process instead of its stream."""
+"""Checks whether code draws from a generator of the process instead of its stream."""
 
 from __future__ import annotations
 

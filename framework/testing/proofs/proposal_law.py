@@ -140,7 +140,7 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _DrawnLaw, existence
 
 
 def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:
-    """For every node and child number: the context, the child's token (None after the last), its proposal."""
+    """Yields context, token (None after the last child) and proposal of every node and child number."""
     tokens = tree.tokens.tolist()
     for node in range(len(tree)):
         path = tuple(tokens[above] for above in tree.path(node))

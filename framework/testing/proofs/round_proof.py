@@ -91,7 +91,7 @@ def _emitted(
 def round_deviation(
     trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
 ) -> RoundDeviation:
-    """Where one round departs the most from the target's law; the error is its attribute."""
+    """The largest deviation of one round from the target's law; the error is its attribute."""
     outcomes = round_outcomes(trees, verifier, target, budget=budget)
     return largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
 

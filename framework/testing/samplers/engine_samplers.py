@@ -89,7 +89,7 @@ def vllm_sampler(
 
 
 def _takes_logits(rejection_sample: Callable[..., Tensor], device: torch.device | str) -> bool:
-    """Whether the target is given by its logits: then a certain one, given as probabilities, is none."""
+    """Returns whether the sampler takes logits: a one-hot target of probabilities is then not certain."""
     rows, certain = 512, torch.tensor([0.0, 1.0, 0.0])
 
     def certain_as(target: Tensor) -> bool:

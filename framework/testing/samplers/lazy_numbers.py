@@ -78,7 +78,7 @@ class LazyChance:
         return self.uniform().applied(_ndtri, 1)
 
     def below(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
-        """Whether `holds(value)`, for a condition that is true up to some value and false from then on."""
+        """Returns `holds(value)`, for a condition that is true up to some value and false after it."""
         low, high, points = self.bounds(number.base)
         rising = number.slope > 0
         first, end = low, high  # the first point at which the answer is that of the upper end

@@ -127,7 +127,7 @@ def drafts(
 
 
 def likely_breaks(draft: Draft) -> Iterator[float]:
-    """Where a sampler that works with this draft may change its mind as a uniform grows."""
+    """Yields guesses of uniforms at which a sampler's decision about this draft may change."""
     tree, rows = draft.tree, draft.target_probs
     for node in range(len(tree)):
         left, shared = rows[node], 0.0

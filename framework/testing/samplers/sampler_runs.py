@@ -116,7 +116,7 @@ class CheckedSampler:
     def sampled(
         self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
     ) -> list[dict[Text, int]]:
-        """For every draft, how often what came of it."""
+        """Returns the counts of outcomes of every draft."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -224,7 +224,7 @@ def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
 
 
 def _comes_of_enumeration(error: Exception) -> bool:
-    """Whether an error is about numbers that are not drawn yet, rather than of the sampler."""
+    """Returns whether an error is about numbers that are not drawn yet, rather than of the sampler."""
     if isinstance(error, InvalidDistribution):
         return False  # torch refuses such weights too
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
