@@ -166,8 +166,8 @@ class TunedMethod:
         elif self.draft_vocabulary is not None and is_model(drafter):
             raise InvalidInput(
                 f"{self.file!r} was tuned with a draft of another tokenizer, and a folder or model "
-                "does not say how its tokens are mapped; give the drafter that SharedTokens.between() makes of "
-                "both tokenizers."
+                "does not map its tokens; give the drafter that SharedTokens.between() makes of both "
+                "tokenizers."
             )
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})

@@ -191,9 +191,7 @@ class Forgets(Grows):
 
 def test_learners_whose_state_cannot_be_handed_on_are_refused():
     for policy in (Stateless(1), Unbegun()):
-        with pytest.raises(
-            InvalidInput, match=r"learns = True but its first_state\(\) returns None; subclass"
-        ):
+        with pytest.raises(InvalidInput, match=r"but its first_state\(\) returns None; subclass"):
             decoder(policy)
     with pytest.raises(InvalidInput, match=r"The state \[1\] of .* can change .*unhashable.*attrs.frozen"):
         decoder(Listed())
