@@ -321,7 +321,7 @@ def test_a_fork_of_a_process_with_an_open_decoder_is_told():
     assert [sentence.split(": ", 1)[0] for sentence in sentences] == list(calls)
     for sentence in sentences:
         assert f"belongs to process {os.getpid()}, and a fork does not copy its thread" in sentence
-        assert f"make another one in process {child}." in sentence
+        assert f"make another decoder in process {child}." in sentence
 
 
 def _read_within(descriptor, *, seconds):

@@ -212,5 +212,5 @@ def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
     assert with_trees == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
     half = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees[:1], **case())
     assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
-    with pytest.raises(InvalidInput, match="trees are those of one round; give rounds=1"):
+    with pytest.raises(InvalidInput, match="trees are trees of one round; give rounds=1"):
         joint_law(TREE, RecursiveRejection(), trees=trees, **case())
