@@ -49,7 +49,8 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """What `generate` writes behind the prompt of a number; short texts are the beginning of one."""
+    """Returns the texts of `generate` by the number of a prompt; short texts are the beginning of long
+    ones."""
 
     @cache
     def text(number, tokens):

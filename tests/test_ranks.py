@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def said() -> list[dict[str, Any]]:
-    """What each process printed."""
+    """Returns the output of each process."""
     done = subprocess.run(
         [*LAUNCHER, str(PROGRAM)], capture_output=True, text=True, timeout=300, cwd=PROGRAM.parents[1]
     )

@@ -63,7 +63,7 @@ def asked(draftwood, tmp_path):
 
 
 def texts(draftwood, *words: Any) -> list[str]:
-    """What the command writes for one prompt with these options."""
+    """Returns the texts that the command writes for one prompt with these options."""
     result = draftwood("generate", "--json", *words)
     assert result.exit_code == 0, result.output
     return [json.loads(line)["text"] for line in result.stdout.splitlines()]

@@ -225,7 +225,7 @@ def goes_on(draftwood, folder, words):
 
 @pytest.fixture
 def eleven(tmp_path, problems):
-    """What runs 11 cells."""
+    """Returns a folder and a command that runs 11 cells."""
     folder = tmp_path / "results"
     return folder, tiny(folder, "--data", problems, "--temperature", 0.8, "--repetitions", 2)
 

@@ -154,7 +154,7 @@ def test_an_answer_ends_where_the_model_or_the_user_would(tmp_path):
 
 
 def test_turns_of_a_conversation_count_together(monkeypatch):
-    """Of each turn the text of median time stands, and a conversation is one prompt of the intervals."""
+    """Each turn keeps its text of median time, and a conversation is one prompt of the intervals."""
     race = Race(PAIR, "d", 0.0, 0, 4)
     known = ["first_token_seconds", "first_tokens", "draft_calls", "draft_cost", "drafted", "accepted"]
     known += ["draft_seconds", "target_seconds", "verify_seconds", "prefill_seconds", "right"]

@@ -266,7 +266,7 @@ def recurrence(*, x: Tensor, b: Tensor, c: Tensor, step: Tensor, rate: Tensor, h
 
 
 class MambaSsm(Sequential):
-    """What a `MambaLMHeadModel` computes."""
+    """A model that computes what a `MambaLMHeadModel` does."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
         super().__init__(tensors, dtype)
@@ -318,7 +318,7 @@ class MambaSsm(Sequential):
 
 
 class MambaInLlama(Sequential):
-    """What a distilled Llama computes."""
+    """A model that computes what a distilled Llama does."""
 
     def __init__(
         self, llama: dict[str, Any], mamba: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype

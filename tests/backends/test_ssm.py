@@ -345,7 +345,7 @@ def test_a_round_takes_little_beside_snapshots() -> None:
     parents = torch.tensor([[(node - 1) // 2 if node else -1 for node in range(nodes)]])
 
     def besides(backend: Any) -> float:
-        """What a round takes beside plain decoding, logits apart, by the size of a state for every node."""
+        """Returns a round's extra memory, without logits, over that of a state for every node."""
 
         def one_round(n: int) -> None:
             backend.extend(tokens[:, :n], parents[:, :n])

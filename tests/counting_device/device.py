@@ -99,7 +99,7 @@ class CountingDevice(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch's operation `func` gives, counted where tensors of the device take part."""
+        """Returns the result of torch's operation `func`, counted where tensors of the device take part."""
         tensors = list(_tensors((*args, *kwargs.values())))
         asked = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         to_device = asked is not None and asked.type == "cuda"

@@ -1,4 +1,4 @@
-"""What people really pass, and what they do with one decoder from several places."""
+"""Arguments that people really pass, and one decoder that is used from several places."""
 
 import threading
 from typing import Any

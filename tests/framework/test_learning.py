@@ -1,4 +1,4 @@
-"""What policies learn: one state a row, handed from round to round and from call to call."""
+"""States of learning policies: one per row, passed from round to round and from call to call."""
 
 import attrs
 import pytest

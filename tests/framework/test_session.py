@@ -149,7 +149,7 @@ def test_a_row_is_cancelled_wherever_it_stands_and_the_others_go_on(target):
 
 
 def test_a_kept_row_ends_within_an_accepted_path():
-    """What was accepted behind the end of its text is no part of the state that goes on."""
+    """Tokens that were accepted after the end of its text are not part of the state that goes on."""
     text = sequentially([1, 2, 3], 20)
     end = text[5]
     one = decoder(target=ScoringBackend(TARGET), draft=drafter(TARGET), policy=Chain(12, "top-k"))

@@ -1,4 +1,4 @@
-"""What comes of a call both ways, and whether the two agree."""
+"""The results of a call both ways, and whether they agree."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ REFUSALS: dict[str, set[str]] = {
 
 @attrs.frozen(eq=False)
 class Came:
-    """What a call gave: an output, or an error."""
+    """The result of a call: an output, or an error."""
 
     output: Any = None
     error: Exception | None = None
@@ -127,7 +127,7 @@ def run(number: int) -> tuple[int, str, str, str]:
 
 
 def run_directly(number: int) -> tuple[int, str, str, str] | None:
-    """The same by `SpeculativeDecoder.generate`, for calls that it takes."""
+    """Runs the call by `SpeculativeDecoder.generate`, where that takes it."""
     found = directly(number)
     return None if found is None else _told(number, found)
 

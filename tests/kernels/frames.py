@@ -1,4 +1,4 @@
-"""What the tests of all kernels share: memory full of NaN, who serves a call, all configurations, misfits."""
+"""Helpers of all kernels' tests: memory full of NaN, kernel or reference, all configurations, misfits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def guarded() -> Iterator[list[Configuration]]:
 
 @contextmanager
 def every_configuration_of(dispatch: Any) -> Iterator[None]:
-    """What `dispatch` can choose is chosen."""
+    """Checks that every configuration that `dispatch` has is chosen."""
     with guarded() as launched:
         yield
     assert [one for one in dispatch.CONFIGURATIONS if one not in launched] == []

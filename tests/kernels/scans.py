@@ -1,4 +1,4 @@
-"""What tests of scans along trees share: ragged trees over two passes, and layouts that are refused."""
+"""Helpers of tests of scans along trees: ragged trees over two passes, and layouts that are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Ragged:
         return len(self.names), self.old + self.new
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What new nodes see, bool `[rows, new, columns]`, and a path, `[rows, columns]`, at times empty."""
+        """Returns the mask of new nodes, bool `[rows, new, columns]`, and a path, `[rows, columns]`, maybe
+        empty."""
         chance, rows, paths = random.Random(self.seed), [], []
         for place, name in enumerate(self.names):
             counts = self.old, self.new
@@ -82,7 +83,7 @@ def steps(normal: Tensor) -> Tensor:
 
 
 def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers, each tensor in the midst of NaN, with strides of its own in multiples of 16."""
+    """Returns equal numbers, each tensor surrounded by NaN, with different strides in multiples of 16."""
     return {
         name: embedded(tensor.to(device), behind=place + 1)
         for place, (name, tensor) in enumerate(held.items())
@@ -90,7 +91,7 @@ def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def embedded(tensor: Tensor, *, behind: int) -> Tensor:
-    """The same numbers in the midst of NaN, of which 16 are before and `behind` times 16 behind a line."""
+    """Returns equal numbers surrounded by NaN: 16 before and `behind` times 16 after a line."""
     *outer, last = tensor.shape
     shape = [*(size + 2 for size in outer), (-(-last // 16) + 1 + behind) * 16]
     around = tensor.new_full(shape, torch.nan)
@@ -120,7 +121,7 @@ def replays(
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same numbers, not side by side."""
+    """Returns equal numbers that are not contiguous."""
     return tensor.repeat_interleave(2, -1)[..., ::2]
 
 
@@ -130,7 +131,7 @@ def repeated(tensor: Tensor) -> Tensor:
 
 
 def misaligned(tensor: Tensor) -> Tensor:
-    """The same numbers at an address that is no multiple of 16 bytes."""
+    """Returns equal numbers at an address that is not a multiple of 16 bytes."""
     around = tensor.new_zeros(tensor.numel() + 1)
     return around[1:].view(tensor.shape).copy_(tensor)
 
@@ -168,7 +169,7 @@ def layouts_left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
     **known_as: str,
 ) -> None:
-    """Of every tensor in `held`, by its name in the log, in every layout that no kernel reads."""
+    """Checks every tensor in `held`, by its name in the log, in every layout that no kernel reads."""
     for name, tensor in held.items():
         for lay, reason in LAYOUTS if isinstance(tensor, Tensor) else []:
             changed = {**held, name: lay(tensor)}

@@ -130,7 +130,7 @@ def test_the_table_holds_what_is_declared() -> None:
 def test_moves_are_read_by_all_threads_before_any_is_written(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:
-    """What the interpreter, which runs one thread, cannot see."""
+    """All threads read before any writes; the interpreter, which runs one thread, cannot check this."""
     kernels = [found["ptx"] for one, found in tiles if one.operation == "kv_commit"]
     assert kernels
     for kernel in kernels:
@@ -141,7 +141,7 @@ def test_moves_are_read_by_all_threads_before_any_is_written(
 def test_the_last_program_sees_what_the_others_wrote(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:
-    """What the interpreter, which runs one program after another, cannot see."""
+    """The last program sees the others' writes; the interpreter, with one program at a time, cannot check this."""
     start, step, *_ = [found["ptx"] for one, found in tiles if one.operation == "tree_traversal"]
     for kernel in (start, step):
         before, arrives, after = kernel.partition("atom.global.gpu.acq_rel.add")

@@ -78,7 +78,7 @@ def case(
 
 
 def error(arguments: dict[str, Any]) -> float:
-    """Of the kernel against the reference in fp32; what it must not write must still be NaN."""
+    """Returns the kernel's error against the reference in fp32; other outputs must still be NaN."""
     with frames.kernel_alone(dispatch, "attend"), frames.guarded():
         found = dispatch.attend(**arguments)
     wanted = reference.attend(**frames.precise(arguments))

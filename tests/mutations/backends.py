@@ -187,7 +187,7 @@ class OneBuffer(Cached):
 
 
 class FirstShapeAgain(Cached):
-    """What was captured for a shape is replayed with the parents of the first call."""
+    """Replays the pass that was captured for a shape with the parents of the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ class LayersInOrder(Featured):
 
 
 class AllFeatures(Featured):
-    """Those of all tokens are handed out where the last were asked for."""
+    """Returns the features of all tokens where only the last were requested."""
 
     def as_kept(self, features: list[Tensor]) -> Tensor:
         last, self.last = self.last, None

@@ -100,7 +100,7 @@ class DropsRejected(LearningPolicy[tuple[int, ...]]):
 
 @attrs.frozen
 class AvoidsRejected(DropsRejected):
-    """What it was meant to do: leaves those tokens out of the draw, and declares so."""
+    """The right form: leaves those tokens out of the draw, and declares so."""
 
     def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growing:
         tree = TreeBuilder(root)

@@ -63,7 +63,7 @@ class Mistake:
 
 
 def failure(name: str, check: Callable[[], None]) -> Caught | None:
-    """What `check` raises; None where it passes."""
+    """Returns the error that `check` raises; None where it passes."""
     try:
         check()
     except AssertionError as error:

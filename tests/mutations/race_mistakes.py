@@ -41,7 +41,7 @@ _ranked = race_flows._ranked
 
 
 def _masses_of_the_likely(weights: Tensor, tokens: Sequence[int]) -> list[float]:
-    """What the draft holds before each of its likeliest tokens, whichever were drawn."""
+    """Returns the draft's mass before each of its likeliest tokens, whichever were drawn."""
     return _masses(weights, weights.topk(len(tokens)).indices.tolist())
 
 

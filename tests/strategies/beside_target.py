@@ -71,7 +71,7 @@ def many_rounds(data: Any, drafter: Beside) -> list[list[int]]:
 
 
 def assert_pair_caches_alike(ours: Any, theirs: Any, texts: list[list[int]]) -> None:
-    """Of two `PairRows` that read these texts."""
+    """Assert that the caches of two `PairRows` that read these texts are equal."""
     assert ours._lengths.tolist() == theirs._lengths.tolist() == [len(text) for text in texts]
     torch.testing.assert_close(ours.waiting, theirs.waiting, atol=1e-9, rtol=0)
     for row, text in enumerate(texts):

@@ -22,7 +22,7 @@ WIDTH = 16
 
 
 def config(**changes: Any) -> Eagle3Config:
-    """Of a head for `target()`, with maps and all sizes different."""
+    """Returns the config of a head for `target()`, with maps and all sizes different."""
     known: dict[str, Any] = {
         "hidden_size": WIDTH,
         "target_hidden_size": WIDTH,

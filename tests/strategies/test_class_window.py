@@ -37,7 +37,7 @@ def beside(p, token):
 
 @st.composite
 def arguments(draw):
-    """What `ClassWindow.open` takes, in float64."""
+    """Draws arguments of `ClassWindow.open`, in float64."""
     vocab = draw(st.integers(2, 5))
     p = draw(drafts(vocab))
     tried = draw(st.lists(st.integers(0, vocab - 1), max_size=vocab - 2, unique=True))

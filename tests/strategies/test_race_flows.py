@@ -1,4 +1,4 @@
-"""What tokens get whose siblings are judged as one set, beside its definition and optimum; the cost."""
+"""Flows of siblings that are judged as one set, compared with definition and optimum; their cost."""
 
 import time
 from typing import Any
@@ -71,7 +71,7 @@ def optimum(sets, target):
 
 
 def losses(kind, seeds=30):
-    """What the flows lose to the optimum of the law, over random nodes of eight tokens."""
+    """Returns the loss of the flows against the optimum of the law, over random nodes of eight tokens."""
     lost = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)

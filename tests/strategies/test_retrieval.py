@@ -33,7 +33,7 @@ def index_of(documents, vocab_size=VOCAB, **options):
 
 
 def counted(documents, text, longest, shortest):
-    """What follows the longest suffix of `text` that stands anywhere before another token."""
+    """Returns the counts of tokens that follow the longest suffix of `text` that occurs with a next token."""
     counts = [0] * VOCAB
     for n in range(min(longest, len(text)), shortest - 1, -1):
         for document in documents:
@@ -287,7 +287,7 @@ def test_every_check_of_a_drafter(check):
 
 
 class InDoublePrecision(RetrievalDrafter):
-    """What is proved is the law and not its rounding, which in float32 exceeds the proof's tolerance."""
+    """A drafter for proofs of the law without rounding, which in float32 exceeds the proof's tolerance."""
 
     def distributions(self, requests):
         return super().distributions(requests).double()

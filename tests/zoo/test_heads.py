@@ -263,7 +263,7 @@ def test_heads_are_saved_in_half_precision_and_loaded_for_a_target(head: Eagle3H
 
 
 class Runs:
-    """What a pickle could do."""
+    """A class that runs code when its pickle is read."""
 
     def __reduce__(self) -> Any:
         return (print, ("this must not be run",))
