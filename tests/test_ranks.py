@@ -1,4 +1,4 @@
-"""A target that is sharded over two processes: both write what one alone writes, whatever differs in them."""
+"""A target that is sharded over two processes: both write the text of a single process, whatever differs."""
 
 import json
 import subprocess

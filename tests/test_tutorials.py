@@ -1,4 +1,4 @@
-"""The tutorials run as they stand: files are saved, Python is run, and commands print what the page shows."""
+"""The tutorials run unchanged: files are saved, Python is run, and commands print what the page shows."""
 
 import os
 import re

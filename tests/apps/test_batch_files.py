@@ -1,4 +1,4 @@
-"""`--prompts` with OpenAI's batch files: requests with settings of their own, answers in OpenAI's shape."""
+"""`--prompts` with OpenAI's batch files: requests with different settings, answers in OpenAI's shape."""
 
 from __future__ import annotations
 

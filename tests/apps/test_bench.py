@@ -63,7 +63,7 @@ def finished(tmp_path_factory, problems):
 
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch):
-    """The whole range of sizes is timed in the fixture above alone."""
+    """The whole range of sizes is only timed in the fixture above."""
     monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
 
 

@@ -1,4 +1,4 @@
-"""Conversations in `draftwood bench`: later turns behind the model's own answers, for all contenders."""
+"""Conversations in `draftwood bench`: later turns follow the model's own answers, for all contenders."""
 
 import json
 from collections import Counter
@@ -46,7 +46,7 @@ def bench(draftwood, chats):
 
 
 def conversation(turns):
-    """The prompt of every turn, and what greedy `generate` writes behind it, in one loop of its own."""
+    """Returns the prompt of every turn and the answer of greedy `generate`, by a separate loop."""
     model: Any = zoo.load("llama-7m")
     tokenizer, prompt, found = zoo.tokenizer(), list[int](), []
     for place, asked in enumerate(turns):

@@ -83,7 +83,7 @@ STARTS = 3
 
 
 class Cluster:
-    """A Ray cluster of two CPUs, in processes of its own; `folder` is on its path."""
+    """A Ray cluster of two CPUs, in separate processes; `folder` is on its path."""
 
     def __init__(self, folder):
         log = folder / "cluster.log"

@@ -54,7 +54,7 @@ class Budget:
 
     Attributes:
         launches: kernels.
-        outside: those of them outside model passes.
+        outside: kernels outside model passes.
         waits: of the host for the device.
         blocking: copies to the device that the host waits for.
     """

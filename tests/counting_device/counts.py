@@ -69,7 +69,7 @@ class Counts:
         )
 
     def by_phase(self) -> dict[tuple[str, ...], Counts]:
-        """The events of every phase that has some, without those of phases inside it."""
+        """Returns the events of every phase that has some, without the events of phases inside it."""
         phases: dict[tuple[str, ...], Counts] = {}
         for event, count in self.events.items():
             phases.setdefault(event.phase, Counts()).events[event] += count

@@ -2,7 +2,7 @@
 
 In the interpreter a round of the zoo's state-space pair takes ten seconds of a CPU, by references a tenth of
 one. So, unless asked for otherwise, a dispatcher runs twice: on the device, where its launches are counted
-and write nothing, and on the CPU, where the operation's reference serves it.
+and write nothing, and on the CPU, where the operation's reference runs.
 """
 
 from __future__ import annotations

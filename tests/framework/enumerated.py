@@ -1,4 +1,4 @@
-"""The exact law of what a decoder writes after one prompt, and transformers' processors beside it."""
+"""The exact law of a decoder's text after one prompt, also with transformers' processors."""
 
 from __future__ import annotations
 

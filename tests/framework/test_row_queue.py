@@ -1,4 +1,4 @@
-"""Many prompts through a few rows: each text as alone, also where a pass fails or a caller goes away."""
+"""Many prompts through a few rows do not change any text, also where a pass fails or a caller goes away."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
 
 @attrs.frozen(eq=False)
 class Apart:
-    """A state that is equal to itself alone."""
+    """A state that is only equal to itself."""
 
     length: int = 1
 

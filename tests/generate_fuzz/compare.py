@@ -250,7 +250,7 @@ def _same_layers(wanted: Any, found: Any) -> bool:
 
 
 def _parts_at_a_tie(one: Call, wanted: Tensor, found: Tensor) -> bool:
-    """Whether the first difference stands where two scores were nearly the same."""
+    """Returns whether the first difference is at a token where two scores were nearly equal."""
     width = min(wanted.shape[1], found.shape[1])
     differs = (wanted[:, :width] != found[:, :width]).any(0)
     if not bool(differs.any()):

@@ -33,7 +33,7 @@ def precise(held: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def guarded() -> Iterator[list[Configuration]]:
-    """Launches write into NaN alone, and nothing beside what is allocated for them.
+    """Launches only write into memory that is allocated for them, which is full of NaN.
 
     Gives the configurations launched so far.
     """
@@ -85,7 +85,7 @@ def kernel_alone(dispatch: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def reference_serves(reason: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """The log says that a reference serves a call, and why."""
+    """Check that the log says that a reference runs a call, and why."""
     caplog.set_level("INFO", logger=support.__name__)
     caplog.clear()
     support._logged.clear()

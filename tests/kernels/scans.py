@@ -28,7 +28,7 @@ class Ragged:
     """Trees over two passes, one row a name of `TOPOLOGIES`.
 
     Rows differ in how many of their `old` columns and `new` nodes are real, but for the first, in which all
-    are; the rest see themselves alone.
+    are; the rest only see themselves.
     """
 
     names: Sequence[str]
@@ -91,7 +91,7 @@ def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def embedded(tensor: Tensor, *, behind: int) -> Tensor:
-    """Returns equal numbers surrounded by NaN: 16 before and `behind` times 16 after a line."""
+    """Returns equal numbers surrounded by NaN: 16 before a line, and 16 times the argument after it."""
     *outer, last = tensor.shape
     shape = [*(size + 2 for size in outer), (-(-last // 16) + 1 + behind) * 16]
     around = tensor.new_full(shape, torch.nan)
@@ -152,7 +152,7 @@ def left_to_the_reference(
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No kernel serves `held`, and the log says why."""
+    """Check that no kernel takes `held`, and that the log says why."""
     with reference_serves(reason, caplog), guarded() as launched:
         found = call(**held)
     assert not launched

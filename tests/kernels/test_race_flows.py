@@ -1,4 +1,5 @@
-"""The flows of race verification on the device, by their definition and beside the plain verifier's."""
+"""The flows of race verification on the device, by their definition and compared with the plain
+verifier's."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple
 
 
 def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_flows.Flows]:
-    """The flows alone."""
+    """Returns only the flows."""
     return [flows for flows, _ in allowed_on_device(nodes, device)]
 
 

@@ -1,4 +1,4 @@
-"""Who serves a call: the kernel, or the reference with a reason."""
+"""Choice for a call: the kernel, or the reference with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traversal and class order on the device, number by number those of the verification stream."""
+"""Traversal and class order on the device, number by number by the verification stream."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class FourRows(Listed):
 
 
 class SilentRowsLeftOut(Listed):
-    """The answers stand without gaps, whoever asked."""
+    """The answers have no gaps for rows that requested nothing."""
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         logits = super().distributions(requests)

@@ -1,4 +1,4 @@
-"""Mistakes in policies that learn from outcomes, each beside the policy that is right."""
+"""Mistakes in policies that learn from outcomes, each with the policy that is right."""
 
 from __future__ import annotations
 

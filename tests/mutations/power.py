@@ -66,7 +66,7 @@ class Found:
 
 
 def error(mistake: Mistake, on: ProofModels, shapes: Sequence[Shape]) -> float:
-    """The largest error of the mistake on the models, over the shapes and the laws that it serves."""
+    """The largest error of the mistake on the models, over the shapes and the laws that it accepts."""
     with ExitStack() as stack:
         for patch in mistake.patches:
             stack.enter_context(mock.patch.object(*patch))

@@ -57,7 +57,7 @@ def _pair_without_a_mark(weights: Tensor, total: float) -> Given:
 
 
 class Drawn(RaceTraversal):
-    """Serves the one law in which there is a time, so that its checks are few."""
+    """Accepts only the law in which there is a time, so that its checks are few."""
 
     laws = frozenset({WithoutReplacement})
 

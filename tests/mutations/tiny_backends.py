@@ -147,7 +147,7 @@ class Rowwise(StateBackend):
         raise NotImplementedError
 
     def parent(self, row: Row, numbered: int, *, start: int) -> int:
-        """Its place, of what a call says that began behind `start` nodes."""
+        """Returns the node's place in a call that began after `start` nodes."""
         return numbered
 
     def accepted(self, row: Row, path: Sequence[int]) -> Sequence[int]:
@@ -267,7 +267,7 @@ class Windowed(Cached):
 
 
 class Recurrent(Rowwise):
-    """A recurrent model with the state behind every token."""
+    """A recurrent model that keeps the state after every token."""
 
     model = Recurrence()
 
@@ -278,7 +278,7 @@ class Recurrent(Rowwise):
         return row
 
     def committed(self, row: Row) -> Tensor:
-        """The state behind the committed text."""
+        """Returns the state after the committed text."""
         return row.text[-1] if row.text else torch.zeros(WIDTH)
 
     def score(self, row: Row, token: int) -> Tensor:

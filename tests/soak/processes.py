@@ -1,4 +1,4 @@
-"""The command line in processes of their own."""
+"""The command line in separate processes."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class Workplace:
         return cls(subject, decoder, subject.decoder(), SharedDecoder(queue))
 
     def expected(self, arguments: dict[str, Any]) -> list[int]:
-        """The tokens of the text in a session of its own."""
+        """Returns the tokens of the text in a separate session."""
         with self.alone.session(max_new_tokens=12, eos_token_id=[3]) as one:
             row = one.add(**arguments)
             while one.unfinished:

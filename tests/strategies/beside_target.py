@@ -1,4 +1,4 @@
-"""Drafters that read a target's features, driven beside it without the loop, and what their caches hold."""
+"""Drafters that read a target's features, driven with it but without the loop, and their caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood import Drafter, Outcome, Request
 
 
 class Beside(Drafter):
-    """A drafter on a target of its own, which takes each call just before it, as in the loop."""
+    """A drafter with its own target, which takes each call just before it, as in the loop."""
 
     def __init__(self, target: Any, drafter: Any) -> None:
         self.target, self.drafter = target, drafter

@@ -82,7 +82,7 @@ def normalised(law):
 
 
 def check(window, exact):
-    """The window's laws are those of its pairs."""
+    """The window's laws equal the laws of its pairs."""
     draft = window.draft.weights
     vocab = len(draft)
     f = [window.chance_of_class(token) for token in range(vocab)]

@@ -88,7 +88,7 @@ def test_a_draft_that_sums_to_a_little_less_than_1_still_fills_its_first_slot(p)
 
 
 class ByWeights(Randomness):
-    """Draws by what it is given alone, so that the order of drawing does not matter."""
+    """Draws that only depend on the arguments, so that the order of drawing does not matter."""
 
     def choose(self, weights):
         height = float(weights.cumsum(0)[-1])

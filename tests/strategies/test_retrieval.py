@@ -115,7 +115,7 @@ def test_distributions_are_counts_round_after_round(documents, longest, shortest
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 8))
 def test_examples_are_spread_evenly(tail, examples):
-    """Every token after 0 in a corpus where 0 stands only at the start of a document."""
+    """Every token after 0 in a corpus where 0 only occurs at the start of a document."""
     index = index_of([[0, 1 + token] for token in tail], 6)
     drafter = RetrievalDrafter(index, 6, shortest=1, examples=examples)
     drafter.prefill([torch.zeros(0, dtype=torch.int64)])
