@@ -49,8 +49,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """Returns the texts of `generate` by the number of a prompt; short texts are the beginning of long
-    ones."""
+    """Returns `generate`'s texts by the number of a prompt; a short text is the beginning of a long one."""
 
     @cache
     def text(number, tokens):

@@ -83,8 +83,7 @@ class RunningRows:
     def nodes(
         self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
     ) -> tuple[Tensor, Tensor, Sequence[int]]:
-        """Returns tokens and parents `[places, nodes]` and counts of every place, given them for these
-        rows."""
+        """Returns tokens and parents `[places, nodes]` and counts of every place, given these rows'."""
         if self.all:
             return tokens, parents, counts
         of_rows = {place: counts[position] for position, place in enumerate(self.places)}

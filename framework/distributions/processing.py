@@ -210,8 +210,7 @@ def _stateful(processor: Any, why: str) -> InvalidInput:
 
 
 def _state(obj: Any, depth: int = 4) -> Any:
-    """Returns a comparable copy of an object's state; an object that cannot be inspected represents
-    itself."""
+    """Returns a comparable copy of an object's state, or the object itself if it has none to inspect."""
     if isinstance(obj, Tensor):
         return tuple(obj.shape), obj.dtype, hash(_bytes(obj))
     if isinstance(obj, np.ndarray):

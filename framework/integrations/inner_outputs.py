@@ -76,9 +76,8 @@ def inner_outputs(
     name, given = _cache_of(kwargs)
     cache = copy.copy(given)
     if cache is not None:
-        cache.layers = [
-            copy.copy(layer) for layer in given.layers
-        ]  # whose updates do not write to the tensors
+        # Updates of the copies do not write to the given cache's tensors.
+        cache.layers = [copy.copy(layer) for layer in given.layers]
         kwargs[name] = cache
     fresh = None if cache is None else prompt - cache.get_seq_length()
     first = _read(model, sequences[:, :prompt], kwargs, next_sequence_length=fresh, is_first_iteration=True)
@@ -137,8 +136,7 @@ def _cache_of(model_kwargs: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _windows(model: Any, cache: Any) -> list[int | None]:
-    """Returns each layer's window in tokens, or None for all; the layer's type gives it where it has no
-    keys."""
+    """Returns each layer's window, or None for all tokens; a layer without keys has that of its type."""
     text = model.config.get_text_config(decoder=True)
     own = [getattr(layer, "sliding_window", None) for layer in cache.layers]
     types = getattr(text, "layer_types", None) or [None] * len(own)

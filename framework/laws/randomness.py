@@ -75,8 +75,7 @@ class UniformRandomness(Randomness):
 
     @abstractmethod
     def ahead(self, n: int) -> Tensor:
-        """Returns the numbers that `uniforms` would, and leaves them in the stream; fewer where a tape
-        ends."""
+        """Returns the numbers that `uniforms` would, but keeps them; fewer where a tape ends."""
 
     def uniform(self) -> float:
         """The next number of the stream."""
@@ -254,8 +253,7 @@ class NodeNoise:
 
     @classmethod
     def ahead_of(cls, rngs: Sequence[UniformRandomness], nodes: int, n: int) -> NodeNoise:
-        """Returns the streams of `nodes` nodes per row with their first `n` numbers; the rows' streams
-        stay."""
+        """Returns the streams of `nodes` nodes per row, with `n` numbers, and takes nothing from the rows."""
         keys = _keys(ahead_of_rows(rngs, nodes))
         return cls(keys, _counted(keys, np.zeros(keys.shape, dtype=np.int64), n))
 

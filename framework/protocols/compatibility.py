@@ -26,7 +26,7 @@ def registered_laws() -> list[type[Proposal]]:
 
 
 def laws_of(verifier: Verifier) -> list[type[Proposal]]:
-    """Returns the laws to try `verifier` with, by class name: all known ones if it accepts any law."""
+    """Returns the laws to try `verifier` with, sorted by name: its own, or all if it accepts any law."""
     known = {*verifier.laws, *(law for law in registered_laws() if serves(verifier, law))}
     named = known if Proposal in verifier.laws else verifier.laws
     return sorted({*named} - {Proposal}, key=lambda law: law.__name__)

@@ -51,7 +51,7 @@ def check_declared(strategy: object, protocol: type) -> None:
     learning = LearningPolicy in type(strategy).__mro__ or getattr(strategy, "learns", False)
     if protocol is TreePolicy and not learning and _has(strategy, "observe"):
         raise InvalidInput(
-            f"{name} has observe() but does not declare that it learns, as a policy for an older draftwood: "
+            f"{name} has observe() but does not declare that it learns, as was usual in an older draftwood; "
             "derive it from draftwood.LearningPolicy, where observe() gives the next state."
         )
 

@@ -270,8 +270,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_long_texts(self) -> None:
-        """Texts beyond 64, 128 and 256 tokens are right, by prefill and commits, in sequence and in one
-        batch."""
+        """Texts beyond 64, 128 and 256 tokens are right, by prefill and commits, singly and in a batch."""
         mirror, rng = self.mirror(), random.Random(4)
         longest = self._room(mirror, self.longest)
         lengths = [min(length, longest - 16) for length in (61, 125, 251)]

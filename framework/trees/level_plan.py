@@ -204,8 +204,7 @@ class Levels:
         return found
 
     def _bars(self, plan: LevelPlan) -> NDArray[np.float64]:
-        """Returns the value of the least valuable node of every row's tree; the threshold where there is
-        room."""
+        """Returns every row's least value of a node in its tree; the threshold where there is room."""
         values = self.values.reshape(len(self.values), -1)
         if values.shape[1] < plan.budget:
             return np.full(len(values), plan.threshold)

@@ -90,8 +90,7 @@ class Prefixes:
         return len(self.paths)
 
     def of_node(self, node: int) -> Int[Tensor, "1 length"]:
-        """Returns the tokens before the prediction at `node`, `[1, length]`; a view, valid until the next
-        call."""
+        """Returns the tokens before the prediction at `node`, `[1, length]`; the next call overwrites it."""
         return self.text.followed_by(self.paths[node])
 
     @cached_property

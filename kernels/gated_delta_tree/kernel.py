@@ -30,8 +30,7 @@ def solve(
     NODES: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the deltas of all new nodes in one tile of a head's dimensions; `out` has older columns'
-    deltas."""
+    """Write the deltas of all new nodes in one tile of a head's dimensions, after the older ones in `out`."""
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
     p = tl.program_id(1) * DIM + tl.arange(0, DIM)

@@ -145,8 +145,7 @@ def behind(terms: Tensor) -> Tensor:
 
 
 def tables(law: SiblingSet) -> tuple[list[Tensor], list[Tensor], float]:
-    """Returns sums over sets of 0 to K - 1 tokens after each place, also with marks, and over all sets of
-    K."""
+    """Returns sums over sets of 0 to K - 1 tokens after each place, without and with marks, and of all K."""
     products, marked = [torch.ones_like(law.odds)], [law.marked[0] + behind(law.outside)]
     whole = 0.0
     for m in range(1, law.count + 1):
@@ -236,8 +235,7 @@ def settled(
 
 
 def allowed(wanted: Tensor, earlier: Tensor, last: Tensor, *, last_apart: bool) -> Tensor:
-    """Returns the allowances that accept `wanted`; with `last_apart`, those where a sibling is left after
-    it."""
+    """Returns the allowances that accept `wanted`; with `last_apart`, for a token that is not tried last."""
     if not last_apart:
         return at_most_one(wanted, earlier + last)
     return at_most_one((wanted - torch.minimum(wanted, last)).clamp(min=0), earlier)

@@ -90,8 +90,7 @@ class TreeMask:
         return self.at
 
     def visible(self) -> Tensor:
-        """Returns the dense mask, bool `[rows, nodes, start + columns]`; too long for more than
-        references."""
+        """Returns the dense mask for references, bool `[rows, nodes, start + columns]`."""
         slots = torch.arange(self.start + self.columns, device=self.bits.device)
         committed = (slots < self.lengths[:, None, None]) & (slots >= self.first[:, :, None])
         column = slots - self.slot

@@ -200,8 +200,7 @@ def padded(rows: Sequence[Sequence[int]], filler: int) -> Ints:
 
 
 def padded_uniforms(tapes: Sequence[Tensor]) -> Floats:
-    """Returns `tapes`, float64 on the CPU, as one array `[rows, longest]`, with NaN after the shorter
-    ones."""
+    """Returns `tapes`, float64 on the CPU, as one array `[rows, longest]`, padded with NaN."""
     result = np.full((len(tapes), max(map(len, tapes))), np.nan)
     for row, tape in zip(result, tapes, strict=True):
         row[: len(tape)] = tape.numpy()

@@ -217,8 +217,7 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
 
 
 def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
-    """Returns logits after `prompt` and every token of `path`, read as `generate` does: at once, then
-    singly."""
+    """Returns logits after `prompt`, read at once, and after every token of `path`, read one by one."""
     cache: Any = hf.DynamicCache(config=model.config)
     options = {cache_name(model): cache}
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters

@@ -187,8 +187,7 @@ class Steps:
 def _trees(
     case: Case, backend: StateBackend, written: list[tuple[list[int], Tensor]], draw: Draw
 ) -> tuple[str, str] | None:
-    """Returns the fault of random trees after prompts read up to their last token, which is the first
-    root."""
+    """Returns the fault of random trees after prompts whose last token is the first root."""
     oracle, rounded = Steps(case.model()), Rounding(case)
     backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in case.prompts])
     texts, roots = [prompt[:-1] for prompt in case.prompts], [prompt[-1] for prompt in case.prompts]

@@ -93,8 +93,7 @@ class Operation:
         return self.name if self.needs_result else None
 
     def copies(self, args: Args, kwargs: Kwargs) -> int:
-        """Returns the number of indices and values of advanced indexing that are copied to the device
-        first."""
+        """Returns the number of indices and values of advanced indexing that the device must get first."""
         if not self.indexes:
             return 0
         moved = args[1] if self._fills(args, kwargs) else (*args[1], *args[2:3])

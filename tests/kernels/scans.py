@@ -42,8 +42,7 @@ class Ragged:
         return len(self.names), self.old + self.new
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns the mask of new nodes, bool `[rows, new, columns]`, and a path, `[rows, columns]`, maybe
-        empty."""
+        """Returns the new nodes' mask, bool `[rows, new, columns]`, and a path, `[rows, columns]`."""
         chance, rows, paths = random.Random(self.seed), [], []
         for place, name in enumerate(self.names):
             counts = self.old, self.new

@@ -350,8 +350,7 @@ def test_where_nothing_can_be_timed_it_says_so_in_a_sentence(
 
 
 class FakeGpu:
-    """The part of CUDA that the timer uses; it records the order. A sleep of 1000 cycles takes a
-    millisecond."""
+    """The part of CUDA that the timer uses, with a record; a sleep of 1000 cycles takes a millisecond."""
 
     L2_cache_size = 2**27
 

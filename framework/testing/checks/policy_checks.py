@@ -118,10 +118,8 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
                 assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
             except LawBroken as broken:
                 after = LawBroken(f"After {learnt.history} it knows {learnt.state}, and then: {broken}")
-                after.error, after.likely = (
-                    broken.error,
-                    broken.likely,
-                )  # the message has this sentence already
+                # The message has this sentence already.
+                after.error, after.likely = broken.error, broken.likely
                 raise after from broken
 
 

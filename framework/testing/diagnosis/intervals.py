@@ -89,8 +89,7 @@ def split_uniforms(
 
 
 def _grid_points(guesses: Iterable[float], bits: int) -> list[int]:
-    """Returns the uniforms nearest to the guesses inside (0, 1), without points that only differ by
-    rounding."""
+    """Returns the uniforms nearest to the guesses inside (0, 1); points that differ by rounding are one."""
     points: list[int] = []
     for point in sorted(round(guess * 2**bits) for guess in guesses if 0 < guess < 1):
         if not points or point - points[-1] > _near(bits):
@@ -177,8 +176,7 @@ class _Splitting(Generic[T]):
                 )
 
     def split(self, before: Point) -> _Branch[T]:
-        """Returns the pieces of the uniform that follows `before`, each with the pieces of all later
-        uniforms."""
+        """Returns the pieces of the uniform after `before`, each with the pieces of all later uniforms."""
         left = self.count - len(before) - 1
         ends = self._ends(before, left)
         middles = [(start + end) // 2 for start, end in zip([0, *ends], ends, strict=False)]
