@@ -1,4 +1,4 @@
-"""Checks of the tensors that kernels take: shapes, dtypes, layout; and the strides that they are told."""
+"""Checks of the tensors that kernels take: shapes, dtypes, layout; and the strides that they are given."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class OutOfMemory(DraftwoodError, RuntimeError):
 
 
 def sentence(error: BaseException) -> str:
-    """Returns what a person is told of `error`: its own sentence, or its class and first line."""
+    """Returns the text of `error` for a person: its own sentence, or its class and first line."""
     said = (str(error).strip() or "no message").splitlines()[0]
     return said if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {said}"
 

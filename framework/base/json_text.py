@@ -1,4 +1,4 @@
-"""JSON from a file that anyone may have written: what no program of ours writes is refused."""
+"""JSON from a file that anyone may have written: forms that our programs never write are refused."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def take(hold: object) -> bool:
 
 
 def drop(hold: object) -> None:
-    """Release what is kept by `hold`, if it still is."""
+    """Release the states that `hold` keeps, if it still does."""
     if (kept := _kept.pop(hold, None)) is not None:
         kept[1]()
 

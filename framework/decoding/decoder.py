@@ -66,7 +66,7 @@ class SpeculativeDecoder:
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
         IncompatibleModels: target and drafter have different vocabularies.
-        InvalidInput: the policy learns, and what it learns is no state that can be handed on.
+        InvalidInput: the policy learns, and its state is not one that can be passed on.
     """
 
     target: StateBackend = attrs.field(converter=as_backend)
@@ -106,21 +106,21 @@ class SpeculativeDecoder:
 
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
-                token lists. A tensor comes back as it is, in front of what was written.
-            constraint: what may be written: one for all rows, or one a row.
-            policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
-                row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
+                token lists. A tensor is returned unchanged, followed by the new tokens.
+            constraint: the tokens that may be written: one constraint for all rows, or one per row.
+            policy_state: initial state of a policy that learns: one for all rows, or a list with one per row,
+                as `Generation.policy_states` of an earlier call. Default: the policy's first state.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
                 `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
             streamer: a `transformers` streamer; one row only, as there. Its `end()` is always called.
-            output_logprobs: `Generation.logprobs`.
-            output_scores: `Generation.scores`; memory for a vocabulary a token.
-            output_logits: `Generation.logits`, likewise.
+            output_logprobs: return `Generation.logprobs`.
+            output_scores: return `Generation.scores`; this needs memory for one vocabulary per token.
+            output_logits: return `Generation.logits`; this needs as much memory.
             options: see `TextOptions`.
 
         Returns:
-            The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and
-            returns what was written.
+            The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and returns
+            the text written so far.
         """
         check_names(options)
         prompts = as_prompts(input_ids, attention_mask)
@@ -188,11 +188,11 @@ class SpeculativeDecoder:
             constraint: as in `generate`, and so are `policy_state` and `seed`.
             policy_state: see `constraint`.
             seed: see `constraint`.
-            keep: what the records hold besides tokens.
+            keep: details that the records hold besides tokens.
             statistics: filled on the way.
             padded: the prompts as one batch `[rows, length]`, which processors and criteria are then shown as
                 transformers' `generate` shows it.
-            turn: what one row goes on from; it is filled when the row's text has ended.
+            turn: the state from which one row continues; it is filled when the row's text has ended.
             options: see `TextOptions`.
         """
         prompts = as_prompts(prompts)
@@ -289,7 +289,7 @@ class SpeculativeDecoder:
         )
 
     def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
-        """The processors of the target's own defaults; what is left out of them is said once."""
+        """Returns the processors of the target's own defaults; logs once which settings are left out."""
         if not self.follows_defaults:
             return ()
         defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)

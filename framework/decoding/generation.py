@@ -50,7 +50,7 @@ class WrittenRow:
     """The text that rounds have written so far after one prompt.
 
     Attributes:
-        policy_state: what a policy that learns knows.
+        policy_state: the state of a policy that learns.
         tokens: new tokens.
         finish_reason: as in `Generation`.
         records: one for each round.

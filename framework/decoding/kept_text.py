@@ -39,7 +39,7 @@ class KeptText:
 
     @classmethod
     def of(cls, row: BatchRow, tokens: Sequence[int], loop: RoundLoop) -> KeptText:
-        """Keeps what target and drafter of `loop` hold for its only row."""
+        """Keeps the states of target and drafter of `loop` for its only row."""
         parts = _parts_of(loop)
         kept = cls(list(tokens), row.undrafted, parts, _key_of(parts))
         hold, target, drafter = kept._hold, loop.target, loop.drafter
@@ -109,11 +109,12 @@ def _written(tensor: torch.Tensor) -> int:
 
 @attrs.define
 class Turn:
-    """One turn of a chat: what a call goes on from, and what it leaves for the next.
+    """One turn of a chat: the states that a call continues, and the states that it leaves for the next.
 
     Attributes:
         past: of the turn before, or a cache that was given; None: it reads the whole prompt.
-        kept: what this one leaves, once its text has ended; None where it has not, or there are several rows.
+        kept: the states that this call leaves, once its text has ended; None where it has not, or there are
+            several rows.
     """
 
     past: KeptText | GivenCache | None = None

@@ -36,7 +36,7 @@ class PassTime:
         return self.constant + self.linear * tokens + self.quadratic * tokens**2
 
     def shared(self, rows: int) -> PassTime:
-        """A row's share of a pass over so many rows: what does not grow with tokens is paid once for all."""
+        """Returns a row's share of a pass over `rows` rows, which share the constant part of the time."""
         return attrs.evolve(self, constant=self.constant / rows)
 
     @classmethod
@@ -45,7 +45,7 @@ class PassTime:
 
         Args:
             tokens: sizes of passes, at least three different ones.
-            seconds: what each took, above 0.
+            seconds: times of these passes, above 0.
         """
         if len(set(tokens)) < 3 or len(tokens) != len(seconds) or min(seconds, default=0) <= 0:
             raise InvalidInput(
@@ -111,7 +111,7 @@ def pass_seconds(
 
 
 def as_pass_time(value: PassTime | Sequence[float] | str) -> PassTime:
-    """A `PassTime` from `"constant,linear,quadratic"` or the numbers; what is left out is 0."""
+    """Returns a `PassTime` from `"constant,linear,quadratic"` or the numbers; missing ones are 0."""
     if isinstance(value, PassTime):
         return value
     try:

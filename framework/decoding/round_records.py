@@ -63,7 +63,7 @@ class RowRecord:
         likeliest: for each of `tokens`, the likeliest tokens in its place and their log-probabilities under
             `logits`, the likeliest first, where they are kept.
         error: the exception that ended the row, raised by code that its caller handed in; None otherwise.
-        policy_state: what a policy that learns knows after the round, else None.
+        policy_state: the state of a policy that learns after the round, else None.
     """
 
     row: int
@@ -162,7 +162,7 @@ class Statistics:
 
     @property
     def target_calls(self) -> int:
-        """Target passes after the prefill: one a round."""
+        """Returns the number of target passes after the prefill: one per round."""
         return len(self.rounds)
 
     @property

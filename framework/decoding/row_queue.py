@@ -66,7 +66,7 @@ class QueuedText:
         return self.request.prompt
 
     def take(self, record: RowRecord, *, prefill: bool) -> None:
-        """Append what a round, or the prompt's own pass, has written."""
+        """Append the tokens of a round, or of the prompt's pass."""
         counts, tokens = self.counts, list(record.tokens)
         self.tokens += tokens
         self.logprobs += record.logprobs or ()
@@ -224,7 +224,7 @@ class RowQueue:
                 self._abandon()
 
     def close(self) -> None:
-        """Release the states of all rows; what was being written waits."""
+        """Release the states of all rows; unfinished texts wait."""
         session, self._session = self._session, None
         again = list(self._running.values())
         self._running.clear()

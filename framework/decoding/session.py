@@ -180,10 +180,10 @@ class Session:
                 `SpeculativeDecoder.generate` chooses it.
             stop_strings: strings that end the text, besides the session's, whose `tokenizer` they need.
             stopping_criteria: asked about this row, besides the session's.
-            logprobs: record the log-probabilities of the tokens, and so many of the likeliest tokens in the
+            logprobs: record the log-probabilities of the tokens, and of this many likeliest tokens in the
                 place of each; None: as in the session.
-            constraint: what may be written.
-            policy_state: what a policy that learns starts from; default: it starts afresh.
+            constraint: the tokens that may be written.
+            policy_state: initial state of a policy that learns; default: the policy's first state.
             seed: default: the next of those spawned from the session's.
             kept: whether the row stays when its text has ended, so that `extend` can go on with it. Until
                 `release` it takes its room in every pass.
@@ -287,7 +287,7 @@ class Session:
         del self._texts[row]
 
     def text(self, row: int) -> list[int]:
-        """The tokens of a row: its prompt, what was written, and what `extend` put between."""
+        """Returns the tokens of a row: its prompt, its new tokens, and those that `extend` added."""
         return list(self._texts[row])
 
     def run(self) -> Round:
@@ -456,7 +456,7 @@ class Session:
 
 
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
-    """Let backends that hold no rows take up what has changed in their models (law R).
+    """Let backends that hold no rows take up changes of their models (law R).
 
     States that were kept after an earlier call are released, except for the states of `past` if they are
     current.

@@ -73,11 +73,11 @@ class SharedText:
         return self.text
 
     def cancel(self) -> None:
-        """Give the text up; what comes after it takes its row."""
+        """Give the text up; the next text takes its row."""
         self._owner.give_up(self)
 
     def tell(self) -> bool:
-        """Hand over what is new; whether the text has ended. For the writing thread."""
+        """Hand over new tokens and return whether the text has ended. For the writing thread."""
         text = self.text
         assert text is not None
         if text.refused is not None:

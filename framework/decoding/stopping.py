@@ -51,7 +51,7 @@ class CriteriaBatch:
         criteria: asked in order.
         rows: their numbers in the call.
         prompts: `[rows, length]` int64, as the criteria are to see them.
-        pad: what they see after the end of a row.
+        pad: the token that they see after the end of a row.
         rows_end_alone: whether a row ends when a criterion says so; otherwise all go on until all are to end,
             as in `generate` without an end-of-text token.
         keeps_scores: whether the criteria are shown the scores of every step.

@@ -1,4 +1,4 @@
-"""Constraints that follow a path: what may be written next, for every node of a tree."""
+"""Constraints that follow a path: the allowed next tokens of every node of a tree."""
 
 from __future__ import annotations
 

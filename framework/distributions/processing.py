@@ -1,7 +1,7 @@
 """Logits processors along a tree: every node is processed as a continuation of its row.
 
-In `generate()` a processor is called once a step with the whole batch. Along a tree it is called out of
-order and more than once a step, which only a function of prefix and scores survives.
+In `generate()` a processor is called once per step with the whole batch. Along a tree it is called out of
+order and more than once per step. So only functions of prefix and scores are supported.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ class SamplingParams:
         return probs
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
-        """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.
+        """Returns probabilities `[n, vocab]` of the result of `scores`; arguments and errors as in
+        `distribution`.
 
         At temperature 0 a row takes its first +inf, and token 0 if it is -inf throughout, as in `generate`.
         """

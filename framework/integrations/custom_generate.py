@@ -1,4 +1,4 @@
-"""The other way in: what transformers' own `generate` takes as `custom_generate`."""
+"""Decoding through transformers' own `generate`: loops for its argument `custom_generate`."""
 
 from __future__ import annotations
 

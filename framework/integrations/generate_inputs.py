@@ -39,7 +39,7 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
     Args:
         call: of `generate`.
         model: whose `generate` was called.
-        model_kwargs: what the model was to be called with.
+        model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
 
     Raises:

@@ -14,7 +14,7 @@ from draftwood.integrations.inner_outputs import refuse_unread
 
 # Caches that round what they keep. All others leave the text as it is: windows follow from the model.
 _ROUNDING_CACHES = frozenset({"quantized"})
-# Options of other kinds of decoding, with what each is when it is off.
+# Options of other kinds of decoding, each with its value when it is off.
 _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
     "num_beams": (None, 1),
     "penalty_alpha": (None, 0),
@@ -36,7 +36,7 @@ def refuse_unserved(
         call: of `generate`.
         model: whose `generate` was called.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what the model was to be called with.
+        model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
         synced_gpus: whether ranks that have ended must go on with the others.
 

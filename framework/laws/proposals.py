@@ -1,4 +1,4 @@
-"""The laws by which the children of a node are drawn: what a law is, and the five of the literature.
+"""The laws by which the children of a node are drawn: their base class, and the five of the literature.
 
 All of them are one idea: `conditional(k, earlier)` is the distribution of the k-th child given the
 tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it without loss).
@@ -32,7 +32,7 @@ class DrawnChildren:
 
 
 class Proposal(ABC):
-    """A law, and what it was drawn from at one node: how children are drawn, and how these were.
+    """A law of drawing children, together with the distribution of one node to which it was applied.
 
     Every subclass is a separate law, also outside this package. `conditional` is all that recursive rejection
     and traversal ask for; `draw` makes the shipped policies draw by it. The shipped laws are final, since
@@ -106,7 +106,7 @@ class Proposal(ABC):
         """
 
     def marginal(self, k: int) -> Float[Tensor, " vocab"]:
-        """The law of child `k` before any sibling is seen, `[vocab]`: what a trace shows."""
+        """Returns the law of child `k` before any sibling is seen, `[vocab]`, which a trace shows."""
         return self.conditional(0, ())
 
 

@@ -58,7 +58,8 @@ class Randomness(Protocol):
         return total
 
     def nodes(self, n: int) -> Sequence[Randomness]:
-        """Streams for the children of `n` nodes, in their order: what one draws changes no other's.
+        """Returns streams for the children of `n` nodes, in their order; draws of one do not change the
+        others.
 
         So the children of many nodes are drawn at once, and a node's first ones are the same however
         many it gets. Under an enumerator all are the stream itself, where every draw is new.

@@ -52,7 +52,7 @@ class Overlaps:
         Args:
             tree: of a law that knows its tokens' first chances, drawn from the whole softmax.
             target_probs: the target's distribution after each node.
-            path: what was accepted, root first, so that the text is the target's.
+            path: the accepted nodes, root first, so that the text is the target's.
         """
         for node in (node for node in path if tree.children(node)):
             logs = tree.proposals[node].conditional(0, ()).double().log()

@@ -15,7 +15,7 @@ from draftwood.protocols.compatibility import check_strategy_fits
 
 @attrs.frozen
 class Recipe:
-    """Policy and verifier of a named method, and what it asks of the draft.
+    """Policy and verifier of a named method, and its settings of the draft.
 
     Attributes:
         policy: grows the trees.
@@ -73,12 +73,12 @@ class Fit(Protocol):
         Args:
             target, drafter: as `SpeculativeDecoder` takes them.
             prompts: of calibration, as tokens.
-            budgets: nodes that a tree may have.
+            budgets: numbers of nodes that a tree may have.
             sampling: of the target, above temperature 0.
             draft_sampling: of the draft.
             tokens: of a text.
             seed: of the first prompt's draws.
-            watch: goes through what is done step by step, and shows how far it is.
+            watch: iterates over the steps of the work, and shows its progress.
         """
         ...
 

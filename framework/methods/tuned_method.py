@@ -65,7 +65,7 @@ class TunedModel:
 
 @attrs.frozen
 class TunedMethod:
-    """A method, the pair of models that it was tuned for, and what it gained there.
+    """A method, the pair of models that it was tuned for, and its gain there.
 
     Attributes:
         file: where it was read, for messages.

@@ -53,7 +53,7 @@ class ReadsPrompts(Protocol):
 
 
 class GivesFeatures(Protocol):
-    """Keeps what layers read, for drafters that are heads on the target.
+    """Keeps inputs of layers, for drafters that are heads on the target.
 
     Features of layer k < L are the input of decoder layer k, counted from 0: the embedding for k = 0,
     otherwise the residual stream after k layers. Features of layer L are the input of the output head, after
@@ -74,16 +74,16 @@ class GivesFeatures(Protocol):
         last: int | None = None,
         through: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Keep from now on what `take_features` gives; without this call it costs nothing.
+        """Keep from now on the features that `take_features` returns; without this call they cost nothing.
 
-        One drafter reads them. The same call again changes nothing; no layers at all end it.
+        One drafter reads them. Repeating a call changes nothing; a call without layers ends it.
 
         Args:
             layers: numbers of the layers, in the order in which their features are concatenated.
             last: keep the features of at most this many last tokens per row; None for all. Features that are
                 never taken accumulate.
-            through: what features `[..., len(layers) * hidden_size]` go through before they are kept, pass by
-                pass. Of a long prompt only what comes out is held, never its features all at once.
+            through: a function of the features `[..., len(layers) * hidden_size]` of each pass; its results
+                are kept instead. So the features of a long prompt are never held all at once.
 
         Raises:
             InvalidInput: a layer below 0 or above L, `last` below 1, or rows whose features were not kept.

@@ -38,7 +38,7 @@ def serves(verifier: Verifier, law: type[Proposal]) -> bool:
 
 
 def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
-    """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are.
+    """Raise `IncompatibleStrategy` unless `policy` grows its trees from this number of drafters.
 
     Raises:
         InvalidInput: the drafter lacks what every drafter declares.

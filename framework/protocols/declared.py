@@ -30,7 +30,7 @@ _GONE: dict[tuple[type, str], str] = {
 
 
 def check_declared(strategy: object, protocol: type) -> None:
-    """Raise `InvalidInput` where `strategy` lacks what `protocol` asks for, or declares what is gone.
+    """Raise `InvalidInput` where `strategy` lacks a member of `protocol`, or has one that no longer exists.
 
     Args:
         strategy: an instance.

@@ -60,7 +60,7 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
 
 
 def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
-    """`policy.grow`, with what was learnt where it learns."""
+    """Call `policy.grow`, with `state` where the policy learns."""
     if not policy.learns:
         return policy.grow(root, rng)
     return _learning(policy).grow(root, rng, state)

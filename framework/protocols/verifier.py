@@ -48,7 +48,7 @@ class Verifier(Protocol):
         target_probs: Sequence[Float[Tensor, "nodes vocab"]],
         rngs: Sequence[Randomness],
     ) -> list[Outcome]:
-        """Judge the trees of a round, one a row: what `verify` gives for each, by the same draws.
+        """Judge the trees of a round, one per row, with the outcomes and draws of `verify` for each.
 
         Override it where all rows together take fewer launches or waits than one after another. Every row has
         its own stream in `rngs`.

@@ -1,6 +1,6 @@
 """Law S as a test suite: a `StateBackend` is compared with a naive model that keeps lists of tokens.
 
-Subclass `StateBackendTests`, say how to make the backend and what the next-token logits after a list of
+Subclass `StateBackendTests`, and define how to make the backend and the next-token logits after a list of
 tokens are, and every test runs under pytest or by hand:
 
     class TestMyBackend(StateBackendTests):

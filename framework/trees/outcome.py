@@ -35,7 +35,7 @@ class Outcome:
         return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
 
     def shortened(self, count: int) -> Outcome:
-        """The outcome that emits only the first `count` tokens of what this one does, 1 or more."""
+        """Returns the outcome that emits only the first `count` tokens of this one, 1 or more."""
         if count > self.accepted:
             return self
         path, tokens, extra = self.path[:count], self.tokens[:count], self.tokens[count]

@@ -53,8 +53,8 @@ class Siblings:
     Attributes:
         tokens: those drawn so far, in drawn order.
         chances: the draft's probability of each.
-        weight: what the next child is taken from: what is left of the distribution, or the probability of the
-            most likely token left where the law takes that; 0 where no child is to come.
+        weight: the weight from which the next child is drawn: the rest of the distribution, or the
+            probability of the most likely token left where the law takes that; 0 where no child is to come.
         law: the class of the law.
         place: the request that asked for the node, and its number there.
     """
@@ -232,7 +232,7 @@ def open_nodes(
     Args:
         law: of all these openings.
         probs: the draft's distributions, padded.
-        openings: one a row.
+        openings: one per row.
         rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
         level: the number of the request.
     """

@@ -63,8 +63,8 @@ class TokenTree:
         size: number of valid nodes; later entries are padding, so that a captured pass can run any tree up to
             the capacity. Default: all.
         depths: `[capacity]` int64, the root at 0; derived from `parents` by default.
-        note: what a policy that learns wants to know of the growth when it sees the outcome; an immutable
-            value that nobody else reads.
+        note: information about the growth that a policy that learns needs when it sees the outcome; an
+            immutable value that nobody else reads.
     """
 
     tokens: Int[Tensor, " capacity"]
@@ -185,7 +185,7 @@ class TreeBuilder:
 
     Attributes:
         tokens, parents, depths: of every node so far.
-        siblings: what the children of a node were drawn by, where the driver drew them.
+        siblings: the law and distribution of the children of a node, where the driver drew them.
         proposals: the laws of other nodes with children.
     """
 

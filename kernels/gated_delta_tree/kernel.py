@@ -1,4 +1,4 @@
-"""The gated delta rule along a tree in Triton: what nodes write; README.md has the derivation."""
+"""The gated delta rule along a tree in Triton: the deltas of nodes; README.md has the derivation."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""A real-gated linear recurrence along a tree for a graph that is traced: no loop hangs on the tree.
+"""A real-gated linear recurrence along a tree for a traced graph: no loop depends on the tree.
 
 As `draftwood.kernels.mamba1_tree.traced`, for nodes whose older ancestors have their states.
 """
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 
 def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
-    """Computes `reference.attend` in as many steps as bits in the number of nodes.
+    """Computes `reference.attend` in a number of steps that is the bit length of the number of nodes.
 
     Args:
         values: gated inputs of the new nodes, `[rows, nodes, channels]`.

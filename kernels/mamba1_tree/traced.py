@@ -1,4 +1,4 @@
-"""Mamba-1 along a tree for a graph that is traced: neither a loop nor a shape hangs on the tree.
+"""Mamba-1 along a tree for a traced graph: no loop and no shape depends on the tree.
 
 Every column begins with its own term of the sum that is its state, and takes over what an ancestor has: at
 first its parent, and at every step one twice as far up. After `log2(columns)` steps every root is reached.

@@ -181,7 +181,7 @@ def leave(
 def choose(
     plan, out, left, heights, lines, vocab, span, programs, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr
 ):
-    """Draw a row's extra token from what is left: the first whose cumulative weight exceeds u times all."""
+    """Draw a row's extra token from the rest: the first whose cumulative weight exceeds u times all."""
     row = tl.program_id(0).to(tl.int64)
     plan += row * lines * r.LINE
     out += row * (5 + lines)

@@ -111,7 +111,7 @@ def attend(
         keys: `[rows, kv_heads, slots, dim]`; slots from `mask.start` on hold the mask's columns, the new
             nodes' own included. Heads of a group share their keys.
         values: `[rows, kv_heads, slots, value_dim]`.
-        mask: what each node sees.
+        mask: the mask of every node.
         scale: of the scores.
         softcap: scores become `softcap tanh(scores / softcap)`.
         sinks: `[heads]`, a logit of every head that takes weight and has no value.
@@ -275,4 +275,4 @@ def check(queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, sinks: 
             "of the keys and values."
         )
     if sinks is not None and sinks.shape != (heads,):
-        raise ValueError(f"Sinks {tuple(sinks.shape)} must be one a head, ({heads},).")
+        raise ValueError(f"Sinks {tuple(sinks.shape)} must be one per head, ({heads},).")

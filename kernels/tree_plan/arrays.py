@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIXED, FULL, REMAINING = range(3)
-"""How a node was drawn: not at all, as a fixed token; from its full law; from what earlier siblings left."""
+"""How a node was drawn: not at all, as a fixed token; from its full law; from the rest after its siblings."""
 
 LINE = 8
 """Integers of a node in a plan."""
@@ -101,7 +101,7 @@ class TreeArrays:
 
     @classmethod
     def of(cls, cases: Sequence[TreeCase]) -> TreeArrays:
-        """The arrays of `cases`, one a row, at least one.
+        """Returns the arrays of `cases`, one per row, at least one.
 
         Raises:
             ValueError: distributions of another dtype, device or length than the first case's targets, or

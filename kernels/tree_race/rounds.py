@@ -1,4 +1,4 @@
-"""A round's trees on the device: what is known of their nodes, and the launches that judge them."""
+"""A round's trees on the device: the data of their nodes, and the launches that judge them."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class DeviceTrees:
         held["orders"] = held["keys"].sort(stable=True, dim=1, descending=True).indices
 
     def allow(self) -> None:
-        """Work out all allowances, a launch a level, and what the only children leave."""
+        """Compute all allowances, one launch per level, and the rests after only children."""
         first = 0
         for level in self.nodes.levels:
             self.run("allow", (level,), first=first)

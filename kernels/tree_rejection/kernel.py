@@ -30,7 +30,7 @@ def is_distribution(law, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def reject(left, law, rest, after, token, factor, fixed, reads, copies, vocab, BLOCK: tl.constexpr):
-    """Write `left` less `factor` times the law of a child into `after`, and return the sum of what is left.
+    """Write `left` less `factor` times the law of a child into `after`, and return the sum of the rest.
 
     Where `fixed`, the law only has the child's token; else it is `law`. `reads` entries of `law` are read,
     and `copies` entries are written to `rest` without the child. The second number returned is the sum of the

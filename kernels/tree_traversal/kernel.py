@@ -181,7 +181,7 @@ def chosen(
     PROGRAMS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """Draw the extra token after `node` from what is left there, and write the row's result."""
+    """Draw the extra token after `node` from the rest there, and write the row's result."""
     u = r.uniform(plan, used)
     sums = all_parts(partials, programs, SUM, PROGRAMS)
     total = tl.sum(sums, 0)

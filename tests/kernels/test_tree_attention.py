@@ -232,7 +232,7 @@ def test_masks_that_do_not_fit_themselves() -> None:
         ({"keys": torch.zeros(1, 1, 9, 32)}, "do not belong together"),
         ({"queries": torch.zeros(1, 2, 3, 16)}, r"The mask is for \(1, 2\) rows and nodes"),
         ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots"),
-        ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one a head, \(2,\)"),
+        ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one per head, \(2,\)"),
         (
             {"keys": torch.zeros(1, 3, 9, 16), "values": torch.zeros(1, 3, 9, 16)},
             "2 heads cannot share 3 heads of keys evenly",

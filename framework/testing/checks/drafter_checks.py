@@ -27,7 +27,7 @@ def drafter_checks(
     """The checks of `drafter`, which must hold no rows, by name, the simplest ones first.
 
     Args:
-        drafter: what is tested.
+        drafter: the drafter under test.
         oracle: next-token logits `[vocab]` after a list of tokens; by default the logits of `drafter.model`.
             Without either, a node's logits are compared with the drafter's own answer to a request for just
             that path.

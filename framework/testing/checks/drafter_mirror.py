@@ -36,7 +36,7 @@ class Answer:
         row: number of its row.
         rounds: commits before it.
         texts: committed tokens of all rows.
-        nodes: what its row had asked for by the end of the call, the root first.
+        nodes: the nodes that its row had requested by the end of the call, the root first.
         node: number of the node among them.
         start: how many there were before the call.
         before: the last commit's; None in the first round.
@@ -96,9 +96,9 @@ class DrafterMirror:
     """A drafter, without rows at first, and the tokens of its rows; every answer is kept.
 
     Attributes:
-        drafter: what is asked.
+        drafter: the drafter under test.
         texts: committed tokens of every row.
-        nodes: what every row has asked for in this round.
+        nodes: the requested nodes of every row in this round.
         answers: so far.
     """
 

@@ -22,7 +22,7 @@ class Mirror:
     """A backend and the lists of tokens that it should stand for; every call is made on both and compared.
 
     Attributes:
-        backend: what is tested, without rows at first.
+        backend: the backend under test, without rows at first.
         logits_after: next-token logits `[vocab]` after a list of tokens.
         tolerance: largest absolute difference allowed in a logit.
         texts: committed tokens of every row.

@@ -24,9 +24,9 @@ class Check:
     """One check of one strategy; call it to run it.
 
     Attributes:
-        strategy: what is checked.
+        strategy: the strategy that is checked.
         name: of the check.
-        demand: what it asks, in a sentence.
+        demand: its demand, in a sentence.
         models: random toy models that it tries.
 
     Raises:
@@ -68,8 +68,8 @@ def checks_for(
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
         models: number of random toy models, or sequences of calls, that a check tries besides the chosen
             ones. Default: the value of `--draftwood-models`, else 2; a backend gets at least 20 sequences.
-        oracle: what a backend or drafter is compared with, next-token logits `[vocab]` after a list of
-            tokens, computed without its help. Default: what its `model` says. A backend needs one of them.
+        oracle: next-token logits `[vocab]` after a list of tokens, computed independently, with which a
+            backend or drafter is compared. Default: its `model`. A backend needs one of them.
 
     Raises:
         InvalidInput: `strategy` implements none of the protocols; a backend with neither oracle nor model;

@@ -48,7 +48,7 @@ class LazyTree:
     """Stands for a `TokenTree` that draws its tokens from `rng` as they are seen.
 
     Attributes:
-        open: what may be drawn.
+        open: the tokens that may be drawn.
         rng: the enumerator, since every other chance would draw one tree.
         seen: tokens so far, by node.
     """

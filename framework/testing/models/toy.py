@@ -17,11 +17,11 @@ from draftwood.protocols import StateBackend
 
 @attrs.frozen(eq=False)
 class NextTokenModel(ABC):
-    """A next-token distribution for every text: what a proof needs of a model.
+    """A model for proofs: a next-token distribution for every text.
 
     Attributes:
         vocab_size: number of tokens.
-        seed: of a model that is made at random; checks seed their own draws by it too.
+        seed: the seed of a random model; checks seed their own draws with it too.
         dtype: of its logits. A proof in float32 or bfloat16 runs the arithmetic of production, from logits
             that are rounded as a model rounds them.
     """

@@ -1,4 +1,4 @@
-"""Trees of a fixed shape in every law: what a verifier is proved on, with no policy of anybody's."""
+"""Trees of a fixed shape in every law, on which a verifier is proved without any policy."""
 
 from __future__ import annotations
 

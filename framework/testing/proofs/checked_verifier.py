@@ -1,4 +1,4 @@
-"""A verifier whose outcomes are checked: what it may never do is reported with the tree on which it did."""
+"""A verifier whose outcomes are checked: a forbidden act is reported with its tree."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PARTS = 4
 
 @attrs.define(eq=False)
 class CheckedVerifier(Verifier):
-    """Passes every call on to `verifier`, and remembers the first fault in what comes back.
+    """Passes every call on to `verifier`, and remembers the first fault of its outcomes.
 
     Attributes:
-        verifier: what is watched.
-        fault: what was wrong with an outcome, whatever its weight, with the tree; empty at first.
+        verifier: the verifier that is watched.
+        fault: the fault of an outcome, whatever its weight, with the tree; empty at first.
         refusal: errors by which the verifier may refuse its input; they are passed on.
 
     Any other exception, or a run that does not end, is an `AssertionError` with the tree at once.

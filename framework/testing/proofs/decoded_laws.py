@@ -123,7 +123,7 @@ def _run(
 
 
 class _Watched(Verifier):
-    """Judges as `verifier` does, and notes the ranks of what it saw."""
+    """Judges as `verifier` does, and records the ranks of the tokens that it saw."""
 
     def __init__(self, policy: TreePolicy, verifier: Verifier, tokens: int, chance: random.Random) -> None:
         self.policy, self.verifier, self.tokens = policy, verifier, tokens

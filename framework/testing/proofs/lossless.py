@@ -40,7 +40,7 @@ class JointLaw:
         probabilities: for every sequence of tokens, its probability.
         expected_tokens: mean number of tokens that the first round emits (block efficiency).
         runs: random outcomes visited; 0 where they were not counted (one round).
-        fault: what the verifier did that none may, however rarely, with the tree; empty if nothing.
+        fault: a forbidden act of the verifier, however rare, with the tree; empty if there was none.
     """
 
     probabilities: dict[tuple[int, ...], float]

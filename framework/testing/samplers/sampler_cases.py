@@ -25,9 +25,8 @@ PROMPT = (0,)
 class SamplerCase:
     """One draft, as an engine hands it to its sampler.
 
-    Row 0 of the target is what it says after the last committed token, row `i + 1` what it says after
-    drafted token `i` (on that token's own path). In a batch every tensor but `parents` has one dimension
-    more in front.
+    Row 0 of the target is its distribution after the last committed token, row `i + 1` after drafted token
+    `i` (on that token's own path). In a batch every tensor but `parents` has one dimension more in front.
 
     Attributes:
         draft_tokens: int64 `[n]`, numbered level by level; siblings in the order in which they were drawn.

@@ -72,7 +72,7 @@ class Mistake:
     """A sampler for chains that is wrong in one place.
 
     Attributes:
-        says: what it does and what to do, in a sentence.
+        says: the mistake and its remedy, in a sentence.
         ratio: of a step, the chance that its token is accepted, at most 1.
         left: of a step, the weights from which a token is drawn after a rejection.
         last: the weights from which the token after the last one is drawn; None for none.
@@ -202,7 +202,7 @@ def _cooled(step: _Step, side: str, temperature: float) -> _Step:
 
 
 def _law(draft: Draft, mistake: Mistake) -> Emitted:
-    """The law of what a sampler with this mistake emits on one draft."""
+    """Returns the law of the tokens that a sampler with this mistake emits on one draft."""
 
     def run(rng: Randomness) -> tuple[int, ...]:
         tokens = draft.case.draft_tokens.tolist()

@@ -1,4 +1,4 @@
-"""Calling a foreign sampler: every outcome of it, or samples, with what none may do remembered."""
+"""Calls a foreign sampler: enumerates its outcomes, or samples them, and records forbidden acts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CheckedSampler:
     """Calls the sampler, counts, and remembers the first thing that none may do.
 
     Attributes:
-        sampler: what is called.
+        sampler: the sampler under test.
         dtype: of probabilities and uniforms.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
@@ -235,7 +235,7 @@ def _comes_of_enumeration(error: Exception) -> bool:
 def continued(
     possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
 ) -> dict[Text, float]:
-    """The law of the first `tokens` tokens, where the target writes what was not emitted."""
+    """Returns the law of the first `tokens` tokens, where the target continues the emitted ones."""
     law: Emitted = {}
     rests: dict[Text, Emitted] = {}
     for draft, law_of_one in zip(possible, emitted, strict=True):
